@@ -1,0 +1,63 @@
+# make help: what there is.
+# Everything happens in .venv; nothing outside of this directory is changed, but for the data of `make run` under root.
+
+PYTHON ?= python3
+# the broker of `make run` and `make demo`, with dtx's own credentials; none: dtx keeps the messages itself
+BROKER ?= $(DTX_BROKER)
+# PostgreSQL refuses to run as root, and the account that it runs as instead cannot enter root's home
+DATA_DIR ?= $(if $(filter 0,$(shell id -u)),/var/lib/dtx,$(CURDIR)/.dtx-data)
+# further words for the command that is run
+ARGS ?=
+# the benchmarks of `make bench`
+BENCH ?= branches passthrough restart queue
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run demo test check format bench
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
+	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
+	@echo 'ARGS="..."                               further words, e.g. make test ARGS="tests/unit -x"'
+	@echo 'PYTHON=python3.12                        the Python that .venv is made with (3.11 or newer)'
+
+install: $(STAMP) ## make .venv and install dtx with everything that tests need
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo 'dtx needs Python 3.11 or newer and there is no $(PYTHON): install it, or make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "dtx needs Python 3.11 or newer and $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12 install" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo 'this Python cannot make virtual environments: install its venv package (Debian: apt install python3-venv)' >&2; exit 1; }
+	@if [ -e .venv ] && ! $(BIN)/python -c 'import pip' 2>/dev/null; then rm -rf .venv; fi
+	@[ -x $(BIN)/python ] || { echo 'making .venv'; $(PYTHON) -m venv .venv; }
+	@echo 'installing dtx and what it needs into .venv'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev]'
+	@touch $@
+
+run: install ## start dtx with its embedded PostgreSQL, in front of BROKER or as the broker itself
+	@$(if $(BROKER),DTX_BROKER='$(BROKER)') exec $(BIN)/dtx serve --data-dir '$(DATA_DIR)' $(ARGS)
+
+demo: install ## move money between PostgreSQL and a queue, kill dtx in between, recover
+	@BROKER='$(BROKER)' exec $(BIN)/python -m dtx.demo $(ARGS)
+
+test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install ## lint, format, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## repair what lint and format can repair themselves
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: install ## run the benchmarks, some minutes (make bench BENCH=branches ARGS=--help)
+	@for name in $(BENCH); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; echo; done

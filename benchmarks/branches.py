@@ -1,0 +1,297 @@
+"""Branches per second through dtx, beside what PostgreSQL's own two-phase commit does on the same machine.
+
+Each branch publishes one persistent message to a durable classic queue: start, publish, end, prepare, commit; each
+request waits for the answer to the one before, but for the publish, which has none. Beside it pgbench runs BEGIN,
+INSERT of as many bytes, PREPARE TRANSACTION, COMMIT PREPARED, with as many clients, on an equal PostgreSQL.
+
+Every answer is checked to be xa-ok, and afterwards the queue is drained: it must hold the message of each committed
+branch exactly once. RabbitMQ, both PostgreSQL, dtx and the load generator are started by this program, share the
+processors of this machine, and are gone afterwards. With --standalone there is no RabbitMQ: dtx keeps the messages.
+"""
+
+import argparse
+import contextlib
+import os
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.support import pgbench
+from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.dialogue import Cycle
+from benchmarks.support.load import Load, LoadError, Tally
+from benchmarks.support.processor import Meter, Usage
+from benchmarks.support.profile import Profiler
+from benchmarks.support.report import Table, machine, milliseconds, percentile
+from benchmarks.support.servers import Servers
+from benchmarks.support.streams import drain, fill
+from tests.support.postgres import PostgresServer
+from tests.support.service import DtxService
+
+HEADS = (
+    "per s",
+    "p50 ms",
+    "p99",
+    "prepare p50",
+    "p99",
+    "commit p50",
+    "p99",
+    "dtx CPU",
+    "postgres",
+    "broker",
+    "load",
+    "others",
+    "dtx µs",
+    "all µs",
+)
+WARM_UP_SECONDS = 1.0
+AIM_RATE = {False: (32, 2000), True: (32, 5000)}
+"""Standalone or not: connections, and branches per second with them, on two processors."""
+AIM_MEDIAN_MS = {False: (1, 1.5), True: (1, 1.0)}
+"""Standalone or not: connections, and the median latency of a branch with them."""
+NOISE = 0.2
+"""Of one processor: a machine that does more than this besides tells little about dtx."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What was measured with one number of connections.
+
+    Args:
+        tally: branches, or pgbench's transactions.
+        rate: a second.
+        usage: processor time.
+    """
+
+    tally: Tally
+    rate: float
+    usage: Usage
+
+    @property
+    def work(self) -> float:
+        """Processor time that everybody concerned used for one branch, seconds."""
+        everybody = sum(busy for name, busy in self.usage.busy.items() if name != "others")
+        return everybody / max(1, len(self.tally.branches))
+
+    def cells(self) -> list[str]:
+        """As the table has it."""
+        busy = self.usage.busy
+        latencies = (self.tally.branches, self.tally.prepares, self.tally.commits)
+        names = ("dtx", "postgres", "broker", "load", "others")
+        return [
+            f"{self.rate:,.0f}",
+            *(milliseconds(values, percent) for values in latencies for percent in (50, 99)),
+            *(f"{self.usage.share(name) * 100:.0f} %" if name in busy else "-" for name in names),
+            f"{busy['dtx'] / max(1, len(self.tally.branches)) * 1e6:.0f}" if "dtx" in busy else "-",
+            f"{self.work * 1e6:.0f}",
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """What runs, and what it is asked to do."""
+
+    servers: Servers
+    postgres: PostgresServer
+    service: DtxService
+    options: argparse.Namespace
+
+
+def measure_dtx(rig: Rig, connections: int, first: int) -> Row:
+    """Run the load on so many connections.
+
+    Args:
+        rig: the servers.
+        connections: how many clients.
+        first: number of the first connection.
+
+    Raises:
+        LoadError: an answer was wrong, or the queue does not hold what was committed.
+    """
+    options = rig.options
+    cycle = Cycle(
+        queue=b"bench-out",
+        source=b"bench-in" if options.mode == "consume" else None,
+        size=options.size,
+        one_phase=options.one_phase,
+        pipeline=options.pipeline,
+    )
+    prefilled = options.prefill or int(4000 * (options.seconds + WARM_UP_SECONDS))
+    address = Address.of(rig.service.url())
+    messages = address if options.standalone else rig.servers.broker
+    with RawConnection(messages) as connection:
+        connection.declare(cycle.queue)
+        if cycle.source is not None:
+            fill(connection, cycle.source, prefilled, cycle.size)
+    with Load(address, cycle, connections, options.processes, first=first) as load:
+        load.wait_connected()
+        roots = {
+            "dtx": (rig.service.pid,),
+            "postgres": (rig.postgres.embedded.pid or 0,),
+            "load": load.pids,
+        }
+        if not options.standalone:
+            roots["broker"] = (rig.servers.rabbitmq.pid,)
+        begin = time.monotonic() + WARM_UP_SECONDS
+        load.go(begin, begin + options.seconds)
+        _sleep_until(begin)
+        meter = Meter(roots)
+        with profiling(rig, connections):
+            _sleep_until(begin + options.seconds)
+            usage = meter.read()
+        tally = load.collect()
+    verify(messages, cycle, tally, prefilled)
+    return Row(tally=tally, rate=len(tally.branches) / options.seconds, usage=usage)
+
+
+@contextlib.contextmanager
+def profiling(rig: Rig, connections: int) -> Iterator[None]:
+    """Profile dtx meanwhile, where that is asked for."""
+    if rig.options.profile is None:
+        yield
+        return
+    target = rig.options.profile / f"branches-{connections}.txt"
+    with Profiler(rig.service.pid, max(1, rig.options.seconds - 1), target) as profiler:
+        yield
+    print(f"where dtx spent its time with {connections} connections (stacks in {target}):")
+    print(profiler.summary(), flush=True)
+
+
+def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
+    """Compare the queues with what was committed, and remove them.
+
+    Raises:
+        LoadError: they differ.
+    """
+    with RawConnection(broker) as connection:
+        found = sorted(drain(connection, cycle.queue))
+        committed = sorted(tally.stamps())
+        if found != committed:
+            missing = len(set(committed) - set(found))
+            raise LoadError(
+                f"{len(committed)} branches were committed and the queue holds {len(found)} messages: "
+                f"{missing} are missing, {len(found) - len(set(found))} are there twice"
+            )
+        connection.delete(cycle.queue)
+        if cycle.source is not None:
+            left = connection.depth(cycle.source)
+            if left != prefilled - len(committed):
+                raise LoadError(f"{len(committed)} of {prefilled} messages were consumed and {left} are left")
+            connection.delete(cycle.source)
+
+
+def measure_postgres(server: PostgresServer, directory: Path, clients: int, options: argparse.Namespace) -> Row:
+    """Run pgbench with so many clients."""
+    assert server.embedded.pid is not None
+    result = pgbench.run(
+        server.url,
+        server.embedded.pid,
+        directory,
+        clients=clients,
+        seconds=options.seconds,
+        size=options.size,
+        one_phase=options.one_phase,
+    )
+    return Row(tally=Tally(branches=array("d", result.latencies)), rate=result.rate, usage=result.usage)
+
+
+def conclusions(dtx: dict[int, Row], postgres: dict[int, Row], options: argparse.Namespace) -> Iterator[str]:
+    """What the rows say: against pgbench, against the aims, and whether the machine was quiet enough to say it."""
+    for connections, other in postgres.items():
+        row = dtx[connections]
+        yield (
+            f"{connections} connections: {row.rate / other.rate:.0%} of pgbench's rate, "
+            f"with {row.work / other.work:.1f} times its processor time for each branch"
+        )
+    if options.mode == "publish" and not options.one_phase and not options.pipeline:
+        connections, aim = AIM_RATE[options.standalone]
+        if connections in dtx:
+            rate = dtx[connections].rate
+            yield f"{connections} connections: {rate:,.0f} branches a second, aim {aim:,}: {_verdict(rate >= aim)}"
+        connections, limit = AIM_MEDIAN_MS[options.standalone]
+        if connections in dtx:
+            median = percentile(dtx[connections].tally.branches, 50) * 1e3
+            yield f"{connections} connection: {median:.2f} ms each, aim {limit} ms: {_verdict(median <= limit)}"
+    noise = max(row.usage.share("others") for row in (*dtx.values(), *postgres.values()))
+    if noise > NOISE:
+        yield f"this machine did something else meanwhile, up to {noise:.1f} processors: measure again when it is quiet"
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "MISSED"
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.branches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--connections", type=int, nargs="+", default=[1, 8, 32, 128], metavar="N", help="clients; one row for each")
+    add("--seconds", type=int, default=5, help="measured time of each row, after a second of warming up (default 5)")
+    add("--size", type=int, default=1024, help="octets of the published message (default 1024)")
+    add(
+        "--mode",
+        choices=("publish", "consume"),
+        default="publish",
+        help="consume: each branch also gets one message from another queue and acks it",
+    )
+    add("--one-phase", action="store_true", help="commit without prepare; pgbench then runs BEGIN, INSERT, COMMIT")
+    add(
+        "--pipeline",
+        action="store_true",
+        help="start, publish, end and prepare in one write, then commit: what a client could do that does not wait",
+    )
+    add("--standalone", action="store_true", help="without a broker: dtx keeps the messages in PostgreSQL")
+    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="load processes (default 2)")
+    add("--prefill", type=int, default=0, help="messages to consume; default 4,000 for each second")
+    add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy); stacks go there")
+    add("--no-pgbench", action="store_true", help="measure dtx alone")
+    add("--dtx", nargs="+", default=[], metavar="WORD", help="further words for dtx serve, e.g. --dtx=--lanes=32")
+    options = parser.parse_args()
+    if options.size < 8:
+        parser.error("--size must be at least 8: each message carries the number of its branch")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    what = f"{options.mode} {options.size} octets, {'one phase' if options.one_phase else 'two phases'}"
+    what += ", standalone" if options.standalone else ""
+    print(f"{what}{', pipelined' if options.pipeline else ''}; {options.seconds} s a row; {machine()}")
+    most = max(options.connections)
+    with Servers(tuple(options.dtx), standalone=options.standalone) as servers:
+        postgres = servers.postgres("pg")
+        service = servers.dtx(postgres)
+        rig = Rig(servers=servers, postgres=postgres, service=service, options=options)
+        other = None
+        if not options.no_pgbench:
+            other = servers.postgres("pgbench", prepared_transactions=most)
+            pgbench.prepare_database(other.url)
+            print(f"pgbench: {pgbench.find_pgbench()}")
+        rows: dict[int, Row] = {}
+        beside: dict[int, Row] = {}
+        first = 0
+        table = Table(("connections", 14), HEADS)
+        try:
+            for connections in options.connections:
+                rows[connections] = measure_dtx(rig, connections, first)
+                table.row(f"dtx {connections}", rows[connections].cells())
+                first += connections
+                if other is not None:
+                    beside[connections] = measure_postgres(other, servers.directory, connections, options)
+                    table.row(f"pgbench {connections}", beside[connections].cells())
+        except (LoadError, pgbench.PgbenchError) as error:
+            log = service.log_path.read_text(errors="replace")[-2000:]
+            raise SystemExit(f"{error}\nthe log of dtx ends with:\n{log}") from None
+    print("every answer was xa-ok, every committed message was in the queue exactly once")
+    print("\n".join(conclusions(rows, beside, options)))
+
+
+if __name__ == "__main__":
+    main()

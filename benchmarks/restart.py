@@ -1,0 +1,178 @@
+"""How long dtx takes to serve with many branches in doubt, and what each of them costs in memory.
+
+The log is filled through the log's own writer with prepared branches, each with one published message. Then dtx is
+started on it, beside a start on an empty log; a client recovers all of them page by page, commits some, and dtx is
+killed and started once more. RabbitMQ, PostgreSQL and dtx are started by this program.
+"""
+
+import argparse
+import asyncio
+import secrets
+import time
+from contextlib import closing
+from typing import Final
+
+import pika
+
+from benchmarks.support import processor
+from benchmarks.support.amqp import PERSISTENT, RawConnection
+from benchmarks.support.processor import resident
+from benchmarks.support.report import Table, machine
+from benchmarks.support.servers import Servers
+from dtx.client import Coordinator, Xid
+from dtx.log import migrate
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, Work, WorkKind
+from dtx.manager.entry import new_branch_id
+from tests.support.service import DtxService
+
+AIM_SECONDS: Final = 5.0
+COMMITTED: Final = 200
+QUEUE: Final = b"bench-restart"
+_AT_ONCE: Final = 512
+_FORMAT_ID: Final = 0x72657374
+
+
+def new_xids(count: int) -> list[Xid]:
+    """Xids of the usual size: 32 and 16 octets."""
+    run = secrets.token_bytes(24)
+    return [Xid(_FORMAT_ID, run + number.to_bytes(8, "big"), b"restart-branch-1") for number in range(count)]
+
+
+async def fill(url: str, xids: list[Xid], size: int) -> None:
+    """Write a prepared branch for each xid, each with a message of *size* octets."""
+    log = PostgresLog(url, "dtx")
+    await log.open()
+    left = iter(xids)
+
+    async def write() -> None:
+        for xid in left:
+            now = time.time()
+            branch = BranchRecord(
+                id=new_branch_id(),
+                vhost="/",
+                xid=xid,
+                state=LogState.PREPARED,
+                owner="guest",
+                timeout=60,
+                started_at=now,
+                prepared_at=now,
+                publishes=1,
+                bytes=size,
+            )
+            work = Work(
+                position=0,
+                kind=WorkKind.PUBLISH,
+                exchange=b"",
+                routing_key=QUEUE,
+                properties=PERSISTENT,
+                body=secrets.token_bytes(size),
+            )
+            line = JournalEntry(
+                event=JournalEvent.PREPARED,
+                branch_id=branch.id,
+                vhost="/",
+                xid=xid,
+                owner="guest",
+                at=now,
+                actor="guest",
+                publishes=1,
+                bytes=size,
+                started_at=now,
+                prepared_at=now,
+            )
+            await log.write(Insert(branch=branch, work=(work,), journal=line))
+
+    try:
+        await asyncio.gather(*(write() for _ in range(_AT_ONCE)))
+    finally:
+        await log.close()
+
+
+def start(service: DtxService) -> list[str]:
+    """Start it; what that took, and what it holds: seconds, processor seconds, octets."""
+    began = time.monotonic()
+    service.start()
+    ready = time.monotonic() - began
+    used = processor.seconds(service.pid)
+    return [f"{ready:.2f}", f"{used:.2f}", f"{resident(service.pid) / 2**20:.0f}"]
+
+
+def recover(service: DtxService, xids: list[Xid]) -> None:
+    """Recover through the client helpers, and commit a few.
+
+    Raises:
+        SystemExit: what recovery lists is not what is in the log.
+    """
+    with closing(pika.BlockingConnection(pika.URLParameters(service.url()))) as connection:
+        coordinator = Coordinator(connection)
+        began = time.monotonic()
+        found = set(coordinator.recover())
+        seconds = time.monotonic() - began
+        if found != set(xids):
+            raise SystemExit(f"{len(xids)} branches are in doubt and recovery lists {len(found)}")
+        print(
+            f"recover: all {len(found):,} xids in {seconds:.2f} s through dtx.client, "
+            f"{seconds / len(found) * 1e6:.0f} µs each"
+        )
+        chosen = xids[:COMMITTED]
+        began = time.monotonic()
+        for xid in chosen:
+            coordinator.commit(xid)
+        each = (time.monotonic() - began) / len(chosen)
+        print(f"commit: {len(chosen)} of them one by one, {each * 1e3:.2f} ms each, their messages read from the log")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.restart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--branches", type=int, default=100_000, help="in doubt (default 100,000)")
+    parser.add_argument("--size", type=int, default=1024, help="octets of each branch's message (default 1024)")
+    options = parser.parse_args()
+    if options.branches < COMMITTED:
+        parser.error(f"--branches must be at least {COMMITTED}")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    print(f"{options.branches:,} prepared branches with a message of {options.size} octets each; {machine()}")
+    with Servers() as servers:
+        postgres = servers.postgres("pg")
+        with RawConnection(servers.broker) as connection:
+            connection.declare(QUEUE)
+        empty = servers.dtx(postgres, start=False)
+        full = servers.dtx(postgres, start=False)
+        assert full.database is not None
+        migrate.upgrade(full.database)
+        xids = new_xids(options.branches)
+        began = time.monotonic()
+        asyncio.run(fill(full.database, xids, options.size))
+        seconds = time.monotonic() - began
+        print(f"log filled in {seconds:.1f} s, {options.branches / seconds:,.0f} prepares a second")
+
+        table = Table(("start of dtx", 28), ["to READY s", "processor s", "resident MiB"])
+        start(empty)  # makes its tables; what is measured is a start on tables that are there
+        empty.stop()
+        table.row("empty log", start(empty))
+        nothing = resident(empty.pid)
+        empty.stop()
+        first = start(full)
+        table.row(f"{options.branches:,} in doubt", first)
+        held = resident(full.pid)
+        print(f"\nmemory: {(held - nothing) / options.branches:.0f} octets for each branch in doubt")
+        recover(full, xids)
+        with RawConnection(servers.broker) as connection:
+            delivered = connection.depth(QUEUE)
+        if delivered != COMMITTED:
+            raise SystemExit(f"{COMMITTED} branches were committed and {delivered} messages are in the queue")
+        full.kill9()
+        print("\nkilled, and started again:")
+        table.row(f"{options.branches - COMMITTED:,} in doubt", start(full))
+        verdict = "reached" if float(first[0]) < AIM_SECONDS else "MISSED"
+        print(f"\nserving {first[0]} s after the start, aim {AIM_SECONDS:g} s: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

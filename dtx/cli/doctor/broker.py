@@ -1,0 +1,177 @@
+"""Is the broker there, is it one that dtx works with, and may dtx's own user do there what phase two needs."""
+
+import logging
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+from uuid import uuid4
+
+import pika
+from pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    ChannelClosedByBroker,
+    ConnectionBlockedTimeout,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from dtx.cli.doctor.model import Check, failed, ok, warning
+from dtx.cli.doctor.receipts import ask, check_management, management_of
+from dtx.config import Settings, broker_vhost, redact
+from dtx.store.rabbitmq.management import Management, ManagementError
+
+_OLDEST: Final = (3, 10)
+_NEWEST_MAJOR: Final = 4
+_TIMEOUT_SECONDS: Final = 5.0
+_PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
+_MAX_EXCHANGES: Final = 500
+
+
+def check_broker(settings: Settings) -> Iterator[Check]:
+    """Everything that can be seen as the service user, on the vhost of the broker URL. Leaves nothing behind."""
+    if settings.broker is None:
+        yield warning("broker.url", "no broker is given, so none was checked: give --broker amqp://user:password@host/")
+        return
+    # pika logs what it raises as well.
+    logging.getLogger("pika").setLevel(logging.CRITICAL + 1)
+    url = settings.broker.get_secret_value()
+    parts = urlsplit(url)
+    user, vhost = unquote(parts.username or "guest"), broker_vhost(url)
+    where = f"{parts.hostname}:{parts.port or (5671 if parts.scheme == 'amqps' else 5672)}"
+    try:
+        connection = pika.BlockingConnection(_parameters(settings, url))
+    except (AMQPError, OSError, ValueError) as error:
+        yield failed("broker.reachable", _why_unreachable(error, where, user, vhost))
+        return
+    try:
+        yield ok("broker.reachable", f"the broker at {where} accepts user {user} on vhost {vhost}")
+        yield from _version(connection)
+        known = yield from check_management(settings, vhost, connection)
+        # These publish, and hang on a broker that blocks publishers: everything else has been said by then.
+        yield from _permissions(connection, user, vhost)
+        yield from _exchanges(connection, user, vhost, management_of(settings) if known else None)
+    except ConnectionBlockedTimeout:
+        yield failed(
+            "broker.blocked", "the broker blocks publishers, so commits wait: free memory or disk space on its machine"
+        )
+    except AMQPError as error:
+        yield failed("broker.connection", f"the broker closed the connection during the checks: {redact(repr(error))}")
+    finally:
+        with suppress(AMQPError):
+            connection.close()
+
+
+def _parameters(settings: Settings, url: str) -> pika.URLParameters:
+    parameters = pika.URLParameters(url)
+    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = _TIMEOUT_SECONDS
+    parameters.connection_attempts = 1
+    if urlsplit(url).scheme == "amqps":
+        context = ssl.create_default_context(cafile=settings.broker_ca)
+        parameters.ssl_options = pika.SSLOptions(context, parameters.host)
+    return parameters
+
+
+def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) -> str:
+    match error:
+        case ProbableAuthenticationError():
+            return f"the broker at {where} refuses user {user}: correct name and password in the broker URL"
+        case ProbableAccessDeniedError():
+            return (
+                f"user {user} may not use vhost {vhost}: run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"
+            )
+        case ssl.SSLError():
+            return f"TLS with {where} failed ({error.reason}): give the authority of its certificate with --broker-ca"
+        case AMQPConnectionError() if error.args and isinstance(error.args[0], BaseException):
+            return _why_unreachable(error.args[0], where, user, vhost)
+    reason = redact(str(getattr(error, "exception", None) or error) or type(error).__name__)
+    return f"no broker answers at {where} ({reason}): start it, or correct the broker URL"
+
+
+def _version(connection: Any) -> Iterator[Check]:
+    properties = connection._impl.server_properties or {}  # noqa: SLF001
+    product, version = (_text(properties.get(key, "")) for key in ("product", "version"))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if product != "RabbitMQ":
+        yield warning("broker.version", f"the broker calls itself {product or 'nothing'}: dtx is tested with RabbitMQ")
+    elif not numbers or numbers < _OLDEST:
+        yield failed("broker.version", f"RabbitMQ {version} is too old: dtx needs 3.10 or newer")
+    elif numbers[0] > _NEWEST_MAJOR:
+        yield warning("broker.version", f"RabbitMQ {version} is newer than those that dtx is tested with (3.10 to 4.x)")
+    else:
+        yield ok("broker.version", f"RabbitMQ {version}")
+
+
+def _permissions(connection: Any, user: str, vhost: str) -> Iterator[Check]:
+    fix = f"run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"
+    if refusal := _own_queue(connection):
+        yield failed(
+            "broker.permissions", f"user {user} cannot make, fill and empty queues of its own ({refusal}): {fix}"
+        )
+    else:
+        yield ok("broker.permissions", f"user {user} can make, fill and empty queues of its own on vhost {vhost}")
+    if refusal := _refused(connection, "", f"dtx.doctor.{uuid4().hex}", pika.BasicProperties()):
+        yield failed("broker.put-back", f"user {user} cannot publish to the default exchange ({refusal}): {fix}")
+    other = pika.BasicProperties(user_id=f"not-{user}"[:255])
+    if refusal := _refused(connection, "", f"dtx.doctor.{uuid4().hex}", other):
+        yield warning(
+            "broker.impersonator",
+            f"user {user} has no tag 'impersonator', so messages with a user-id could not be committed ({refusal}): "
+            f"run 'rabbitmqctl set_user_tags {user} impersonator monitoring' (name the tags that it has as well)",
+        )
+    else:
+        yield ok("broker.impersonator", f"user {user} may republish messages with the user-id of others")
+
+
+def _exchanges(connection: Any, user: str, vhost: str, management: Management | None) -> Iterator[Check]:
+    names: list[str] = list(_PREDECLARED)
+    if management is not None:
+        with suppress(ManagementError):
+            found = ask(management, f"exchanges/{quote(vhost, safe='')}?columns=name,internal")
+            names = [item["name"] for item in found if item["name"] and not item.get("internal")][:_MAX_EXCHANGES]
+    refused = [
+        name for name in names if _refused(connection, name, f"dtx.doctor.{uuid4().hex}", pika.BasicProperties())
+    ]
+    if refused:
+        shown = ", ".join(refused[:5]) + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
+        yield warning(
+            "broker.exchanges",
+            f"user {user} may not publish to {shown}: branches that publish there cannot be committed; "
+            f"run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'",
+        )
+    else:
+        yield ok("broker.exchanges", f"user {user} may publish to all of {len(names)} exchanges that were tried")
+
+
+def _own_queue(connection: Any) -> str | None:
+    name, body = f"dtx.doctor.{uuid4().hex}", b"receipt"
+    try:
+        channel = connection.channel()
+        channel.queue_declare(name, exclusive=True, auto_delete=True)
+        channel.basic_publish("", name, body)
+        received = channel.basic_get(name, auto_ack=True)[2]
+        channel.queue_delete(name)
+        channel.close()
+    except ChannelClosedByBroker as error:
+        return f"{error.reply_code} {error.reply_text}"
+    return None if received == body else "the message did not arrive"
+
+
+def _refused(connection: Any, exchange: str, key: str, properties: Any) -> str | None:
+    """The broker's words against this publish, which is judged in an upstream transaction and then rolled back."""
+    try:
+        channel = connection.channel()
+        channel.tx_select()
+        channel.basic_publish(exchange, key, b"", properties)
+        channel.tx_rollback()
+        channel.close()
+    except ChannelClosedByBroker as error:
+        return f"{error.reply_code} {error.reply_text}"
+    return None
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

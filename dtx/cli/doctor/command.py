@@ -1,0 +1,55 @@
+"""The command ``dtx doctor``."""
+
+from collections.abc import Callable, Iterator
+
+import click
+from rich.text import Text
+
+from dtx.cli.doctor.model import Check, Status, failed
+from dtx.cli.errors import Exit, explain
+from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.output import new_table, show_table
+from dtx.cli.text import json_line, safe
+from dtx.config import Settings
+
+_STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+_EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not count."""
+
+
+@click.command(cls=SettingsCommand, epilog=_EPILOG)
+@with_settings(*DATABASE_SETTINGS, *BROKER_SETTINGS, "unsafe")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
+def doctor(settings: Settings, as_json: bool) -> int:
+    """Check the database, the broker and what dtx may do there, and say what to fix.
+
+    Changes nothing, and may run beside a dtx that serves.
+    """
+    checks = list(run_checks(settings))
+    if as_json:
+        for check in checks:
+            click.echo(json_line({"check": check.name, "status": check.status, "sentence": check.sentence}))
+    else:
+        table = new_table("", "check", "")
+        for check in checks:
+            table.add_row(Text(check.status, style=_STYLES[check.status]), Text(check.name), Text(check.sentence))
+        show_table(table)
+    return Exit.FAILED if any(check.status is Status.FAILED for check in checks) else Exit.OK
+
+
+def run_checks(settings: Settings) -> Iterator[Check]:
+    """All checks, in the order in which a reader wants to fix things."""
+    from dtx.cli.doctor.broker import check_broker
+    from dtx.cli.doctor.database import check_database
+
+    yield from _guarded("database", check_database, settings)
+    yield from _guarded("broker", check_broker, settings)
+
+
+def _guarded(name: str, checks: Callable[[Settings], Iterator[Check]], settings: Settings) -> Iterator[Check]:
+    """The checks of one side; what they did not foresee is a finding too, and keeps nobody from the other side."""
+    try:
+        for check in checks(settings):
+            # Sentences quote servers, and servers quote clients.
+            yield Check(name=check.name, status=check.status, sentence=safe(check.sentence))
+    except Exception as error:  # noqa: BLE001
+        yield failed(name, f"the checks ended early: {safe(explain(error)[1])}")

@@ -1,0 +1,113 @@
+"""Exit codes, and the one place where exceptions become a sentence on stderr."""
+
+import errno
+import os
+import sys
+from enum import IntEnum
+from typing import Final
+
+import click
+
+from dtx.config import ConfigError, redact
+
+
+class Exit(IntEnum):
+    """What every command ends with."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    DATABASE = 3
+    BROKER = 4
+    LEASE_LOST = 5
+    ADDRESS_IN_USE = 6
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+EXIT_CODES: Final = """\b
+Exit codes:
+  0    done
+  1    a check failed, nothing was found, or an unexpected error
+  2    wrong usage or wrong settings
+  3    the database cannot be used
+  4    the broker cannot be used
+  5    another dtx took over (the lease was lost)
+  6    the address to listen on is in use
+  130  stopped at once by SIGINT (Ctrl-C), 143 by SIGTERM; for serve: by a second one, the first stops in order with 0
+"""
+
+
+class CommandError(Exception):
+    """A command cannot go on.
+
+    Args:
+        code: what the process ends with.
+        sentence: what is wrong and what to do, for people.
+    """
+
+    def __init__(self, code: Exit, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+def explain(error: BaseException) -> tuple[Exit, str]:
+    """The exit code of *error* and its one sentence, without secrets."""
+    return _code_of(error), redact(" ".join(_words(error).split()))
+
+
+def fail(error: BaseException) -> int:
+    """Say on stderr what went wrong; the traceback too where ``DTX_DEBUG`` is set. Returns the exit code."""
+    code, sentence = explain(error)
+    if os.environ.get("DTX_DEBUG"):
+        import traceback
+
+        click.echo(redact("".join(traceback.format_exception(error))), err=True)
+    if code == Exit.FAILED and not isinstance(error, CommandError):
+        sentence += " (DTX_DEBUG=1 shows where)"
+    click.echo(f"{click.style('dtx', bold=True) if sys.stderr.isatty() else 'dtx'}: {sentence}", err=True)
+    return code
+
+
+def _words(error: BaseException) -> str:
+    match error:
+        case BaseExceptionGroup() if len(error.exceptions) > 0:
+            return _words(error.exceptions[0])
+        case click.ClickException():
+            return error.format_message()
+        case OSError() if error.strerror:
+            return error.strerror.lower() + (f": {error.filename}" if error.filename else "")
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _code_of(error: BaseException) -> Exit:
+    # Imported here: `dtx --help` needs neither a database driver nor an AMQP codec.
+    from pika.exceptions import AMQPError
+    from psycopg import Error as PsycopgError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from dtx.log.api import LeaseLost, LogError
+    from dtx.log.embedded import EmbeddedPostgresError
+    from dtx.server.alongside.mode import BrokerUnusable
+
+    match error:
+        case BaseExceptionGroup() if len(error.exceptions) > 0:
+            return _code_of(error.exceptions[0])
+        case CommandError():
+            return error.code
+        case ConfigError() | click.ClickException():
+            return Exit.USAGE
+        case LeaseLost():
+            return Exit.LEASE_LOST
+        case LogError() | EmbeddedPostgresError() | PsycopgError() | SQLAlchemyError():
+            return Exit.DATABASE
+        case AMQPError() | BrokerUnusable():
+            return Exit.BROKER
+        case KeyboardInterrupt():
+            return Exit.INTERRUPTED
+        case OSError() if error.errno == errno.EADDRINUSE:
+            return Exit.ADDRESS_IN_USE
+        case _:
+            return Exit.FAILED

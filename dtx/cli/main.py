@@ -1,0 +1,92 @@
+"""The command ``dtx`` and what it ends with."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from dtx import __version__
+from dtx.cli.errors import EXIT_CODES, Exit, fail
+
+_COMMANDS = {
+    "serve": ("dtx.cli.serve", "serve", "Run dtx in front of a broker."),
+    "migrate": ("dtx.cli.migrate", "migrate", "Bring the tables of the log to a version."),
+    "user": ("dtx.cli.user", "user", "Users of a dtx without a broker: passwords and permissions."),
+    "vhost": ("dtx.cli.vhost", "vhost", "Virtual hosts of a dtx without a broker."),
+    "in-doubt": ("dtx.cli.in_doubt", "in_doubt", "List the branches whose outcome is open."),
+    "show": ("dtx.cli.show", "show", "Show all that is known about one xid."),
+    "doctor": ("dtx.cli.doctor.command", "doctor", "Check database, broker and settings, and say what to fix."),
+}
+
+
+class _Commands(click.Group):
+    """Loads a command's module when it is used: `dtx --help` and completion stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """In the order in which people need them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, or ``None``, which click turns into a usage error."""
+        if cmd_name not in _COMMANDS:
+            return None
+        from importlib import import_module
+
+        module, name, _ = _COMMANDS[cmd_name]
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Whoever reads its output may have enough before the end: ``dtx in-doubt --json | head``."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python would complain again when it closes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.OK
+        return result
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, "--version", message="dtx %(version)s")
+def dtx() -> None:
+    """The XA resource manager for AMQP 0-9: two-phase commit for RabbitMQ.
+
+    'dtx serve --help' explains every setting. Errors are one sentence on stderr; DTX_DEBUG=1 adds the traceback.
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code, the errors already said on stderr."""
+    try:
+        result: Any = dtx.main(args=arguments, prog_name="dtx", standalone_mode=False)
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except click.UsageError as error:
+        error.show()
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the edge: every error becomes a sentence and a code
+        return fail(error)
+    return result if isinstance(result, int) else Exit.OK
+
+
+def main() -> NoReturn:
+    """The entry point of the command ``dtx``."""
+    from dtx.telemetry import configure
+
+    # What the layers below have to say while a command runs; `serve` says it again as the settings want it.
+    configure("warning")
+    sys.exit(run())

@@ -1,0 +1,78 @@
+"""``dtx migrate``: the tables of the log, by hand. ``dtx serve`` does the same at its start."""
+
+import sys
+from contextlib import closing
+
+import click
+import psycopg
+
+from dtx.cli.connect import database_at_hand
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.revisions import NO_TABLES, known_revisions
+from dtx.cli.text import safe
+from dtx.config import Settings
+
+_EPILOG = """\b
+Examples:
+  dtx migrate                      bring the tables to the newest version
+  dtx migrate current              say which version the tables have
+  dtx migrate down                 one version back, after a question
+  dtx migrate down --to base --yes remove the tables with all that is in them
+
+'dtx serve' migrates at its start. By hand it is needed where the user of the service may not change tables, or before a
+start that must be quick. With an embedded PostgreSQL that is not running, it is started for the duration.
+"""
+
+
+@click.command(cls=SettingsCommand, epilog=_EPILOG)
+@with_settings(*DATABASE_SETTINGS)
+@click.argument("what", type=click.Choice(["head", "down", "current"]), default="head")
+@click.option("--to", metavar="VERSION", help="With down: this version, or 'base' for no tables at all.")
+@click.option("--yes", is_flag=True, help="With down: do not ask.")
+def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
+    """Bring the tables to the newest version (head), take them back (down), or show their version (current)."""
+    from dtx.log import migrate as log
+
+    if to is not None and what != "down":
+        raise click.UsageError("--to goes with down")
+    with database_at_hand(settings) as url:
+        match what:
+            case "current":
+                found = log.current(url)
+            case "head":
+                found = log.upgrade(url)
+            case _:
+                _refuse_while_served(url)
+                _ask(log.current(url), to, yes=yes)
+                found = log.downgrade(url, to or "-1")
+    newest = known_revisions()[0]
+    state = "the newest" if found == newest else f"the newest is {newest}"
+    click.echo(f"{safe(found or NO_TABLES)} ({state})")
+    return Exit.OK
+
+
+def _refuse_while_served(url: str) -> None:
+    from dtx.log.dsn import Dsn
+
+    with closing(psycopg.connect(Dsn(url).conninfo, connect_timeout=10)) as connection:
+        row = connection.execute("SELECT to_regclass('dtx.lease') IS NOT NULL").fetchone()
+        if row is None or not row[0]:
+            raise CommandError(Exit.FAILED, "there are no tables to take back")
+        holders = connection.execute("SELECT holder FROM dtx.lease WHERE expires_at > clock_timestamp()").fetchall()
+    if holders:
+        names = ", ".join(safe(holder) for (holder,) in holders)
+        raise CommandError(Exit.FAILED, f"dtx is serving on these tables ({names}): stop it first")
+
+
+def _ask(current: str | None, to: str | None, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CommandError(
+            Exit.USAGE, "taking tables back can lose what they hold: say --yes where nobody can be asked"
+        )
+    target = to or "one version back"
+    click.confirm(
+        f"Take the tables from {current} to {target}? What only the newer ones hold is lost", abort=True, err=True
+    )

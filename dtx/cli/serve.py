@@ -1,0 +1,73 @@
+"""``dtx serve``: read the settings, then let the service run."""
+
+import os
+import ssl
+
+import click
+
+from dtx.cli.errors import EXIT_CODES, CommandError, Exit
+from dtx.cli.options import SettingsCommand, with_settings
+from dtx.config import ConfigError, Settings
+
+_EXAMPLES = """\b
+Examples:
+  dtx serve --broker amqp://dtx:secret@127.0.0.1:5672/
+  DTX_BROKER=amqp://... DTX_DATABASE=postgresql://... dtx serve
+  dtx serve --config /etc/dtx.toml --coordinator tm
+
+Every setting can be given as a flag, as an environment variable (in square brackets) and as a key of a TOML file (the
+flag's name with _ for -). The first of these that names it wins: flag, environment, file, default. An unknown key is
+an error. Sizes: 65536, 64KiB, 1MiB. Durations: 30, 30s, 500ms, 5m, 2h, 90d; a bare number is in seconds.
+
+The line "READY listen=..." on stdout says that clients can connect. SIGTERM stops gracefully: no new branches, commits
+under way are finished; a second signal stops at once, and loses nothing either.
+
+"""
+
+
+@click.command(cls=SettingsCommand, epilog=_EXAMPLES + EXIT_CODES)
+@with_settings(*Settings.model_fields)
+def serve(settings: Settings) -> int:
+    """Run dtx, in front of a broker or as one, until a signal stops it.
+
+    With --broker clients connect to dtx instead of to the broker and notice nothing, except that channels can now take
+    part in XA transactions (the AMQP classes dtx-demarcation and dtx-coordination). Without, dtx is the broker itself:
+    it keeps queues and messages in the database, and its users are those of `dtx user`.
+    """
+    _check_certificates(settings)
+
+    import uvloop
+
+    from dtx.server.alongside.mode import BrokerUnusable
+    from dtx.server.service import serve as run_service
+    from dtx.telemetry import configure, get_logger
+
+    configure(settings.log_level, settings.log_format)
+    get_logger().debug("settings", **settings.redacted())
+    try:
+        return uvloop.run(run_service(settings))
+    except BrokerUnusable as error:
+        raise CommandError(Exit.BROKER, str(error)) from error
+
+
+def _check_certificates(settings: Settings) -> None:
+    """Say which file is wrong; OpenSSL does not."""
+    authorities = (("tls_ca", settings.tls_ca), ("broker_ca", settings.broker_ca))
+    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key), *authorities):
+        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+            raise ConfigError(f"{name}: {path} is not a file that can be read")
+    if settings.tls_cert is not None and settings.tls_key is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            # An encrypted key would be asked for on the terminal, where nobody sits.
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"{settings.tls_cert} and {settings.tls_key} are not a PEM certificate and its unencrypted key: {error}"
+            ) from None
+    for name, path in authorities:
+        if path is not None:
+            try:
+                ssl.create_default_context(cafile=path)
+            except ssl.SSLError as error:
+                raise ConfigError(f"{name}: {path} holds no PEM certificate: {error}") from None

@@ -1,0 +1,204 @@
+"""``dtx user``: who may connect to a dtx without a broker, and what they may do."""
+
+import sys
+from typing import Final
+
+import click
+from rich.text import Text
+
+from dtx.cli.accounts import ABOUT, Subcommands, editor
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.output import new_table, show_table
+from dtx.cli.text import json_line, safe
+from dtx.config import Settings
+from dtx.log.account_tables import TAGS
+from dtx.store.postgres.permissions import Patterns
+from dtx.store.postgres.users import User
+
+_MAX_LINE: Final = 64 * 1024
+"""Octets read from stdin in search of the end of a password."""
+
+_EPILOG = (
+    """\b
+Examples:
+  dtx user add alice                            asks for the password
+  dtx user add tm --password-stdin < secret     takes it from a file, without its end of line
+  dtx user grant alice --all                    everything in the virtual host /
+  dtx user grant alice --vhost shop --write '^orders$' --read '^orders\\.' --configure ''
+  dtx user list
+
+A password is never an argument: other users of this machine can read those.
+
+"""
+    + ABOUT
+    + """
+\b
+The first start makes user guest with password guest and all permissions in /; it can connect from this machine alone.
+"""
+)
+_PERMISSIONS = """\b
+A pattern is a regular expression that is searched in names of exchanges and queues: 'orders' is found in 'my.orders.1',
+'^orders$' is that name alone, '.*' is every name, '' is none. The default exchange counts as 'amq.default'.
+  configure  declare and delete
+  write      publish to an exchange; bind a queue, or an exchange to another as destination
+  read       consume from, get from and purge a queue; bind to an exchange as source
+What is not given stays as it was; at first nothing is permitted. Any permission, even '', lets the user enter.
+
+\b
+Examples:
+  dtx user grant alice --all
+  dtx user grant alice --vhost shop --read '^(orders|invoices)$'
+"""
+
+_name = click.argument("name")
+_vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
+_password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
+
+
+@click.group(cls=Subcommands, epilog=_EPILOG)
+def user() -> None:
+    """Users: passwords, and what each may do where."""
+
+
+@user.command(cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@_password_stdin
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    type=click.Choice(TAGS),
+    help="administrator: everything in the console; monitoring: look at it; impersonator: publish with the user-id of "
+    "another. Can be repeated.",
+)
+def add(settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...]) -> int:
+    """Make a user. It may do nothing until 'dtx user grant'."""
+    password = _password(name, stdin=password_stdin)
+    with editor(settings) as accounts:
+        accounts.add_user(name, password, tags)
+    click.echo(f"user {safe(name)} is there; 'dtx user grant' lets it into a virtual host")
+    return Exit.OK
+
+
+@user.command("list", cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def list_users(settings: Settings, as_json: bool) -> int:
+    """List users with their permissions in each virtual host."""
+    with editor(settings) as accounts:
+        users = list(accounts.read().users.values())
+    if as_json:
+        for found in users:
+            click.echo(json_line(_value(found)))
+    elif users:
+        _show(users)
+    else:
+        click.echo("there is no user yet; the first start of dtx without a broker makes guest")
+    return Exit.OK
+
+
+@user.command(cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@_password_stdin
+def passwd(settings: Settings, name: str, password_stdin: bool) -> int:
+    """Change a password. It counts from the next login; open connections stay."""
+    password = _password(name, stdin=password_stdin)
+    with editor(settings) as accounts:
+        accounts.set_password(name, password)
+    click.echo(f"user {safe(name)} has a new password")
+    return Exit.OK
+
+
+@user.command(cls=SettingsCommand, epilog=_PERMISSIONS)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@_vhost
+@click.option("--configure", metavar="PATTERN", help="What it may declare and delete.")
+@click.option("--write", metavar="PATTERN", help="Where it may publish.")
+@click.option("--read", metavar="PATTERN", help="What it may consume.")
+@click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given.")
+def grant(
+    settings: Settings,
+    name: str,
+    vhost: str,
+    configure: str | None,
+    write: str | None,
+    read: str | None,
+    everything: bool,
+) -> int:
+    """Let a user into a virtual host, and say what it may do there."""
+    patterns = {"configure": configure, "write": write, "read": read}
+    if everything:
+        patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
+    if all(pattern is None for pattern in patterns.values()):
+        raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
+    with editor(settings) as accounts:
+        now = accounts.grant(name, vhost, **patterns)
+    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now)}")
+    return Exit.OK
+
+
+@user.command(cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@_vhost
+def revoke(settings: Settings, name: str, vhost: str) -> int:
+    """Take all permissions in a virtual host back: the user may not enter it any more."""
+    with editor(settings) as accounts:
+        accounts.revoke(name, vhost)
+    click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
+    return Exit.OK
+
+
+@user.command(cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+def rm(settings: Settings, name: str) -> int:
+    """Remove a user with all its permissions."""
+    with editor(settings) as accounts:
+        owned = accounts.remove_user(name)
+    click.echo(f"user {safe(name)} is removed")
+    if owned:
+        click.echo(
+            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
+            "'dtx in-doubt' shows them",
+            err=True,
+        )
+    return Exit.OK
+
+
+def _password(name: str, *, stdin: bool) -> bytes:
+    """The password, from the terminal or from the first line of stdin."""
+    if stdin:
+        line = sys.stdin.buffer.readline(_MAX_LINE)
+        return line.removesuffix(b"\n").removesuffix(b"\r")
+    if not sys.stdin.isatty():
+        raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
+    asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
+    return asked.encode()
+
+
+def _value(found: User) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "tags": sorted(found.tags),
+        "permissions": [{"vhost": where, **patterns._asdict()} for where, patterns in found.grants.items()],
+    }
+
+
+def _show(users: list[User]) -> None:
+    table = new_table("user", "tags", "vhost", "configure", "write", "read")
+    for found in users:
+        tags = ", ".join(sorted(found.tags))
+        rows = [(where, *map(repr, patterns)) for where, patterns in found.grants.items()]
+        for number, row in enumerate(rows or [("", "", "", "")]):
+            head = (found.name, tags) if number == 0 else ("", "")
+            table.add_row(*(Text(safe(cell)) for cell in (*head, *row)))
+    show_table(table)
+
+
+def _words(patterns: Patterns) -> str:
+    return ", ".join(f"{word} '{safe(pattern)}'" for word, pattern in patterns._asdict().items())

@@ -1,0 +1,353 @@
+"""Every setting of dtx, with its default, its limits and the sentence that explains it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from dtx.config.sources import ENV_PREFIX, gather, sentences
+from dtx.config.values import (
+    DAY,
+    KIB,
+    MIB,
+    RM_NAME,
+    Address,
+    ConfigError,
+    parse_duration,
+    parse_listen,
+    parse_size,
+    redact,
+    split_list,
+    url_of,
+)
+
+
+def default_data_dir() -> Path:
+    """``/var/lib/dtx`` for root, else ``$XDG_STATE_HOME/dtx``, or ``~/.local/state/dtx`` without an absolute one.
+
+    PostgreSQL does not run as root, and the account that it runs as instead cannot enter root's home.
+    """
+    if os.geteuid() == 0:
+        return Path("/var/lib/dtx")
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "dtx"
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+WholeSeconds = Annotated[int, BeforeValidator(parse_duration)]
+BrokerUrl = Annotated[SecretStr, BeforeValidator(url_of(("amqp", "amqps"), "amqp://user:password@127.0.0.1:5672/"))]
+ManagementUrl = Annotated[SecretStr, BeforeValidator(url_of(("http", "https"), "http://127.0.0.1:15672"))]
+DatabaseUrl = Annotated[
+    SecretStr, BeforeValidator(url_of(("postgresql", "postgres"), "postgresql://user:password@127.0.0.1:5432/dtx"))
+]
+
+
+class _Group:
+    """Headings under which ``dtx serve --help`` shows the settings."""
+
+    CLIENTS: Final = "Clients"
+    BROKER: Final = "Broker"
+    DATABASE: Final = "Database"
+    TRANSACTIONS: Final = "Transactions"
+    LIMITS: Final = "Limits"
+    TIMING: Final = "Timing"
+    LOGGING: Final = "Logging"
+
+
+def _setting(default: Any, group: str, description: str, **more: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"group": group}, **more)
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, immutable. Durations in seconds, sizes in bytes. URLs are secrets."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    # -- clients
+    listen: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(parse_listen)] = _setting(
+        (Address("127.0.0.1", 5673),),
+        _Group.CLIENTS,
+        "Where clients connect: host:port or [ipv6]:port; several separated by commas. Port 0 lets the system choose.",
+    )
+    tls_cert: Path | None = _setting(
+        None, _Group.CLIENTS, "Certificate chain (PEM) to offer to clients; makes every listener TLS. Needs tls_key."
+    )
+    tls_key: Path | None = _setting(None, _Group.CLIENTS, "Private key (PEM) of tls_cert.")
+    tls_ca: Path | None = _setting(
+        None, _Group.CLIENTS, "Demand client certificates that this authority (PEM) has signed."
+    )
+    require_tickets: bool = _setting(
+        False,
+        _Group.CLIENTS,
+        "Without a broker: refuse (403) dtx methods without the ticket of an access.request; else ticket 0 will do.",
+    )
+
+    # -- broker
+    broker: BrokerUrl | None = _setting(
+        None,
+        _Group.BROKER,
+        "The broker behind dtx, amqp:// or amqps://, with the credentials of dtx itself (clients use their own, and "
+        "name their vhost themselves). Without it dtx is the broker, and the messages are in the database. "
+        "That user needs the tag 'impersonator' to republish messages whose user-id is set. "
+        "A password is better given by the environment or the file than by a flag.",
+    )
+    broker_ca: Path | None = _setting(
+        None, _Group.BROKER, "Authority (PEM) that signed the broker's certificate, for amqps://; default the system's."
+    )
+    management: ManagementUrl | None = _setting(
+        None,
+        _Group.BROKER,
+        "RabbitMQ management API, http(s)://host:port; default http://<broker host>:15672. Credentials are the broker "
+        "URL's unless this URL has its own. Tells dtx whether receipts can be trusted.",
+    )
+    replay: Literal["auto", "receipts", "always"] = _setting(
+        "auto",
+        _Group.BROKER,
+        "After a crash, units whose outcome the log does not know: 'receipts' believes the receipts in the broker, "
+        "'always' applies them again (messages may repeat, none is lost), 'auto' believes receipts only where the "
+        "broker is a single node whose queues refuse nothing.",
+    )
+    lanes: int = _setting(
+        16, _Group.BROKER, "Channels of dtx's own broker connection that run commits at the same time.", ge=1, le=256
+    )
+
+    # -- database
+    database: DatabaseUrl | None = _setting(
+        None,
+        _Group.DATABASE,
+        "PostgreSQL that keeps the transaction log, postgresql://user:password@host:port/name. "
+        "Without it dtx runs an embedded PostgreSQL in data_dir.",
+    )
+    data_dir: Path = _setting(
+        None,
+        _Group.DATABASE,
+        "Directory of the embedded PostgreSQL; default $XDG_STATE_HOME/dtx or ~/.local/state/dtx, "
+        "for root /var/lib/dtx.",
+        validate_default=True,
+    )
+    rm: str = _setting(
+        "dtx",
+        _Group.DATABASE,
+        "Name of this resource manager (a-z 0-9 . _ -). Of all dtx with the same name and database one is active, "
+        "the others stand by.",
+    )
+    journal_retention: Duration = _setting(
+        90.0 * DAY, _Group.DATABASE, "How long the journal remembers what became of each branch.", ge=DAY
+    )
+    unsafe: bool = _setting(
+        False,
+        _Group.DATABASE,
+        "Start even where PostgreSQL has fsync or synchronous_commit off. A power failure then loses votes.",
+    )
+
+    # -- transactions
+    default_timeout: WholeSeconds = _setting(
+        60,
+        _Group.TRANSACTIONS,
+        "Time a branch has from start to prepare before it is rolled back; 0 for no limit. "
+        "A prepared branch never times out.",
+        le=0xFFFFFFFF,
+    )
+    max_timeout: WholeSeconds = _setting(
+        DAY, _Group.TRANSACTIONS, "The longest time-out that set-timeout may ask for.", ge=1, le=0xFFFFFFFF
+    )
+    coordinator: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
+        (),
+        _Group.TRANSACTIONS,
+        "User who may recover and complete the branches of all users. Repeat the flag, or separate by commas.",
+    )
+    tombstone_ttl: Duration = _setting(
+        600.0,
+        _Group.TRANSACTIONS,
+        "How long a branch that was rolled back without its transaction manager still answers one rollback with the "
+        "reason instead of 'unknown xid'.",
+    )
+
+    # -- limits
+    max_connections: int = _setting(2000, _Group.LIMITS, "Client connections.", ge=1)
+    max_channels: int = _setting(2047, _Group.LIMITS, "Channels of one client connection.", ge=1, le=65535)
+    frame_max: Size = _setting(
+        128 * KIB,
+        _Group.LIMITS,
+        "Largest frame offered to clients, 4KiB to 2MiB; 0 for what the broker offers (16MiB at most).",
+    )
+    max_branch_bytes: Size = _setting(
+        64 * MIB, _Group.LIMITS, "Messages that one branch may hold; beyond it the branch is rolled back.", ge=1
+    )
+    max_branch_messages: int = _setting(10_000, _Group.LIMITS, "The same as a number of messages.", ge=1)
+    max_branches: int = _setting(
+        100_000, _Group.LIMITS, "Branches of all clients that have been started and not prepared.", ge=1
+    )
+    max_held_bytes: Size = _setting(
+        1024 * MIB,
+        _Group.LIMITS,
+        "Memory for messages of all branches that are not prepared, and for unacknowledged deliveries of selected "
+        "channels.",
+        ge=1,
+    )
+    max_kept_bytes: Size = _setting(
+        128 * MIB,
+        _Group.LIMITS,
+        "Contents of unacknowledged deliveries kept for one selected channel; a delivery beyond it cannot be "
+        "consumed within a branch (506), so consume with a prefetch.",
+        ge=1,
+    )
+    max_message_bytes: Size = _setting(
+        128 * MIB, _Group.LIMITS, "Largest message in a branch; set it to the broker's max_message_size.", ge=1
+    )
+    work_cache_bytes: Size = _setting(
+        64 * MIB, _Group.LIMITS, "Memory for messages of prepared branches, which saves reading them back at commit."
+    )
+    message_cache_bytes: Size = _setting(
+        128 * MIB,
+        _Group.LIMITS,
+        "Without a broker: memory for messages in queues; those beyond it are read from the database when they are "
+        "delivered.",
+    )
+
+    # -- timing
+    header_timeout: Duration = _setting(
+        10.0, _Group.TIMING, "A client that sends no protocol header for this long is closed.", gt=0
+    )
+    handshake_timeout: Duration = _setting(
+        30.0, _Group.TIMING, "From the header to connection.open-ok; then the client is closed.", gt=0
+    )
+    unit_deadline: Duration = _setting(
+        30.0,
+        _Group.TIMING,
+        "When the broker does not answer for this long, the transaction manager is told 541 and may ask again; "
+        "what was begun goes on.",
+        gt=0,
+    )
+    upstream_heartbeat: WholeSeconds = _setting(
+        10, _Group.TIMING, "Heartbeat between dtx and the broker.", ge=1, le=65535
+    )
+    lease_ttl: Duration = _setting(
+        15.0, _Group.TIMING, "A standby takes over this long after the active dtx was last heard of.", ge=1
+    )
+    drain_timeout: Duration = _setting(
+        30.0, _Group.TIMING, "How long a graceful stop (SIGTERM) waits for commits that are under way."
+    )
+
+    # -- logging
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", _Group.LOGGING, "What is logged.")
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "auto", _Group.LOGGING, "One JSON object a line, or text for people; 'auto' is text on a terminal, else JSON."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: what the environment says is read by :meth:`load`, once and on purpose."""
+        return (init_settings,)
+
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _data_dir(cls, value: object) -> Path:
+        return default_data_dir() if value is None else Path(str(value))
+
+    @field_validator("tls_cert", "tls_key", "tls_ca", "broker_ca", "data_dir")
+    @classmethod
+    def _home(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
+
+    @field_validator("listen")
+    @classmethod
+    def _listens(cls, value: tuple[Address, ...]) -> tuple[Address, ...]:
+        if not value:
+            raise ValueError("at least one host:port is needed")
+        return value
+
+    @field_validator("rm")
+    @classmethod
+    def _rm_name(cls, value: str) -> str:
+        if not RM_NAME.fullmatch(value):
+            raise ValueError(f"{value!r} is not a name of 1 to 64 of the characters a-z 0-9 . _ -")
+        return value
+
+    @field_validator("frame_max")
+    @classmethod
+    def _frame_max_range(cls, value: int) -> int:
+        if value and not 4 * KIB <= value <= 2 * MIB:
+            raise ValueError(f"{value} bytes is neither 0 nor between 4KiB and 2MiB")
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together, only one of them is given")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_ca needs tls_cert and tls_key")
+        if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
+            raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
+        if self.default_timeout > self.max_timeout:
+            raise ValueError(
+                f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s)"
+            )
+        return self
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object] | None = None, file: Path | None = None) -> Self:
+        """Settings from flags, then the environment, then a file, then defaults; the first that has a key wins.
+
+        Args:
+            flags: what was given on the command line, by setting name; ``None`` values count as not given.
+            file: the TOML file; else ``DTX_CONFIG``, else ``dtx.toml`` in the working directory where it exists.
+
+        Raises:
+            ConfigError: something is unknown, unreadable or wrong; one sentence that names where it was said.
+        """
+        found = gather(cls, flags or {}, file)
+        try:
+            return cls.model_validate(found.values)
+        except ValidationError as error:
+            raise ConfigError("; ".join(sentences(error, found.origin))) from None
+
+    def redacted(self) -> dict[str, object]:
+        """All settings as plain values for logs; passwords are replaced by ``***``."""
+        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+
+    @property
+    def management_url(self) -> str | None:
+        """The management API's base URL with credentials, or ``None`` without a broker."""
+        if self.broker is None:
+            return None
+        broker = urlsplit(self.broker.get_secret_value())
+        user = broker.netloc.rpartition("@")[0] or "guest:guest"
+        if self.management is None:
+            host = f"[{broker.hostname}]" if ":" in (broker.hostname or "") else broker.hostname
+            return f"http://{user}@{host}:15672"
+        parts = urlsplit(self.management.get_secret_value())
+        if "@" in parts.netloc:
+            return parts.geturl()
+        return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc}"))
+
+
+def _is_amqps(url: SecretStr) -> bool:
+    return urlsplit(url.get_secret_value()).scheme == "amqps"
+
+
+def group_of(name: str) -> str:
+    """The help heading of the setting *name*."""
+    extra = Settings.model_fields[name].json_schema_extra
+    return str(extra["group"]) if isinstance(extra, dict) else ""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return redact(value.get_secret_value())
+    if isinstance(value, tuple):
+        # An Address is a tuple too, and is one value.
+        return str(value) if isinstance(value, Address) else [_plain(element) for element in value]
+    return str(value) if isinstance(value, Path) else value

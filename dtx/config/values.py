@@ -1,0 +1,138 @@
+"""The values that settings take: sizes, durations, addresses, URLs; and how secrets are kept out of sight."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+DAY: Final = 86400
+_SIZE_UNITS: Final = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "kb": 1000, "mb": 1000**2, "gb": 1000**3}
+_TIME_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": float(DAY)}
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+RM_NAME: Final = re.compile(r"[a-z0-9._-]{1,64}")
+_URL_WITH_USER: Final = re.compile(r"([a-z][a-z0-9+.-]*://)([^\s\"'<>]*)@", re.IGNORECASE)
+_PASSWORD_FIELD: Final = re.compile(
+    r"\b(\w*password|passwd|secret)(\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)", re.IGNORECASE
+)
+
+
+class ConfigError(Exception):
+    """A setting is missing, unknown or wrong. The message is one sentence for people, without secrets."""
+
+
+class Address(NamedTuple):
+    """A TCP address to listen on; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def redact(text: str) -> str:
+    """*text* with every password in a URL or a connection string replaced by ``***``.
+
+    Hides rather too much than too little: a URL is taken to reach its last ``@``, since people forget to
+    percent-encode passwords.
+    """
+    return _PASSWORD_FIELD.sub(r"\1\2***", _URL_WITH_USER.sub(_without_password, text))
+
+
+def _without_password(match: re.Match[str]) -> str:
+    user, colon, _ = match[2].partition(":")
+    return f"{match[1]}{user}{':***' if colon else ''}@"
+
+
+def parse_size(value: object) -> int:
+    """A number of bytes from ``65536``, ``"64KiB"``, ``"2 MiB"`` or ``"1GB"``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    number = _quantity(value, _SIZE_UNITS, "a size, for example 65536 or 64MiB")
+    if number != int(number):
+        raise ValueError(f"{value} is not a whole number of bytes")
+    return int(number)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from ``10``, ``0.5``, ``"10s"``, ``"500ms"``, ``"5m"``, ``"1h"`` or ``"90d"``.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    return _quantity(value, _TIME_UNITS, "a duration, for example 10s, 5m or 2h (a bare number is in seconds)")
+
+
+def _quantity(value: object, units: Mapping[str, float], expected: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return value
+    if isinstance(value, str) and (match := _QUANTITY.fullmatch(value.strip())) and match[2].lower() in units:
+        return float(match[1]) * units[match[2].lower()]
+    raise ValueError(f"{value!r} is not {expected}")
+
+
+def parse_listen(value: object) -> tuple[Address, ...]:
+    """Addresses from ``"127.0.0.1:5673,[::1]:5673"`` or from a sequence of them.
+
+    Raises:
+        ValueError: one of them is not ``host:port`` or ``[ipv6]:port``.
+    """
+    return tuple(_address(part) for part in split_list(value))
+
+
+def _address(part: object) -> Address:
+    if isinstance(part, Address):
+        return part
+    text = str(part)
+    host, _, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+        raise ValueError(f"{text!r} is not host:port, for example 127.0.0.1:5673 or [::1]:5673")
+    return Address(host[1:-1] if bracketed else host, int(port))
+
+
+def split_list(value: object) -> tuple[object, ...]:
+    """The elements of a sequence, of a comma separated text, or of a sequence of such texts."""
+    if isinstance(value, str):
+        return tuple(part for part in (piece.strip() for piece in value.split(",")) if part)
+    if isinstance(value, Address) or not isinstance(value, Iterable):
+        return (value,)
+    return tuple(
+        part for element in value for part in (split_list(element) if isinstance(element, str) else (element,))
+    )
+
+
+def url_of(schemes: tuple[str, ...], example: str) -> Callable[[object], SecretStr]:
+    """A parser of URLs of these schemes, which never repeats the URL in what it raises."""
+
+    def check(value: object) -> SecretStr:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        try:
+            parts = urlsplit(text)
+            _ = parts.port
+        except ValueError:
+            parts = None
+        if parts is None or "@" in parts.path + parts.query + parts.fragment:
+            raise ValueError("not a URL; percent-encode special characters in user name, password and path")
+        if parts.scheme not in schemes:
+            raise ValueError(f"the URL must begin with {' or '.join(f'{name}://' for name in schemes)}, as {example}")
+        if not parts.hostname and not parts.scheme.startswith("postgres"):
+            raise ValueError(f"the URL names no host, expected {example}")
+        return SecretStr(text)
+
+    return check
+
+
+def broker_vhost(url: str) -> str:
+    """The vhost that an AMQP URL names: ``/`` where it has no path, else the decoded path without its first slash.
+
+    (RabbitMQ URI specification, "vhost": ``amqp://host/`` is read here as ``/`` too, as most clients do.)
+    """
+    return unquote(urlsplit(url).path.removeprefix("/")) or "/"

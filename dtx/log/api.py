@@ -1,0 +1,100 @@
+"""The transaction log as the manager sees it. Two implementations obey one contract: PostgreSQL and in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Protocol
+from uuid import UUID
+
+from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
+from dtx.log.records import BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.xa.xid import Xid
+
+
+class LogError(Exception):
+    """The log could not do what was asked; the message is safe to show (no secrets)."""
+
+
+class LogConflict(LogError):
+    """The row was not in the expected state and version, or the xid is there already. Nothing was written."""
+
+
+class LogUnavailable(LogError):
+    """The database could not be reached or refused; whether the write happened is *not known*."""
+
+
+class LeaseLost(LogError):
+    """Another dtx holds the lease (or ours ran out). Nothing was written."""
+
+
+class TransactionLog(Protocol):
+    """The truth about every branch that has voted.
+
+    Every method raises LogUnavailable when the database is away; nothing else than a LogError escapes.
+    """
+
+    async def open(self) -> None:
+        """Take the lease of this resource manager, bumping its epoch. Waits while another dtx holds it."""
+
+    async def close(self) -> None:
+        """Finish pending writes, release the lease, close connections."""
+
+    @property
+    def lease_valid(self) -> bool:
+        """Whether the lease is known to be ours at this moment (by the monotonic clock, with a margin)."""
+
+    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
+        """Make *record* durable; returns after the commit that contains it.
+
+        Args:
+            record: what to write.
+            urgent: ``False`` where nobody waits for it: it may wait some milliseconds for company.
+
+        Raises:
+            LogConflict, LogUnavailable, LeaseLost.
+        """
+
+    def load(self) -> AsyncIterator[BranchRecord]:
+        """Every logged branch of this resource manager, without work; for the start."""
+
+    async def read_work(self, branch_id: UUID) -> list[Work]:
+        """The work of a branch, in order of position, bodies included."""
+
+    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
+        """What the log says about *xid* now. Raises LeaseLost when the lease is not valid: see "never 404 in doubt"."""
+
+    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
+        """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""
+
+
+class MessageLog(TransactionLog, Protocol):
+    """The log of standalone mode: messages and topology are in the same database, written in the same groups."""
+
+    @property
+    def congested(self) -> bool:
+        """Whether so many records wait that those who :meth:`submit` should pause."""
+
+    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+        """As ``write``, without waiting: the future is done when *record* is durable, or has the LogError."""
+
+    async def settled(self) -> None:
+        """Return when the outcome of every write that was ever sent is known; LogUnavailable when that takes long."""
+
+    async def load_definitions(self) -> Definitions:
+        """All durable topology of this resource manager."""
+
+    def load_queues(self, queues: Sequence[int], *, detailed: Collection[int] = ()) -> AsyncIterator[QueueContents]:
+        """What is stored in *queues*, in their order; those in *detailed* with flags and sizes. Reads no body."""
+
+    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
+        """The messages in *slots*, bodies included, in their order; what is not there is left out.
+
+        Args:
+            slots: which; those that hold a message are all read where *octets* is not given.
+            octets: of bodies: with so many, and one message at least, the answer ends.
+        """
+
+    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
+        """Those of *slots* that hold a message; after a write of unknown outcome ask when the log is ``settled``."""
+
+    async def stray_queues(self, known: Collection[int]) -> list[int]:
+        """Queues of this resource manager that have messages stored and are not among *known*."""

@@ -1,0 +1,201 @@
+"""What standalone mode stores: messages, and what they are routed by.
+
+A message has one row for each queue that it is routed to. A row is inserted and deleted, and nothing in between on any
+hot path. It may be there and yet be seen by nobody: while a branch in the log names its slot as *published*.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from typing import Final, NamedTuple
+
+
+class Slot(NamedTuple):
+    """The place of one message.
+
+    Args:
+        queue: the queue's id, random 62 bits, never used again.
+        position: from one counter of the resource manager that only grows, so it orders each queue, and no slot is
+            ever used twice.
+    """
+
+    queue: int
+    position: int
+
+
+class MessageFlag(IntFlag):
+    """Bits of :attr:`StoredMessage.flags`. Bits 8 to 15 are the priority, in queues that have priorities."""
+
+    PERSISTENT = 1
+
+
+PRIORITY_SHIFT: Final = 8
+"""``flags >> PRIORITY_SHIFT & 0xFF`` is the message's priority."""
+
+
+_ROW_BYTES: Final = 256
+"""Of a message's names and columns, about."""
+
+
+_SLOT_BYTES: Final = 64
+"""Of a slot, with the log that PostgreSQL writes for a deletion."""
+
+
+class StoredMessage(NamedTuple):
+    """One row of ``message``: a tuple, since the hot path makes one for each message and binds it as it is.
+
+    Args:
+        queue, position: its slot.
+        exchange, routing_key: as published.
+        flags: see :class:`MessageFlag`; a message that is not persistent does not survive a restart.
+        properties: content header from the property flags on, as received.
+        body: the message body.
+        expires_at: seconds since the epoch, or ``None``.
+    """
+
+    queue: int
+    position: int
+    exchange: bytes
+    routing_key: bytes
+    flags: int
+    properties: bytes
+    body: bytes
+    expires_at: float | None = None
+
+    @property
+    def slot(self) -> Slot:
+        """Where it is."""
+        return Slot(self.queue, self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Of messages, in the transaction of the record that carries it. Puts come before drops.
+
+    Args:
+        puts: messages that enter; a slot that is taken refuses the record (LogConflict).
+        drops: messages that leave; one that is gone already is no error.
+        expiries: messages that get another time to expire (seconds since the epoch).
+        delivered: by queue id, the position up to which messages may have been delivered before; it only grows.
+    """
+
+    puts: Sequence[StoredMessage] = ()
+    drops: Sequence[Slot] = ()
+    expiries: Sequence[tuple[Slot, float]] = ()
+    delivered: Sequence[tuple[int, int]] = ()
+
+    @property
+    def size(self) -> int:
+        """Octets of the messages that enter, and the work of others in terms of that, about."""
+        moved = len(self.drops) + len(self.expiries)
+        return sum([len(put.body) + len(put.properties) + _ROW_BYTES for put in self.puts]) + moved * _SLOT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Publishes, acknowledgements and ``tx.commit`` outside of branches: all of *change* or nothing."""
+
+    change: Change
+
+
+class DestinationKind(StrEnum):
+    """What a binding leads to."""
+
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+class ExchangeKey(NamedTuple):
+    """Names a durable exchange."""
+
+    vhost: str
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRow:
+    """A durable exchange; *arguments* is its field table as on the wire, without the length."""
+
+    vhost: str
+    name: bytes
+    type: str
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: bytes = b""
+
+    @property
+    def key(self) -> ExchangeKey:
+        """What names it."""
+        return ExchangeKey(self.vhost, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A durable queue; *delivered* is set by :attr:`Change.delivered` alone and only read here."""
+
+    vhost: str
+    id: int
+    name: bytes
+    auto_delete: bool = False
+    arguments: bytes = b""
+    delivered: int = 0
+
+
+class BindingRow(NamedTuple):
+    """A binding between durable things; all of it together names it."""
+
+    vhost: str
+    source: bytes
+    destination_kind: DestinationKind
+    destination: bytes
+    routing_key: bytes
+    arguments: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Define:
+    """Durable topology comes and goes, in one transaction: what goes leaves before what comes.
+
+    All of it may be written again without harm. The messages of a queue that goes are removed later, in pieces.
+
+    Args:
+        exchanges, queues, bindings: they are there afterwards, whether they were before or not.
+        exchanges_gone, queues_gone, bindings_gone: they are not; a queue is named by its id.
+    """
+
+    exchanges: Sequence[ExchangeRow] = ()
+    exchanges_gone: Sequence[ExchangeKey] = ()
+    queues: Sequence[QueueRow] = ()
+    queues_gone: Sequence[int] = ()
+    bindings: Sequence[BindingRow] = ()
+    bindings_gone: Sequence[BindingRow] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definitions:
+    """All durable topology of a resource manager."""
+
+    exchanges: tuple[ExchangeRow, ...] = ()
+    queues: tuple[QueueRow, ...] = ()
+    bindings: tuple[BindingRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueContents:
+    """What a start learns of one queue without reading a single body.
+
+    Args:
+        queue: its id.
+        positions: of all its messages, in order; signed 64 bits.
+        transient: positions of those that a restart drops.
+        expiries: position and time, of those that expire.
+        flags, sizes: of the message at each of *positions*, where asked for: flags and octets of the body.
+    """
+
+    queue: int
+    positions: "array[int]"
+    transient: "array[int]"
+    expiries: Sequence[tuple[int, float]] = ()
+    flags: "array[int] | None" = None
+    sizes: "array[int] | None" = None

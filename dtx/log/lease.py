@@ -1,0 +1,221 @@
+"""One active dtx for each resource manager.
+
+The row ``dtx.lease`` names the holder, an *epoch* that only grows, and when the lease runs out by the database's
+clock. A standby waits until it has run out (a clean close ends it at once), takes it and bumps the epoch before it
+reads anything. Every write proves its epoch under a lock on that row: a holder that was paused and replaced cannot
+write, not even with a transaction that it began before.
+
+Running out is not losing: as long as nobody else took the lease, its holder may renew it late. But while it has run
+out nothing is said about unknown xids (:attr:`Lease.valid`): a successor might know better. Our side measures with a
+clock that goes on while the machine is suspended, from *before* the renewal was asked for, and gives up a margin
+early.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+from uuid import UUID, uuid4
+
+import psycopg
+
+from dtx.log.api import LeaseLost, LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.process import is_dead, this_process
+from dtx.log.session import connect, session_settings
+from dtx.telemetry import get_logger
+
+POLL_SECONDS: Final = 0.25
+"""How often a standby asks: the delay of a handover after a clean close."""
+_RETRY_SECONDS: Final = 0.5
+
+_TAKE: Final = """
+INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days)
+VALUES (%(rm)s, 1, %(holder)s, %(process)s, %(instance)s, clock_timestamp(),
+    clock_timestamp() + %(ttl)s * interval '1 second', %(days)s)
+ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + 1, holder = excluded.holder, process = excluded.process,
+    instance = excluded.instance, taken_at = excluded.taken_at,
+    expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days
+WHERE l.expires_at < clock_timestamp() OR l.instance = %(dead)s
+RETURNING epoch
+"""
+_HOLDER: Final = "SELECT holder, process, instance FROM dtx.lease WHERE rm = %(rm)s"
+_RENEW: Final = """
+UPDATE dtx.lease SET expires_at = clock_timestamp() + %(ttl)s * interval '1 second'
+WHERE rm = %(rm)s AND instance = %(instance)s RETURNING epoch
+"""
+_RELEASE: Final = "UPDATE dtx.lease SET expires_at = '-infinity' WHERE rm = %(rm)s AND instance = %(instance)s"
+
+log = get_logger()
+
+
+def clock() -> float:
+    """Seconds that only grow, suspension of the machine included where the system tells it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Lease:
+    """The right to be the active dtx of *rm*.
+
+    Args:
+        dsn: the database.
+        rm: name of the resource manager.
+        holder: who we are, for people: ``host:pid``.
+        ttl: seconds that the lease lives without renewal; it is renewed three times in that time.
+        retention_days: how long this resource manager wants its journal kept.
+        on_lost: called once when another dtx has taken the lease.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        rm: str,
+        holder: str,
+        *,
+        ttl: float = 15.0,
+        retention_days: int = 30,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._rm = rm
+        self._ttl = ttl
+        self._on_lost = on_lost
+        self.instance: UUID = uuid4()
+        self._parameters = {
+            "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
+            "days": retention_days,
+        }  # fmt: skip
+        self._connection: psycopg.AsyncConnection | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._valid_until = float("-inf")
+        self.lost = asyncio.Event()
+        """Set when another dtx has taken the lease: this one must stop."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether nobody else can have the lease at this moment."""
+        return clock() < self._valid_until and not self.lost.is_set()
+
+    async def take(self) -> int:
+        """Wait until nobody else holds the lease, take it, and keep it renewed.
+
+        Returns:
+            The new epoch.
+
+        Raises:
+            LogUnavailable: the database cannot be reached (at first; later a standby outlives that).
+            LogError: the tables are missing, or not for us.
+        """
+        await self._connect()
+        told = ""
+        while True:
+            try:
+                epoch, holder = await self._try()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                raise LogError(f"there are no tables of dtx in {self._dsn.shown}: run dtx migrate") from None
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise LogError(f"the database user may not use the log: {self._dsn.explain(error)}") from None
+            except (psycopg.Error, OSError, LogUnavailable) as error:
+                log.warning("the database is away, waiting for it", error=self._dsn.explain(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if epoch is not None:
+                break
+            if holder != told:
+                log.info("another dtx is active, standing by", holder=holder, rm=self._rm)
+                told = holder
+            await asyncio.sleep(POLL_SECONDS)
+        self._renewal = asyncio.create_task(self._keep(), name="lease renewal")
+        log.info("lease taken", rm=self._rm, epoch=epoch)
+        return epoch
+
+    async def _try(self) -> tuple[int | None, str]:
+        """The new epoch, or ``None`` and who has the lease."""
+        connection = await self._connect()
+        row = await (await connection.execute(_HOLDER, self._parameters)).fetchone()
+        holder, dead = "", None
+        if row is not None:
+            holder, process, instance = row
+            dead = instance if is_dead(process) else None
+        asked = clock()
+        row = await (await connection.execute(_TAKE, self._parameters | {"dead": dead})).fetchone()
+        if row is None:
+            return None, holder
+        self._extend(asked)
+        return int(row[0]), holder
+
+    def _extend(self, asked: float) -> None:
+        # The margin covers two clocks that run at different speeds, and what follows the look at this one.
+        self._valid_until = asked + self._ttl * 0.9
+
+    async def _connect(self) -> psycopg.AsyncConnection:
+        if self._connection is None or self._connection.closed:
+            try:
+                self._connection = await connect(
+                    self._dsn, session_settings("lease", self.instance, statement_timeout=self._ttl), timeout=self._ttl
+                )
+            except (psycopg.Error, OSError) as error:
+                raise LogUnavailable(f"cannot connect to {self._dsn.shown}: {self._dsn.explain(error)}") from None
+        return self._connection
+
+    async def _keep(self) -> None:
+        pause = self._ttl / 3
+        while not self.lost.is_set():
+            await asyncio.sleep(pause)
+            try:
+                async with asyncio.timeout(self._ttl):
+                    await self.renew()
+            except (psycopg.Error, OSError, LogUnavailable, TimeoutError) as error:
+                pause = min(_RETRY_SECONDS, self._ttl / 10)
+                log.warning("the lease could not be renewed", rm=self._rm, error=self._dsn.explain(error))
+                await self._disconnect()
+            except LeaseLost:
+                return
+            except Exception:
+                log.exception("the renewal of the lease failed", rm=self._rm)
+            else:
+                pause = self._ttl / 3
+
+    async def renew(self) -> None:
+        """Ask for another *ttl* seconds.
+
+        Raises:
+            LeaseLost: another dtx has it.
+            LogUnavailable, psycopg.Error: not known.
+        """
+        connection = await self._connect()
+        asked = clock()
+        row = await (await connection.execute(_RENEW, self._parameters)).fetchone()
+        if row is None:
+            self.lose()
+            raise LeaseLost("another dtx has taken the lease")
+        self._extend(asked)
+
+    def lose(self) -> None:
+        """Another dtx holds the lease: tell everybody, once."""
+        if not self.lost.is_set():
+            self.lost.set()
+            log.error("another dtx has taken the lease", rm=self._rm)
+            if self._on_lost is not None:
+                self._on_lost()
+
+    async def release(self) -> None:
+        """End the lease at once, so that a standby takes over; harmless when it is lost or the database away."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._renewal
+            self._renewal = None
+        held = self._valid_until > float("-inf") and not self.lost.is_set()
+        self._valid_until = float("-inf")
+        if held:
+            with suppress(psycopg.Error, OSError, LogUnavailable, TimeoutError):
+                async with asyncio.timeout(min(self._ttl, 5.0)):
+                    await (await self._connect()).execute(_RELEASE, self._parameters)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

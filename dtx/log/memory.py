@@ -1,0 +1,349 @@
+"""The in-memory twin of the log: the same contract, no database, faults on demand. For tests of what stands on the log.
+
+Several logs may share one :class:`MemoryDatabase`, as several dtx share a PostgreSQL: a log that is opened later on
+the same database finds what the earlier one wrote, and its lease.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Final, assert_never
+from uuid import UUID
+
+from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
+from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
+from dtx.log.memory_messages import MemoryMessages
+from dtx.log.records import (
+    ENDINGS,
+    Advance,
+    BranchRecord,
+    Complete,
+    Ending,
+    Insert,
+    JournalEntry,
+    LogState,
+    LogWrite,
+    Lookup,
+    Note,
+    Unit,
+    UnitState,
+    Work,
+    WorkKind,
+)
+from dtx.xa.xid import Xid
+
+
+class Fault(Enum):
+    """What goes wrong with one write."""
+
+    REFUSED = auto()
+    """LogUnavailable, and nothing was written."""
+    ANSWER_LOST = auto()
+    """LogUnavailable, although it was written."""
+    LEASE_LOST = auto()
+    """Another dtx takes the lease first."""
+
+
+@dataclass(slots=True)
+class _Row:
+    rm: str
+    branch: BranchRecord
+    work: dict[int, Work]
+
+
+@dataclass(slots=True)
+class MemoryDatabase:
+    """What is durable: it outlives the logs on it."""
+
+    rows: dict[UUID, _Row] = field(default_factory=dict)
+    journal: list[tuple[str, JournalEntry]] = field(default_factory=list)
+    messages: MemoryMessages = field(default_factory=MemoryMessages)
+    holders: dict[str, "MemoryLog"] = field(default_factory=dict)
+    released: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+class MemoryLog:
+    """See :class:`dtx.log.api.TransactionLog`.
+
+    Args:
+        rm: name of the resource manager.
+        database: shared with other logs; default one of its own.
+    """
+
+    def __init__(self, rm: str = "dtx", database: MemoryDatabase | None = None) -> None:
+        self.database: Final = database or MemoryDatabase()
+        self.faults: Final[deque[Fault]] = deque()
+        """One for each of the next writes; empty: all goes well."""
+        self.running: Final = asyncio.Event()
+        """Cleared: writes wait before anything happens, as behind a slow disk."""
+        self.running.set()
+        self.written: Final[list[LogWrite]] = []
+        """Every record that became durable through this log, in order."""
+        self.reachable = True
+        """False: every call ends in LogUnavailable, and the lease is not valid."""
+        self._rm = rm
+
+    async def open(self) -> None:
+        """Take the lease; waits while another log holds it."""
+        self._require_reachable()
+        database = self.database
+        async with database.released:
+            await database.released.wait_for(lambda: self._rm not in database.holders)
+            database.holders[self._rm] = self
+
+    async def close(self) -> None:
+        """Release the lease."""
+        async with self.database.released:
+            if self._holds_lease:
+                del self.database.holders[self._rm]
+            self.database.released.notify_all()
+
+    def crash(self) -> None:
+        """End as by kill -9, with the lease run out: the next log may open at once."""
+        if self._holds_lease:
+            del self.database.holders[self._rm]
+
+    @property
+    def _holds_lease(self) -> bool:
+        return self.database.holders.get(self._rm) is self
+
+    @property
+    def lease_valid(self) -> bool:
+        """Whether the lease is known to be ours."""
+        return self._holds_lease and self.reachable
+
+    def _require_reachable(self) -> None:
+        if not self.reachable:
+            raise LogUnavailable("the database is away")
+
+    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:  # noqa: ARG002 - nothing waits in memory
+        """Make *record* durable, or fail as :attr:`faults` says.
+
+        Raises:
+            LogConflict, LogUnavailable, LeaseLost.
+        """
+        await asyncio.sleep(0)
+        await self.running.wait()
+        self._require_reachable()
+        fault = self.faults.popleft() if self.faults else None
+        if fault is Fault.REFUSED:
+            raise LogUnavailable("the database refused the record: as the test wants it")
+        if fault is Fault.LEASE_LOST:
+            self.database.holders[self._rm] = MemoryLog(self._rm, self.database)
+        if not self._holds_lease:
+            raise LeaseLost("another dtx holds the lease")
+        self._apply(record)
+        self.written.append(record)
+        if fault is Fault.ANSWER_LOST:
+            raise LogUnavailable("the database is away, the outcome of the write is not known: as the test wants it")
+
+    @property
+    def congested(self) -> bool:
+        """Never: nothing waits in memory."""
+        return False
+
+    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+        """Write *record* without waiting for it; in the order of the calls."""
+        return asyncio.ensure_future(self.write(record, urgent=urgent))
+
+    async def settled(self) -> None:
+        """Every write here has a known outcome, unless the database is away."""
+        self._require_reachable()
+
+    def _apply(self, record: LogWrite) -> None:
+        messages = self.database.messages
+        journal: JournalEntry | None = None
+        change: Change | None = None
+        match record:
+            case Insert(journal=journal, change=change):
+                messages.check(change)
+                self._insert(record)
+            case Advance(journal=journal):
+                self._advance(record)
+            case Complete(journal=journal, change=change):
+                messages.check(change)
+                self._find(record.id, record.expect, record.version)
+                del self.database.rows[record.id]
+            case Note(journal=journal, change=change):
+                messages.check(change)
+            case Store(change=change):
+                messages.check(change)
+            case Define():
+                messages.define(self._rm, record)
+            case _ as never:
+                assert_never(never)
+        if change is not None:
+            messages.apply(self._rm, change)
+        if journal is not None:
+            self.database.journal.append((self._rm, _rounded_entry(journal)))
+
+    def _insert(self, record: Insert) -> None:
+        branch = record.branch
+        if branch.id in self.database.rows or self._row(branch.vhost, branch.xid) is not None:
+            raise LogConflict(f"the branch is in the log already (xid {branch.xid})")
+        _check_branch(branch)
+        _check_unique("unit", [unit.number for unit in branch.units])
+        _check_unique("work", [work.position for work in record.work])
+        for work in record.work:
+            _check_work(work)
+        work_by_position = {work.position: work for work in record.work}
+        self.database.rows[branch.id] = _Row(self._rm, _rounded_branch(branch), work_by_position)
+
+    def _advance(self, record: Advance) -> None:
+        row = self._find(record.id, record.expect, record.version)
+        old = row.branch
+        units = {unit.number: unit for unit in old.units}
+        if record.unit is not None:
+            units[record.unit.number] = record.unit
+        for number in record.units_done:
+            if number not in units:
+                raise LogConflict("the unit is not there")
+            units[number] = replace(units[number], state=UnitState.DONE)
+        if not row.work.keys() >= set(record.settled):
+            raise LogConflict("the work is not there")
+        new = replace(
+            old,
+            state=record.to,
+            version=old.version + 1,
+            prepared_at=old.prepared_at if record.prepared_at is None else record.prepared_at,
+            decided_at=old.decided_at if record.decided_at is None else record.decided_at,
+            stuck=record.stuck,
+            outcome=record.outcome or old.outcome,
+            units=_ordered(units),
+        )
+        _check_branch(new)
+        row.branch = _rounded_branch(new)
+        for position in record.settled:
+            del row.work[position]
+
+    def _find(self, branch_id: UUID, expect: LogState, version: int) -> _Row:
+        row = self.database.rows.get(branch_id)
+        if row is None or row.rm != self._rm or (row.branch.state, row.branch.version) != (expect, version):
+            raise LogConflict("the branch is not in the expected state and version")
+        return row
+
+    def _row(self, vhost: str, xid: Xid) -> _Row | None:
+        for row in self.database.rows.values():
+            if (row.rm, row.branch.vhost, row.branch.xid) == (self._rm, vhost, xid):
+                return row
+        return None
+
+    async def load(self) -> AsyncIterator[BranchRecord]:
+        """Every logged branch of this resource manager."""
+        self._require_reachable()
+        for row in [row for row in self.database.rows.values() if row.rm == self._rm]:
+            yield row.branch
+
+    async def read_work(self, branch_id: UUID) -> list[Work]:
+        """The work of a branch, in order of position."""
+        self._require_reachable()
+        row = self.database.rows.get(branch_id)
+        return [] if row is None else [row.work[position] for position in sorted(row.work)]
+
+    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
+        """What the log says about *xid* now.
+
+        Raises:
+            LeaseLost: the lease is not valid.
+        """
+        self._require_reachable()
+        if not self.lease_valid:
+            raise LeaseLost("the lease has run out, or another dtx has it")
+        row = self._row(vhost, xid)
+        if row is not None:
+            return Lookup(branch=row.branch)
+        lines = [line for line in await self.history(vhost, xid) if line.event in ENDINGS]
+        if not lines:
+            return Lookup()
+        last = lines[-1]
+        return Lookup(
+            ending=Ending(
+                event=last.event, at=last.at, branch_id=last.branch_id, owner=last.owner, outcome=last.outcome
+            )
+        )
+
+    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
+        """The journal of *xid*, oldest first."""
+        self._require_reachable()
+        lines = [
+            line
+            for rm, line in self.database.journal
+            if rm == self._rm and line.xid == xid and vhost in {None, line.vhost}
+        ]
+        return sorted(lines, key=lambda line: line.at)
+
+    async def load_definitions(self) -> Definitions:
+        """All durable topology of this resource manager."""
+        self._require_reachable()
+        return self.database.messages.definitions(self._rm)
+
+    async def load_queues(
+        self, queues: Sequence[int], *, detailed: Collection[int] = ()
+    ) -> AsyncIterator[QueueContents]:
+        """What is stored in *queues*."""
+        self._require_reachable()
+        for queue in queues:
+            yield self.database.messages.contents(queue, detailed=queue in detailed)
+
+    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
+        """The messages in *slots*; what is not there is left out."""
+        self._require_reachable()
+        return self.database.messages.read(slots, octets)
+
+    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
+        """Those of *slots* that hold a message."""
+        return set(await self.read_messages(slots))
+
+    async def stray_queues(self, known: Collection[int]) -> list[int]:
+        """Queues of this resource manager that have messages and are not among *known*."""
+        self._require_reachable()
+        return self.database.messages.strays(self._rm, known)
+
+
+def _ordered(units: dict[int, Unit]) -> tuple[Unit, ...]:
+    return tuple(units[number] for number in sorted(units))
+
+
+def _check_branch(branch: BranchRecord) -> None:
+    if (branch.state is LogState.HEURISTIC) != (branch.outcome is not None):
+        raise LogConflict("a heuristic outcome belongs to the state heuristic, and the state to an outcome")
+    if branch.version < 1 or min(branch.timeout, branch.publishes, branch.consumes, branch.bytes) < 0:
+        raise LogConflict("a count of the branch is negative")
+
+
+def _check_unique(what: str, numbers: list[int]) -> None:
+    if len(set(numbers)) != len(numbers) or min(numbers, default=0) < 0:
+        raise LogConflict(f"the numbers of the {what} are not different ones from 0 on")
+
+
+def _check_work(work: Work) -> None:
+    consumed = work.kind is WorkKind.CONSUME
+    if consumed != (work.queue is not None) or (work.unit is not None and not consumed):
+        raise LogConflict("a consumption has a queue, a publish has neither queue nor unit")
+
+
+def _rounded(at: float | None) -> float | None:
+    """PostgreSQL keeps microseconds."""
+    return None if at is None else round(at * 1_000_000) / 1_000_000
+
+
+def _rounded_branch(branch: BranchRecord) -> BranchRecord:
+    return replace(
+        branch,
+        started_at=_rounded(branch.started_at) or 0.0,
+        prepared_at=_rounded(branch.prepared_at),
+        decided_at=_rounded(branch.decided_at),
+        units=_ordered({unit.number: unit for unit in branch.units}),
+    )
+
+
+def _rounded_entry(entry: JournalEntry) -> JournalEntry:
+    return replace(
+        entry,
+        at=_rounded(entry.at) or 0.0,
+        started_at=_rounded(entry.started_at),
+        prepared_at=_rounded(entry.prepared_at),
+        decided_at=_rounded(entry.decided_at),
+    )

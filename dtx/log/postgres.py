@@ -1,0 +1,237 @@
+"""The transaction log in PostgreSQL: the lease, the writer and the readers put together."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Final
+from uuid import UUID
+
+from dtx.log import checks, retention
+from dtx.log.api import LeaseLost, LogUnavailable
+from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
+from dtx.log.dsn import Dsn
+from dtx.log.lease import Lease
+from dtx.log.messages import MessageReader
+from dtx.log.queries import Readers
+from dtx.log.records import BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.log.writer import Writer
+from dtx.telemetry import get_logger
+from dtx.xa.xid import Xid
+
+MAINTENANCE_SECONDS: Final = 3600.0
+"""Between two looks at the journal's partitions; they are made days ahead."""
+
+log = get_logger()
+
+
+class PostgresLog:
+    """The truth about every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
+
+    The tables must be there: see :func:`dtx.log.migrate.upgrade`.
+
+    Args:
+        url: ``postgresql://user:password@host:port/name``.
+        rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
+        holder: who we are, for people; default ``host:pid``.
+        lease_ttl: seconds after which a standby takes over from a dtx that is gone.
+        retention_days: how long the journal, and with it the outcome memory, is kept; at least 1.
+        retry_window: seconds for which a write outlives a database that is away.
+        answer_timeout: seconds after which a database that does not answer counts as away.
+        unsafe: accept a server that loses commits in a crash.
+        observe: told of each commit: how many records, how many seconds.
+        on_lease_lost: called once when another dtx has taken the lease; the service must stop.
+        on_failed: called once when the log can write no more, by a fault of its own; the service must stop, so that
+            another one can take over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        rm: str,
+        *,
+        holder: str | None = None,
+        lease_ttl: float = 15.0,
+        retention_days: int = 30,
+        retry_window: float = 10.0,
+        answer_timeout: float = 30.0,
+        unsafe: bool = False,
+        observe: Callable[[int, float], None] | None = None,
+        on_lease_lost: Callable[[], None] | None = None,
+        on_failed: Callable[[], None] | None = None,
+    ) -> None:
+        self._dsn = Dsn(url)
+        self._rm = rm
+        self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
+        self._lease_ttl = lease_ttl
+        self._retention_days = max(1, retention_days)
+        self._retry_window = retry_window
+        self._answer_timeout = answer_timeout
+        self._unsafe = unsafe
+        self._observe = observe
+        self._on_lease_lost = on_lease_lost
+        self._on_failed = on_failed
+        self._lease: Lease | None = None
+        self._writer: Writer | None = None
+        self._readers: Readers | None = None
+        self._messages: MessageReader | None = None
+        self._maintenance: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Check the server, take the lease (waits while another dtx holds it), connect.
+
+        Raises:
+            LogError: the server would lose what it has promised, or its tables are missing.
+            LogUnavailable: the database cannot be reached.
+        """
+        await asyncio.to_thread(checks.require_safe, self._dsn, unsafe=self._unsafe)
+        self._lease = Lease(
+            self._dsn,
+            self._rm,
+            self._holder,
+            ttl=self._lease_ttl,
+            retention_days=self._retention_days,
+            on_lost=self._on_lease_lost,
+        )
+        try:
+            await self._lease.take()
+            self._writer = Writer(
+                self._dsn,
+                self._rm,
+                self._lease,
+                durable=not self._unsafe,
+                retry_window=self._retry_window,
+                answer_timeout=self._answer_timeout,
+                observe=self._observe,
+                on_failed=self._on_failed,
+            )
+            await self._writer.start()
+            self._readers = Readers(self._dsn, self._rm, self._lease.instance, timeout=self._answer_timeout)
+            self._messages = MessageReader(self._readers)
+            self._maintenance = asyncio.create_task(self._maintain(), name="journal maintenance")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what was submitted, end the lease so that a standby takes over at once, disconnect."""
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.gather(self._maintenance, return_exceptions=True)
+            self._maintenance = None
+        if self._writer is not None:
+            await self._writer.close()
+        if self._readers is not None:
+            await self._readers.close()
+        if self._lease is not None:
+            await self._lease.release()
+
+    @property
+    def lease_valid(self) -> bool:
+        """Whether the lease is known to be ours at this moment."""
+        return self._lease is not None and self._lease.valid
+
+    async def wait_lost(self) -> None:
+        """Return when another dtx has taken the lease."""
+        if self._lease is None:
+            raise LogUnavailable("the log is not open")
+        await self._lease.lost.wait()
+
+    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
+        """Make *record* durable; returns after the commit that contains it (see :class:`dtx.log.api.TransactionLog`).
+
+        Raises:
+            LogConflict, LogUnavailable, LeaseLost.
+        """
+        if self._writer is None:
+            raise LogUnavailable("the log is not open")
+        await self._writer.write(record, urgent=urgent)
+
+    async def load(self) -> AsyncIterator[BranchRecord]:
+        """Every logged branch of this resource manager, with its units, without work."""
+        async for branch in self._reader().load():
+            yield branch
+
+    async def read_work(self, branch_id: UUID) -> list[Work]:
+        """The work of a branch, in order of position, bodies included."""
+        return await self._reader().read_work(branch_id)
+
+    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
+        """What the log says about *xid* now.
+
+        Raises:
+            LeaseLost: the lease is not valid: a successor might know better.
+            LogUnavailable: the database is away, or an earlier write's outcome is not known yet.
+        """
+        if self._writer is None:
+            raise LogUnavailable("the log is not open")
+        await self._writer.settled()
+        found = await self._reader().lookup(vhost, xid)
+        # asked after reading: it was valid all the while
+        if not self.lease_valid:
+            raise LeaseLost("the lease has run out, or another dtx has it")
+        return found
+
+    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
+        """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""
+        return await self._reader().history(vhost, xid)
+
+    @property
+    def congested(self) -> bool:
+        """See :class:`dtx.log.api.MessageLog`, as for all that follow."""
+        return self._writer is not None and self._writer.congested
+
+    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+        """As :meth:`write`, without waiting."""
+        if self._writer is None:
+            raise LogUnavailable("the log is not open")
+        return self._writer.submit(record, urgent=urgent)
+
+    async def settled(self) -> None:
+        """Return when the outcome of every write is known."""
+        if self._writer is None:
+            raise LogUnavailable("the log is not open")
+        await self._writer.settled()
+
+    async def load_definitions(self) -> Definitions:
+        """All durable topology."""
+        return await self._message_reader().load_definitions()
+
+    async def load_queues(
+        self, queues: Sequence[int], *, detailed: Collection[int] = ()
+    ) -> AsyncIterator[QueueContents]:
+        """What is stored in *queues*."""
+        async for contents in self._message_reader().load_queues(queues, detailed=detailed):
+            yield contents
+
+    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
+        """The messages in *slots*."""
+        return await self._message_reader().read_messages(slots, octets)
+
+    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
+        """Those of *slots* that hold a message."""
+        return await self._message_reader().which_exist(slots)
+
+    async def stray_queues(self, known: Collection[int]) -> list[int]:
+        """Queues with messages that are not among *known*."""
+        return await self._message_reader().stray_queues(known)
+
+    def _message_reader(self) -> MessageReader:
+        if self._messages is None:
+            raise LogUnavailable("the log is not open")
+        return self._messages
+
+    def _reader(self) -> Readers:
+        if self._readers is None:
+            raise LogUnavailable("the log is not open")
+        return self._readers
+
+    async def _maintain(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(retention.maintain, self._dsn)
+            except LogUnavailable as error:
+                log.warning("the journal's partitions could not be maintained", error=str(error))
+            except Exception:
+                log.exception("the maintenance of the journal failed")
+            await asyncio.sleep(MAINTENANCE_SECONDS)

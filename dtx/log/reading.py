@@ -1,0 +1,337 @@
+"""Reading the log from outside: no lease, no service needed, nothing is written. For the command line and operators.
+
+Everything is read as it is committed at that moment; a running dtx may change it a moment later.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import psycopg
+from sqlalchemy import Connection, Select, Table, case, distinct, event, func, select, true
+from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
+
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.migrate import engine
+from dtx.log.queries import (
+    BRANCH_COLUMNS,
+    JOURNAL_COLUMNS,
+    UNIT_COLUMNS,
+    WORK_COLUMNS,
+    as_floats,
+    branch_record,
+    journal_entry,
+    unit_record,
+    work_record,
+)
+from dtx.log.records import ENDINGS, BranchRecord, JournalEntry, LogState, Work, WorkKind
+from dtx.log.tables import branch, heuristic_outcome, journal, lease, unit, work
+from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
+
+BATCH: Final = 1_000
+"""Rows fetched at a time: a list of any length is read in constant memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which branches are asked for; ``None`` is every.
+
+    Args:
+        rm, vhost, owner: exactly these.
+        state: in this state.
+        older_than: seconds since the branch was started, at least.
+    """
+
+    rm: str | None = None
+    vhost: str | None = None
+    state: LogState | None = None
+    owner: str | None = None
+    older_than: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubt:
+    """A branch that has voted and is not completed.
+
+    Args:
+        rm: its resource manager.
+        branch: without units.
+        age: seconds since it was started, by the database's clock.
+        queues: where it consumed.
+        exchanges: where it publishes; empty is the default exchange.
+    """
+
+    rm: str
+    branch: BranchRecord
+    age: float
+    queues: tuple[bytes, ...]
+    exchanges: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over the branches of one state."""
+
+    state: LogState
+    branches: int
+    publishes: int
+    consumes: int
+    bytes: int
+    stuck: int
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A heuristic decision: who ended the branch without its transaction manager, and why."""
+
+    outcome: Heuristic
+    actor: str
+    reason: str | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """One branch with everything that the log has of it."""
+
+    rm: str
+    branch: BranchRecord
+    work: tuple[Work, ...]
+    decision: Decision | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of the journal and the resource manager that wrote it."""
+
+    rm: str
+    entry: JournalEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who is the active dtx of a resource manager.
+
+    Args:
+        rm: name of the resource manager.
+        holder: the dtx that took the lease last.
+        epoch: grows with every taking.
+        taken_at: seconds since the epoch.
+        remaining: seconds until the lease runs out; negative where it has; minus infinity where it was given back.
+    """
+
+    rm: str
+    holder: str
+    epoch: int
+    taken_at: float
+    remaining: float
+
+
+class LogReader:
+    """Reads a log. Use as a context manager.
+
+    Args:
+        url: ``postgresql://user:password@host:port/name``.
+
+    Raises:
+        LogError: the URL is not one, or the tables are missing.
+        LogUnavailable: the database cannot be reached.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._dsn = Dsn(url)
+        self._engine = engine(self._dsn)
+        self._connection: Connection | None = None
+        event.listen(self._engine, "connect", _prepare_session)
+
+    def __enter__(self) -> Self:
+        with self._explained():
+            self._connection = self._engine.connect().execution_options(
+                isolation_level="AUTOCOMMIT", postgresql_readonly=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def in_doubt(self, wanted: Filter | None = None, *, limit: int | None = None) -> Iterator[InDoubt]:
+        """Branches in doubt, oldest first, as a stream."""
+        concerned = (
+            select(
+                func.array_agg(distinct(work.c.queue)).filter(work.c.queue.is_not(None)).label("queues"),
+                func.array_agg(distinct(work.c.exchange))
+                .filter(work.c.kind == str(WorkKind.PUBLISH))
+                .label("exchanges"),
+            )
+            .where(work.c.branch_id == branch.c.id)
+            .lateral()
+        )
+        statement = (
+            select(*BRANCH_COLUMNS, branch.c.rm, _age(branch), concerned.c.queues, concerned.c.exchanges)
+            .select_from(branch.join(concerned, true()))
+            .order_by(branch.c.started_at, branch.c.id)
+            .limit(limit)
+        )
+        for row in self._stream(_filtered(statement, wanted or Filter())):
+            rm, age, queues, exchanges = row[len(BRANCH_COLUMNS) :]
+            yield InDoubt(
+                rm=rm,
+                branch=branch_record(row[: len(BRANCH_COLUMNS)], ()),
+                age=float(age),
+                queues=tuple(queues or ()),
+                exchanges=tuple(exchanges or ()),
+            )
+
+    def totals(self, wanted: Filter | None = None) -> list[Totals]:
+        """Sums by state; states without a branch are left out."""
+        statement = select(
+            branch.c.state,
+            func.count(),
+            func.sum(branch.c.publishes),
+            func.sum(branch.c.consumes),
+            func.sum(branch.c.bytes),
+            func.count(branch.c.stuck),
+            func.max(_age(branch)),
+        ).group_by(branch.c.state)
+        return [
+            Totals(
+                state=LogState(state),
+                branches=int(count),
+                publishes=int(publishes),
+                consumes=int(consumes),
+                bytes=int(octets),
+                stuck=int(stuck),
+                oldest=float(oldest),
+            )
+            for state, count, publishes, consumes, octets, stuck, oldest in self._all(
+                _filtered(statement.order_by(branch.c.state), wanted or Filter())
+            )
+        ]
+
+    def show(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None) -> list[Detail]:
+        """What is logged of *xid* now, bodies included: one branch for each vhost and resource manager that has it."""
+        statement = _filtered(select(branch.c.rm, *BRANCH_COLUMNS).where(*_is(branch, xid)), Filter(rm=rm, vhost=vhost))
+        return [
+            self._detail(str(row[0]), row[1:]) for row in self._all(statement.order_by(branch.c.rm, branch.c.vhost))
+        ]
+
+    def _detail(self, rm: str, row: Any) -> Detail:
+        branch_id = row[0]
+        units = self._all(select(*UNIT_COLUMNS).where(unit.c.branch_id == branch_id).order_by(unit.c.number))
+        pieces = self._all(select(*WORK_COLUMNS).where(work.c.branch_id == branch_id).order_by(work.c.position))
+        decided = heuristic_outcome.c
+        decisions = self._all(
+            select(decided.outcome, decided.actor, decided.reason, decided.at).where(decided.branch_id == branch_id)
+        )
+        return Detail(
+            rm=rm,
+            branch=branch_record(row, tuple(map(unit_record, units))),
+            work=tuple(map(work_record, pieces)),
+            decision=next(
+                (
+                    Decision(outcome=Heuristic(outcome), actor=actor, reason=reason, at=at)
+                    for outcome, actor, reason, at in decisions
+                ),
+                None,
+            ),
+        )
+
+    def history(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None) -> list[Line]:
+        """The journal of *xid*, oldest first."""
+        statement = (
+            select(journal.c.rm, *JOURNAL_COLUMNS).where(*_is(journal, xid)).order_by(journal.c.at, journal.c.id)
+        )
+        if vhost is not None:
+            statement = statement.where(journal.c.vhost == vhost)
+        if rm is not None:
+            statement = statement.where(journal.c.rm == rm)
+        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
+
+    def endings(self, *, limit: int = 20, rm: str | None = None) -> list[Line]:
+        """How the latest branches ended, latest first."""
+        statement = (
+            select(journal.c.rm, *JOURNAL_COLUMNS)
+            .where(journal.c.event.in_([str(ending) for ending in sorted(ENDINGS)]))
+            .order_by(journal.c.at.desc(), journal.c.id.desc())
+            .limit(limit)
+        )
+        if rm is not None:
+            statement = statement.where(journal.c.rm == rm)
+        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
+
+    def leases(self) -> list[Holder]:
+        """Who holds the lease of each resource manager that ever was in this database."""
+        remaining = case(
+            (func.isfinite(lease.c.expires_at), func.extract("epoch", lease.c.expires_at - func.clock_timestamp())),
+            else_=float("-inf"),
+        )
+        statement = select(lease.c.rm, lease.c.holder, lease.c.epoch, lease.c.taken_at, remaining).order_by(lease.c.rm)
+        return [
+            Holder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left))
+            for rm, holder, epoch, taken_at, left in self._all(statement)
+        ]
+
+    def _all(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
+        with self._explained():
+            return self._open().execute(statement).all()
+
+    def _stream(self, statement: Select[Any]) -> Iterator[Sequence[Any]]:
+        """Rows through a server-side cursor."""
+        options = {"postgresql_readonly": True, "yield_per": BATCH}
+        # a cursor lives in a transaction: a connection of its own, and the transaction ends with the stream
+        with (
+            self._explained(),
+            self._engine.connect().execution_options(**options) as connection,
+            connection.execute(statement) as rows,
+        ):
+            yield from rows
+
+    def _open(self) -> Connection:
+        assert self._connection is not None, "LogReader is a context manager"
+        return self._connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+            if isinstance(error, ProgrammingError) and isinstance(cause, psycopg.errors.UndefinedTable):
+                raise LogError(f"there are no tables of dtx in {self._dsn.shown}: run dtx migrate") from None
+            raise LogUnavailable(f"cannot read {self._dsn.shown}: {self._dsn.explain(cause)}") from None
+        except (psycopg.Error, OSError) as error:
+            raise LogUnavailable(f"cannot read {self._dsn.shown}: {self._dsn.explain(error)}") from None
+
+
+def _prepare_session(driver: psycopg.Connection, _: object) -> None:
+    as_floats(driver)
+    driver.execute("SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)")
+    driver.commit()
+
+
+def _age(table: Table) -> Any:
+    return func.extract("epoch", func.clock_timestamp() - table.c.started_at)
+
+
+def _is(table: Table, xid: Xid) -> tuple[Any, ...]:
+    return table.c.format_id == xid.format_id, table.c.gtrid == xid.gtrid, table.c.bqual == xid.bqual
+
+
+def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
+    for column, value in (
+        (branch.c.rm, wanted.rm),
+        (branch.c.vhost, wanted.vhost),
+        (branch.c.state, wanted.state),
+        (branch.c.owner, wanted.owner),
+    ):
+        if value is not None:
+            statement = statement.where(column == str(value))
+    if wanted.older_than is not None:
+        statement = statement.where(_age(branch) >= wanted.older_than)
+    return statement

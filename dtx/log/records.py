@@ -1,0 +1,257 @@
+"""What the transaction log stores: rows as values, and the closed union of writes.
+
+Bytes that came over the wire (names, keys, properties, bodies) stay bytes. Times are seconds since the epoch (UTC).
+What standalone mode stores beside branches is in :mod:`dtx.log.changes`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+from dtx.log.changes import Change, Define, Slot, Store
+from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
+
+
+class LogState(StrEnum):
+    """The state of a logged branch; what is not logged is presumed aborted."""
+
+    TAKING = "taking"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling-back"
+    HEURISTIC = "heuristic"
+
+
+class WorkKind(StrEnum):
+    """What a piece of work does to its message."""
+
+    PUBLISH = "publish"
+    CONSUME = "consume"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One message published or consumed in a branch.
+
+    Args:
+        position: order within the branch, from 0.
+        kind: publish or consume.
+        exchange: where it is (was) published.
+        routing_key: with which key.
+        queue: where it was consumed from; ``None`` for a publish.
+        flags: publish: bit 0 mandatory; consume: bit 0 redelivered.
+        properties: content header from the property flags on, as received.
+        body: the message body.
+        unit: number of the unit that takes it; ``None`` for a publish.
+    """
+
+    position: int
+    kind: WorkKind
+    exchange: bytes
+    routing_key: bytes
+    queue: bytes | None = None
+    flags: int = 0
+    properties: bytes
+    body: bytes
+    unit: int | None = None
+
+
+class UnitState(StrEnum):
+    """What is known of a unit."""
+
+    PENDING = "pending"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One upstream AMQP transaction made on behalf of a branch.
+
+    Args:
+        number: 0 is phase two (publishes or puts back); from 1 on, a taking-over of consumed messages.
+        lock: name of the exclusive queue of the upstream connection that runs it.
+        nonce: random; the receipt carries it.
+        incarnation: of the broker, as its marker message said when the unit was logged; ``None`` when unknown.
+        receipt: whether the unit leaves a receipt (not on a blocked connection).
+        state: pending until it is known to have happened.
+    """
+
+    number: int
+    lock: str
+    nonce: UUID
+    incarnation: str | None = None
+    receipt: bool = True
+    state: UnitState = UnitState.PENDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchRecord:
+    """One row of ``branch`` with its units; its work is read apart, since bodies are large.
+
+    Args:
+        published: standalone mode: where its messages are stored; nobody sees them while the branch is in the log.
+            ``None`` in alongside mode (so a branch of the other mode is recognised).
+        consumed: standalone mode: the messages that it holds; they leave when it commits. ``None`` as above.
+    """
+
+    id: UUID
+    vhost: str
+    xid: Xid
+    state: LogState
+    owner: str
+    version: int = 1
+    timeout: int = 0
+    started_at: float
+    prepared_at: float | None = None
+    decided_at: float | None = None
+    one_phase: bool = False
+    publishes: int = 0
+    consumes: int = 0
+    bytes: int = 0
+    stuck: str | None = None
+    outcome: Heuristic | None = None
+    units: tuple[Unit, ...] = ()
+    published: tuple[Slot, ...] | None = None
+    consumed: tuple[Slot, ...] | None = None
+
+
+class JournalEvent(StrEnum):
+    """What the journal tells; the last five of them end a branch."""
+
+    PREPARED = "prepared"
+    TIMED_OUT = "timed-out"
+    STUCK = "stuck"
+    HAZARD = "hazard"
+    HEURISTIC = "heuristic"
+    REPEATED = "repeated"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    READ_ONLY = "read-only"
+    FORGOTTEN = "forgotten"
+    DISCARDED = "discarded"
+
+
+ENDINGS = frozenset(
+    {
+        JournalEvent.COMMITTED,
+        JournalEvent.ROLLED_BACK,
+        JournalEvent.READ_ONLY,
+        JournalEvent.FORGOTTEN,
+        JournalEvent.DISCARDED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """One line of the journal.
+
+    Args:
+        at: when it happened.
+        actor: who caused it (user, operator, ``dtx`` for timers and restart).
+        reason: for people; never a body, never a secret.
+        started_at, prepared_at, decided_at: the times of the steps so far, where known.
+    """
+
+    event: JournalEvent
+    branch_id: UUID
+    vhost: str
+    xid: Xid
+    owner: str
+    at: float
+    actor: str
+    reason: str | None = None
+    outcome: Heuristic | None = None
+    one_phase: bool = False
+    publishes: int = 0
+    consumes: int = 0
+    bytes: int = 0
+    started_at: float | None = None
+    prepared_at: float | None = None
+    decided_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insert:
+    """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there."""
+
+    branch: BranchRecord
+    work: Sequence[Work] = ()
+    journal: JournalEntry | None = None
+    change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """A logged branch changes state (or notes something); version goes up by one.
+
+    Args:
+        id, expect, version: compare: the row must be in this state with this version, else LogConflict.
+        to: set: the new state (may equal *expect*).
+        prepared_at, decided_at: set where not ``None``.
+        stuck: the broker's words, or ``None`` to clear.
+        unit: insert or replace this unit (by number).
+        units_done: these units are known to have happened.
+        settled: positions of work that is finished and leaves the log.
+        outcome: heuristic outcome; writes ``heuristic_outcome`` with actor, reason and time of *journal*.
+    """
+
+    id: UUID
+    expect: LogState
+    version: int
+    to: LogState
+    prepared_at: float | None = None
+    decided_at: float | None = None
+    stuck: str | None = None
+    unit: Unit | None = None
+    units_done: tuple[int, ...] = ()
+    settled: tuple[int, ...] = ()
+    outcome: Heuristic | None = None
+    journal: JournalEntry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending."""
+
+    id: UUID
+    expect: LogState
+    version: int
+    journal: JournalEntry
+    change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A journal line alone (a timeout of a branch that was never logged, a hazard).
+
+    With a *change* it is the whole of a one-phase commit. Where its outcome is unknown, :attr:`Ending.branch_id` tells
+    later whether it happened.
+    """
+
+    journal: JournalEntry
+    change: Change | None = None
+
+
+LogWrite = Insert | Advance | Complete | Note | Store | Define
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What the outcome memory has of a completed branch."""
+
+    event: JournalEvent
+    at: float
+    branch_id: UUID
+    owner: str
+    outcome: Heuristic | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """The answer to "does the log know this xid": the branch where it is there, else its last ending."""
+
+    branch: BranchRecord | None = None
+    ending: Ending | None = None

@@ -1,0 +1,106 @@
+"""The journal's partitions: one for each day (UTC), made ahead, dropped when nobody wants them any more."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from dtx.log.api import LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.telemetry import get_logger
+
+AHEAD_DAYS: Final = 7
+"""Partitions made ahead: a dtx that cannot make any for a week still writes into partitions of its own."""
+_LOCK_KEY: Final = 0x6474_780A
+_LOCK_TIMEOUT: Final = "250ms"
+# Dropping a partition locks the whole journal: behind a long reader it gives up at once and comes again in an hour, for
+# every write would wait behind it.
+
+_MOVE: Final = """
+WITH moved AS (DELETE FROM dtx.journal_default WHERE at >= {from_} AND at < {to} RETURNING *)
+INSERT INTO {name} SELECT * FROM moved
+"""
+
+log = get_logger()
+
+
+def partition_name(day: date) -> str:
+    """The name of the partition of *day*."""
+    return f"journal_{day:%Y%m%d}"
+
+
+def maintain(dsn: Dsn, now: datetime | None = None) -> None:
+    """Make the partitions of the coming days, drop those that no resource manager keeps.
+
+    Every resource manager states in its lease for how many days it keeps the journal: the longest counts.
+
+    Args:
+        dsn: the database.
+        now: default the present.
+
+    Raises:
+        LogUnavailable: no connection, or the database refused.
+    """
+    today = (now or datetime.now(UTC)).date()
+    try:
+        with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10) as connection:
+            connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK_KEY]).fetchone()
+            if row is None or not row[0]:
+                return  # somebody else is at it
+            _make(connection, today)
+            _drop(connection, today)
+    except (psycopg.Error, OSError) as error:
+        raise LogUnavailable(dsn.explain(error)) from None
+
+
+def _partitions(connection: psycopg.Connection) -> dict[str, date]:
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
+        r"WHERE i.inhparent = 'dtx.journal'::regclass AND c.relname ~ '^journal_\d{8}$'"
+    ).fetchall()
+    return {name: datetime.strptime(name, "journal_%Y%m%d").replace(tzinfo=UTC).date() for (name,) in rows}
+
+
+def _make(connection: psycopg.Connection, today: date) -> None:
+    existing = _partitions(connection)
+    for offset in range(-1, AHEAD_DAYS + 1):
+        day = today + timedelta(days=offset)
+        name = partition_name(day)
+        if name in existing:
+            continue
+        values = {
+            "name": sql.Identifier("dtx", name),
+            "from_": sql.Literal(f"{day} 00:00:00+00"),
+            "to": sql.Literal(f"{day + timedelta(days=1)} 00:00:00+00"),
+        }
+        try:
+            with connection.transaction():
+                # What the default partition holds of that day moves, else the new partition would be refused.
+                for statement in (
+                    "CREATE TABLE {name} (LIKE dtx.journal INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
+                    _MOVE,
+                    "ALTER TABLE dtx.journal ATTACH PARTITION {name} FOR VALUES FROM ({from_}) TO ({to})",
+                ):
+                    connection.execute(sql.SQL(statement).format(**values))
+        except psycopg.errors.LockNotAvailable:
+            log.info("the journal is being read, its partitions are made later", partition=name)
+            return
+
+
+def _drop(connection: psycopg.Connection, today: date) -> None:
+    row = connection.execute("SELECT max(retention_days) FROM dtx.lease").fetchone()
+    if row is None or row[0] is None:
+        return
+    oldest = today - timedelta(days=int(row[0]))
+    try:
+        for name, day in sorted(_partitions(connection).items()):
+            if day < oldest:
+                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("dtx", name)))
+                log.info("a partition of the journal was dropped", partition=name)
+        connection.execute(
+            "DELETE FROM dtx.journal_default WHERE at < %s", [datetime.combine(oldest, datetime.min.time(), UTC)]
+        )
+    except psycopg.errors.LockNotAvailable:
+        log.info("the journal is being read, old partitions are dropped later")

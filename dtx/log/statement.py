@@ -1,0 +1,84 @@
+"""The hot statements' form: set-based, with binary parameters.
+
+Plain SQL, not SQLAlchemy: they run thousands of times a second, are prepared once per connection, and take arrays
+that :mod:`dtx.log.binary` builds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtx.log import binary
+
+CONFLICT: Final = "DTX01"
+"""SQLSTATE raised when a row was not in the expected state and version."""
+LEASE_LOST: Final = "DTX02"
+"""SQLSTATE raised when the lease's epoch is not the writer's."""
+
+MAX_STATEMENT_BYTES: Final = 32 * 1024 * 1024
+"""Bodies in one statement: PostgreSQL holds each three times while it reads them, and takes no message of 1 GiB."""
+
+Column = tuple[str, str, str, binary.Encoder]
+"""Name in the table, attribute of the record, element type, encoder."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """One prepared statement.
+
+    Args:
+        name: under which it is prepared.
+        sql: with ``$1`` the resource manager, ``$2`` a count or epoch, then one array for each column.
+        columns: of the arrays.
+    """
+
+    name: bytes
+    sql: str
+    columns: tuple[Column, ...] = ()
+
+    def bind(self, rm: bytes, number: int, rows: Sequence[Sequence[Any]]) -> "Bound":
+        """The statement with its parameters, from rows of values in the order of the columns."""
+        arrays = [column[3](values) for column, values in zip(self.columns, zip(*rows, strict=True), strict=True)]
+        return self, [rm, binary.int8(number), *arrays]
+
+
+Bound = tuple[Statement, list[bytes]]
+
+
+def unnest(columns: Iterable[Column], first: int = 3) -> str:
+    """The arrays of *columns* as rows ``u``."""
+    columns = list(columns)
+    arrays = ", ".join(f"${number}::{column[2]}[]" for number, column in enumerate(columns, first))
+    return f"unnest({arrays}) AS u({', '.join(column[0] for column in columns)})"
+
+
+def _names(columns: Iterable[Column]) -> str:
+    return ", ".join(column[0] for column in columns)
+
+
+def insert(table: str, columns: tuple[Column, ...], conflict: str = "") -> str:
+    """An insert of rows into *table*, which all belong to the resource manager."""
+    # $2 is not needed here, but a parameter without a type is an error
+    return (
+        f"INSERT INTO dtx.{table} (rm, {_names(columns)}) "
+        f"SELECT $1::text, u.* FROM {unnest(columns)} WHERE $2::bigint >= 0 {conflict}"
+    )
+
+
+def expect_all(change: str, what: str) -> str:
+    """*change*, which returns each row that it changed, and the proof that there were as many as expected."""
+    return (
+        f"WITH done AS ({change}) SELECT dtx.require((SELECT count(*) FROM done) = $2::bigint, '{CONFLICT}', '{what}')"
+    )
+
+
+def in_pieces(rows: list[Any], body: int) -> Iterable[list[Any]]:
+    """Rows, whose column *body* is their weight, in statements of ``MAX_STATEMENT_BYTES`` at most, or of one row."""
+    start = size = 0
+    for index, row in enumerate(rows):
+        length = len(row[body])
+        if size + length > MAX_STATEMENT_BYTES and index > start:
+            yield rows[start:index]
+            start, size = index, 0
+        size += length
+    yield rows[start:]

@@ -1,0 +1,283 @@
+"""One group of writes as a few statements: what branches and the journal need.
+
+Every statement proves what it expects with ``dtx.require``; the group commits as a whole or not at all. What a group
+does to messages and topology is in :mod:`dtx.log.message_statements`.
+"""
+
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any, Final, assert_never
+
+from dtx.log import binary, message_statements
+from dtx.log.changes import Change, Define, Store
+from dtx.log.message_statements import bind_changes, bind_topology
+from dtx.log.records import Advance, Complete, Insert, JournalEntry, LogWrite, Note
+from dtx.log.statement import (
+    CONFLICT,
+    LEASE_LOST,
+    Bound,
+    Column,
+    Statement,
+    expect_all,
+    in_pieces,
+    insert,
+    unnest,
+)
+
+BRANCH: Final[tuple[Column, ...]] = (
+    ("id", "id", "uuid", binary.uuids),
+    ("vhost", "vhost", "text", binary.texts),
+    ("format_id", "xid.format_id", "bigint", binary.int8s),
+    ("gtrid", "xid.gtrid", "bytea", binary.bytes_),
+    ("bqual", "xid.bqual", "bytea", binary.bytes_),
+    ("state", "state", "text", binary.texts),
+    ("owner", "owner", "text", binary.texts),
+    ("version", "version", "integer", binary.int4s),
+    ("timeout", "timeout", "bigint", binary.int8s),
+    ("started_at", "started_at", "timestamptz", binary.times),
+    ("prepared_at", "prepared_at", "timestamptz", binary.times),
+    ("decided_at", "decided_at", "timestamptz", binary.times),
+    ("one_phase", "one_phase", "boolean", binary.booleans),
+    ("publishes", "publishes", "integer", binary.int4s),
+    ("consumes", "consumes", "integer", binary.int4s),
+    ("bytes", "bytes", "bigint", binary.int8s),
+    ("stuck", "stuck", "text", binary.optional_texts),
+    ("outcome", "outcome", "text", binary.optional_texts),
+    ("published", "published", "bytea", binary.packed_slots),
+    ("consumed", "consumed", "bytea", binary.packed_slots),
+)
+WORK: Final[tuple[Column, ...]] = (
+    ("position", "position", "integer", binary.int4s),
+    ("kind", "kind", "text", binary.texts),
+    ("exchange", "exchange", "bytea", binary.bytes_),
+    ("routing_key", "routing_key", "bytea", binary.bytes_),
+    ("queue", "queue", "bytea", binary.optional_bytes),
+    ("flags", "flags", "integer", binary.int4s),
+    ("properties", "properties", "bytea", binary.bytes_),
+    ("body", "body", "bytea", binary.bytes_),
+    ("unit", "unit", "integer", binary.optional_int4s),
+)
+UNIT: Final[tuple[Column, ...]] = (
+    ("number", "number", "integer", binary.int4s),
+    ("lock", "lock", "text", binary.texts),
+    ("nonce", "nonce", "uuid", binary.uuids),
+    ("incarnation", "incarnation", "text", binary.optional_texts),
+    ("receipt", "receipt", "boolean", binary.booleans),
+    ("state", "state", "text", binary.texts),
+)
+ADVANCE: Final[tuple[Column, ...]] = (
+    ("id", "id", "uuid", binary.uuids),
+    ("expect", "expect", "text", binary.texts),
+    ("version", "version", "integer", binary.int4s),
+    ("state", "to", "text", binary.texts),
+    ("prepared_at", "prepared_at", "timestamptz", binary.times),
+    ("decided_at", "decided_at", "timestamptz", binary.times),
+    ("stuck", "stuck", "text", binary.optional_texts),
+    ("outcome", "outcome", "text", binary.optional_texts),
+)
+COMPLETE: Final[tuple[Column, ...]] = ADVANCE[:3]
+JOURNAL: Final[tuple[Column, ...]] = (
+    ("at", "at", "timestamptz", binary.times),
+    ("event", "event", "text", binary.texts),
+    ("branch_id", "branch_id", "uuid", binary.uuids),
+    ("vhost", "vhost", "text", binary.texts),
+    ("format_id", "xid.format_id", "bigint", binary.int8s),
+    ("gtrid", "xid.gtrid", "bytea", binary.bytes_),
+    ("bqual", "xid.bqual", "bytea", binary.bytes_),
+    ("owner", "owner", "text", binary.texts),
+    ("actor", "actor", "text", binary.optional_texts),
+    ("reason", "reason", "text", binary.optional_texts),
+    ("outcome", "outcome", "text", binary.optional_texts),
+    ("one_phase", "one_phase", "boolean", binary.booleans),
+    ("publishes", "publishes", "integer", binary.int4s),
+    ("consumes", "consumes", "integer", binary.int4s),
+    ("bytes", "bytes", "bigint", binary.int8s),
+    ("started_at", "started_at", "timestamptz", binary.times),
+    ("prepared_at", "prepared_at", "timestamptz", binary.times),
+    ("decided_at", "decided_at", "timestamptz", binary.times),
+)
+HEURISTIC: Final[tuple[Column, ...]] = (
+    ("branch_id", "branch_id", "uuid", binary.uuids),
+    ("outcome", "outcome", "text", binary.texts),
+    ("actor", "actor", "text", binary.optional_texts),
+    ("reason", "reason", "text", binary.optional_texts),
+    ("at", "at", "timestamptz", binary.times),
+)
+_OWNER: Final[Column] = ("branch_id", "", "uuid", binary.uuids)
+_ID: Final[Column] = ("id", "", "uuid", binary.raw_uuids)
+_NUMBERS: Final[tuple[Column, ...]] = (_OWNER, ("number", "", "integer", binary.int4s))
+
+_branch_values = attrgetter(*(column[1] for column in BRANCH))
+_work_values = attrgetter(*(column[1] for column in WORK))
+_unit_values = attrgetter(*(column[1] for column in UNIT))
+_advance_values = attrgetter(*(column[1] for column in ADVANCE))
+_complete_values = attrgetter(*(column[1] for column in COMPLETE))
+_journal_values = attrgetter(*(column[1] for column in JOURNAL))
+_WORK_BODY: Final = 1 + [column[0] for column in WORK].index("body")
+
+PROVE_LEASE: Final = Statement(
+    b"prove_lease",
+    # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that
+    # comes before this group's commit. EXISTS would let a group commit that began before the lease was lost.
+    f"SELECT dtx.require((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE) IS TRUE, "
+    f"'{LEASE_LOST}', 'another dtx holds the lease')",
+)
+INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH)
+INSERT_WORK: Final = Statement(b"insert_work", insert("work", (_OWNER, *WORK)), (_OWNER, *WORK))
+PUT_UNIT: Final = Statement(
+    b"put_unit",
+    insert(
+        "unit",
+        (_OWNER, *UNIT),
+        "ON CONFLICT (branch_id, number) DO UPDATE SET "
+        + ", ".join(f"{column[0]} = excluded.{column[0]}" for column in UNIT[1:]),
+    ),
+    (_OWNER, *UNIT),
+)
+ADVANCE_BRANCH: Final = Statement(
+    b"advance_branch",
+    expect_all(
+        "UPDATE dtx.branch b SET state = u.state, version = b.version + 1, "
+        "prepared_at = coalesce(u.prepared_at, b.prepared_at), decided_at = coalesce(u.decided_at, b.decided_at), "
+        "stuck = u.stuck, outcome = coalesce(u.outcome, b.outcome) "
+        f"FROM {unnest(ADVANCE)} "
+        "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version RETURNING 1",
+        "the branch is not in the expected state and version",
+    ),
+    ADVANCE,
+)
+UNIT_DONE: Final = Statement(
+    b"unit_done",
+    expect_all(
+        f"UPDATE dtx.unit t SET state = 'done' FROM {unnest(_NUMBERS)} "
+        "WHERE t.branch_id = u.branch_id AND t.number = u.number AND t.rm = $1::text RETURNING 1",
+        "the unit is not there",
+    ),
+    _NUMBERS,
+)
+SETTLE: Final = Statement(
+    b"settle",
+    expect_all(
+        f"DELETE FROM dtx.work w USING {unnest(_NUMBERS)} "
+        "WHERE w.branch_id = u.branch_id AND w.position = u.number AND w.rm = $1::text RETURNING 1",
+        "the work is not there",
+    ),
+    _NUMBERS,
+)
+PUT_HEURISTIC: Final = Statement(
+    b"put_heuristic",
+    insert(
+        "heuristic_outcome",
+        HEURISTIC,
+        "ON CONFLICT (branch_id) DO UPDATE SET outcome = excluded.outcome, actor = excluded.actor, "
+        "reason = excluded.reason, at = excluded.at",
+    ),
+    HEURISTIC,
+)
+COMPLETE_BRANCH: Final = Statement(
+    b"complete_branch",
+    f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(COMPLETE)} "
+    "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
+    "RETURNING b.id, b.outcome), "
+    "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
+    "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
+    "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone "
+    "WHERE h.branch_id = gone.id AND gone.outcome IS NOT NULL) "
+    f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
+    "'the branch is not in the expected state and version')",
+    COMPLETE,
+)
+INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
+
+STATEMENTS: Final = (
+    PROVE_LEASE,
+    COMPLETE_BRANCH,
+    INSERT_BRANCH,
+    INSERT_WORK,
+    ADVANCE_BRANCH,
+    PUT_UNIT,
+    UNIT_DONE,
+    SETTLE,
+    PUT_HEURISTIC,
+    INSERT_JOURNAL,
+    *message_statements.STATEMENTS,
+)
+"""In the order of their execution within a group."""
+
+
+def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -> list[Bound]:
+    """The statements of one group, none of them empty.
+
+    Completions go first, so that an xid may end and begin again in one group; no branch may occur twice. Messages are
+    put before any is dropped: a slot is never used again, so one that is put and dropped in one group is gone, in
+    whichever order its records came. There is at most one Define in a group, since a name may go and come again.
+
+    Args:
+        rm: name of the resource manager.
+        epoch: of the lease.
+        group: each record with the id of its journal line.
+
+    Raises:
+        UnicodeError, struct.error: a value does not fit its column.
+    """
+    branches: list[Any] = []
+    works: list[Any] = []
+    units: list[Any] = []
+    advances: list[Any] = []
+    done: list[Any] = []
+    settled: list[Any] = []
+    outcomes: list[Any] = []
+    completes: list[Any] = []
+    lines: list[Any] = []
+    changes: list[Change] = []
+    topology: list[Bound] = []
+    for record, line_id in group:
+        journal: JournalEntry | None = None
+        match record:
+            case Insert(branch=branch, journal=journal, change=change):
+                branches.append(_branch_values(branch))
+                works.extend([(branch.id, *_work_values(work)) for work in record.work])
+                if branch.units:
+                    units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
+                if change is not None:
+                    changes.append(change)
+            case Advance(id=branch_id, journal=journal):
+                advances.append(_advance_values(record))
+                if record.unit is not None:
+                    units.append((branch_id, *_unit_values(record.unit)))
+                done.extend([(branch_id, number) for number in record.units_done])
+                settled.extend([(branch_id, position) for position in record.settled])
+                if record.outcome is not None and journal is not None:
+                    outcomes.append((branch_id, record.outcome, journal.actor, journal.reason, journal.at))
+            case Complete(journal=journal, change=change):
+                completes.append(_complete_values(record))
+                if change is not None:
+                    changes.append(change)
+            case Note(journal=journal, change=change):
+                if change is not None:
+                    changes.append(change)
+            case Store(change=change):
+                changes.append(change)
+            case Define():
+                topology += bind_topology(rm, record)
+            case _ as never:
+                assert_never(never)
+        if journal is not None:
+            lines.append((line_id, *_journal_values(journal)))
+    filled = (
+        (COMPLETE_BRANCH, completes),
+        (INSERT_BRANCH, branches),
+        *((INSERT_WORK, rows) for rows in in_pieces(works, _WORK_BODY)),
+        (ADVANCE_BRANCH, advances),
+        (PUT_UNIT, units),
+        (UNIT_DONE, done),
+        (SETTLE, settled),
+        (PUT_HEURISTIC, outcomes),
+        (INSERT_JOURNAL, lines),
+    )
+    return [
+        (PROVE_LEASE, [rm, binary.int8(epoch)]),
+        *(statement.bind(rm, len(rows), rows) for statement, rows in filled if rows),
+        *(bind_changes(rm, changes) if changes else ()),
+        *topology,
+    ]

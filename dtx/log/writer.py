@@ -1,0 +1,441 @@
+"""Group commit: one task writes for everybody, one transaction at a time.
+
+Theory of operation. Records queue up while the previous group is on its way; the writer takes what is there, up to
+limits, and sends it as one transaction in one round trip. Each waiter is answered after the commit of its record. A
+group that PostgreSQL refuses is written again record by record, so that the bad one fails alone.
+
+A group whose connection died is *carried*: whether it committed is not known. The writer connects again and bumps its
+own epoch in the lease; from then on the old session has either committed or never will (its proof of the lease fails,
+or the bump waited for its lock). Then it looks for a trace of the group: there, and every waiter has been served; not
+there, and the group is written again. Where the database stays away for the retry window, the waiters get
+LogUnavailable and the carried group is settled later: until then nothing is said about any xid
+(:attr:`Writer.settled`).
+"""
+
+import asyncio
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from os import urandom
+from typing import Final, assert_never
+from uuid import UUID
+
+import psycopg
+
+from dtx.log import checks, fence
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable
+from dtx.log.changes import Change, Define, Store
+from dtx.log.dsn import Dsn
+from dtx.log.lease import Lease
+from dtx.log.records import Advance, Complete, Insert, LogWrite, Note
+from dtx.log.session import Refused, Session, SessionLost, session_settings
+from dtx.log.statement import CONFLICT, LEASE_LOST
+from dtx.log.statements import STATEMENTS, bind_group
+from dtx.telemetry import get_logger
+
+MAX_GROUP: Final = 256
+"""Records in one transaction: a larger group saves nothing more, and its first waiter waits longer."""
+MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+"""Octets in one transaction, unless one record alone has more: what a disk writes in some milliseconds."""
+MAX_QUEUED: Final = 8_192
+"""Records that wait: a second of work. Whoever writes more waits before queueing; the bodies are in memory anyway."""
+_PATIENCE: Final = 0.003
+"""Seconds that a record which nobody waits for may wait for company: the next prepare of the same client, mostly."""
+_ROW_BYTES: Final = 512
+_PAUSE_MIN: Final = 0.05
+_PAUSE_MAX: Final = 1.0
+
+log = get_logger()
+
+
+class Pending:
+    """A record on its way, and the future that its writer awaits.
+
+    Its *subject* occurs once in a group: the branch, or topology as a whole.
+    """
+
+    __slots__ = ("alone", "deadline", "future", "line_id", "record", "size", "subject")
+
+    def __init__(self, record: LogWrite, line_id: bytes, future: "asyncio.Future[None]", deadline: float) -> None:
+        self.record = record
+        self.line_id = line_id
+        self.future = future
+        self.deadline = deadline
+        self.alone = False
+        self.size = _ROW_BYTES
+        self.subject: UUID | type[Define] | None = None
+        change: Change | None = None
+        match record:
+            case Insert(branch=branch, work=work, change=change):
+                self.subject = branch.id
+                self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
+            case Advance():
+                self.subject = record.id
+            case Complete(change=change):
+                self.subject = record.id
+            case Note(change=change) | Store(change=change):
+                pass
+            case Define():
+                self.subject = Define
+            case _ as never:
+                assert_never(never)
+        if change is not None:
+            self.size += change.size
+
+    def succeed(self) -> None:
+        """It is durable."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: LogError) -> None:
+        """It failed, and *error* says what is known."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Writer:
+    """The only task that changes branches.
+
+    Args:
+        dsn: the database.
+        rm: name of the resource manager.
+        lease: taken.
+        durable: see :meth:`dtx.log.session.Session.connect`.
+        retry_window: seconds for which a write outlives a database that is away.
+        answer_timeout: seconds after which a database that does not answer counts as away.
+        observe: told of each commit: how many records, how many seconds.
+        on_failed: called once when the writer has ended by a fault of its own: nothing can be written any more.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        rm: str,
+        lease: Lease,
+        *,
+        durable: bool,
+        retry_window: float,
+        answer_timeout: float,
+        observe: Callable[[int, float], None] | None = None,
+        on_failed: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_failed = on_failed
+        self._dsn = dsn
+        self._rm = rm.encode()
+        self._lease = lease
+        # PostgreSQL gives up first where it can: then it is known that nothing was written.
+        self._settings = session_settings("writer", lease.instance, statement_timeout=answer_timeout * 0.8)
+        self._settings |= checks.WRITER_SETTINGS
+        self._durable = durable
+        self._retry_window = retry_window
+        self._answer_timeout = answer_timeout
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
+        self._queue: deque[Pending] = deque()
+        self._under_way: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
+        self._carried: list[Pending] = []
+        self._known = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self._room = asyncio.Event()
+        self._pause = _PAUSE_MIN
+        self._closing = asyncio.Event()
+        self._session: Session | None = None
+        self._epoch = 0
+        self._end: LogError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def settled(self) -> None:
+        """Return when the outcome of everything that was ever sent is known: at once, unless a connection was lost.
+
+        Raises:
+            LogUnavailable: not within the retry window.
+        """
+        if self._carried:
+            try:
+                async with asyncio.timeout(self._retry_window):
+                    await self._known.wait()
+            except TimeoutError:
+                raise LogUnavailable("the database is away, the outcome of an earlier write is not known") from None
+
+    async def start(self) -> None:
+        """Connect, and begin to write.
+
+        Raises:
+            LogUnavailable, LeaseLost.
+        """
+        try:
+            await self._connect()
+        except (psycopg.Error, OSError, Refused, SessionLost) as error:
+            raise LogUnavailable(f"cannot write to {self._dsn.shown}: {self._dsn.explain(error)}") from None
+        self._task = asyncio.create_task(self._run(), name="log writer")
+
+    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
+        """Make *record* durable. A caller that is cancelled does not stop the write.
+
+        Args:
+            record: what to write.
+            urgent: ``False``: it may wait for company.
+
+        Raises:
+            LogConflict, LogUnavailable, LeaseLost, LogError.
+        """
+        while len(self._queue) >= MAX_QUEUED and self._end is None:
+            self._room.clear()
+            await self._room.wait()
+        await self.submit(record, urgent=urgent)
+
+    @property
+    def congested(self) -> bool:
+        """Whether so many records wait that those who :meth:`submit` should pause."""
+        return len(self._queue) >= MAX_QUEUED
+
+    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+        """Queue *record*, however many wait: see :attr:`congested`.
+
+        Returns:
+            Done when it is durable; fails as :meth:`write` does.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self._end is not None:
+            future.set_exception(type(self._end)(str(self._end)))
+            return future
+        self._queue.append(Pending(record, next(self._line_ids), future, time.monotonic() + self._retry_window))
+        if urgent:
+            self._wake()
+        elif self._patience is None:
+            self._patience = self._loop.call_later(_PATIENCE, self._wake)
+        return future
+
+    def _wake(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    async def close(self) -> None:
+        """Write what is queued, within the retry window, and disconnect."""
+        self._closing.set()
+        self._wake()
+        if self._task is not None:
+            await self._task
+        self._stop(LogUnavailable("the log is closed"))
+        if self._session is not None:
+            await self._session.close()
+
+    def _stop(self, error: LogError) -> None:
+        """No write succeeds from now on."""
+        self._end = self._end or error
+        for pending in (*self._under_way, *self._carried, *self._queue):
+            pending.fail(type(error)(str(error)))
+        self._queue.clear()
+        self._room.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._end is None:
+                if self._carried or self._queue:
+                    if self._session is not None and self._session.alive:
+                        await self._work()
+                    else:
+                        await self._reconnect()
+                elif self._closing.is_set():
+                    return
+                else:
+                    self._idle = self._loop.create_future()
+                    await self._idle
+        except Exception as error:
+            log.exception("the log's writer failed")
+            self._stop(LogError(f"the log's writer failed: {type(error).__name__}"))
+            if self._on_failed is not None:
+                self._on_failed()
+
+    async def _work(self) -> None:
+        if self._carried:
+            await self._settle()
+            return
+        group = self._under_way = self._take()
+        try:
+            await self._commit(group)
+        except LeaseLost:
+            self._queue.extendleft(reversed([pending for pending in group if not pending.future.done()]))
+            await self._prove_again()
+        except SessionLost as error:
+            log.warning("the connection to the database was lost", error=str(error), records=len(group))
+        self._under_way = []
+
+    async def _prove_again(self) -> None:
+        """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
+        assert self._session is not None
+        try:
+            self._epoch = await fence.raise_epoch(self._session, self._rm, self._lease.instance)
+        except LeaseLost as error:
+            self._lease.lose()
+            self._stop(error)
+        except (Refused, SessionLost):
+            await self._session.close()
+
+    def _take(self) -> list[Pending]:
+        """The next group. It ends before a second record of one subject: statements run by kind, not in order."""
+        queue = self._queue
+        group: list[Pending] = []
+        subjects = set()
+        size = 0
+        while queue and len(group) < MAX_GROUP:
+            pending = queue[0]
+            if group and (
+                pending.subject in subjects or size + pending.size > MAX_GROUP_BYTES or pending.alone or group[0].alone
+            ):
+                break
+            if pending.subject is not None:
+                subjects.add(pending.subject)
+            size += pending.size
+            group.append(queue.popleft())
+        if not self._room.is_set():
+            self._room.set()
+        return group
+
+    async def _commit(self, group: list[Pending]) -> None:
+        """Write *group* and answer its waiters.
+
+        Raises:
+            LeaseLost: nothing was written.
+            SessionLost: what has no answer yet is carried, or queued again.
+        """
+        session = self._session
+        assert session is not None
+        began = time.perf_counter()
+        try:
+            bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group])
+            await session.run(bound)
+        except SessionLost:
+            self._carried = group
+            self._known.clear()
+            raise
+        except (Refused, UnicodeError, struct.error, OverflowError) as error:
+            if isinstance(error, Refused) and error.sqlstate == LEASE_LOST:
+                raise LeaseLost(error.message) from None
+            if len(group) == 1:
+                await self._refused(group[0], error)
+            else:
+                await self._commit_apart(group)
+            return
+        for pending in group:
+            pending.succeed()
+        if self._observe is not None:
+            self._observe(len(group), time.perf_counter() - began)
+
+    async def _commit_apart(self, group: list[Pending]) -> None:
+        for index, pending in enumerate(group):
+            if time.monotonic() > pending.deadline:
+                pending.fail(LogUnavailable("the database is too slow, nothing was written"))
+                continue
+            try:
+                await self._commit([pending])
+            except SessionLost:
+                self._queue.extendleft(reversed(group[index + 1 :]))
+                raise
+
+    async def _refused(self, pending: Pending, error: Exception) -> None:
+        """Answer for a record that was refused when it came alone."""
+        if not isinstance(error, Refused):
+            pending.fail(LogError(f"the log cannot keep the record: {error}"))
+        elif error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
+            pending.fail(LogConflict(error.message))
+        elif error.sqlstate in {"40001", "40P01", "55P03"} and time.monotonic() < pending.deadline:
+            # serialization failure, deadlock, lock timeout: somebody else's lock was in the way
+            await asyncio.sleep(_PAUSE_MIN)
+            pending.alone = True
+            self._queue.appendleft(pending)
+        elif error.sqlstate.startswith(("22", "54")):
+            pending.fail(LogError(f"the log cannot keep the record: {error.message}"))
+        else:
+            pending.fail(LogUnavailable(f"the database refused the record: {error.message}"))
+
+    async def _connect(self) -> None:
+        """A new session under a new epoch: no earlier session of ours writes any more."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        session = await Session.connect(
+            self._dsn,
+            (*STATEMENTS, *fence.STATEMENTS),
+            settings=self._settings,
+            timeout=self._answer_timeout,
+            answer_timeout=self._answer_timeout,
+            durable=self._durable,
+        )
+        try:
+            self._epoch = await fence.raise_epoch(session, self._rm, self._lease.instance)
+        except BaseException:
+            await session.close()
+            raise
+        self._session = session
+
+    async def _reconnect(self) -> None:
+        try:
+            async with asyncio.timeout(self._retry_window):
+                await self._connect()
+        except LeaseLost as error:
+            self._lease.lose()
+            self._stop(error)
+        except (psycopg.Error, OSError, Refused, SessionLost, TimeoutError) as error:
+            self._expire(self._dsn.explain(error))
+            if not self._queue and self._closing.is_set():
+                self._stop(LogUnavailable("the log is closed"))
+                return
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, _PAUSE_MAX)
+        else:
+            self._pause = _PAUSE_MIN
+            log.info("connected to the database", database=self._dsn.shown, epoch=self._epoch)
+
+    def _expire(self, why: str) -> None:
+        """Answer whoever has waited for the retry window."""
+        now = time.monotonic()
+        for pending in self._carried:
+            if pending.deadline <= now:
+                pending.fail(LogUnavailable(f"the database is away, the outcome of the write is not known: {why}"))
+        waiting = [pending for pending in self._queue if pending.deadline > now]
+        for pending in self._queue:
+            if pending.deadline <= now:
+                pending.fail(LogUnavailable(f"the database is away, nothing was written: {why}"))
+        self._queue = deque(waiting)
+        self._room.set()
+
+    async def _settle(self) -> None:
+        """Find out whether the carried group was committed: all of it was, or none."""
+        assert self._session is not None
+        group = self._carried
+        try:
+            applied = await fence.was_applied(
+                self._session, self._rm, [(pending.record, pending.line_id) for pending in group]
+            )
+        except (Refused, SessionLost) as error:
+            log.warning("a write of unknown outcome could not be settled yet", error=str(error))
+            await self._session.close()
+            return
+        self._carried = []
+        self._known.set()
+        log.info("a write of unknown outcome is settled", committed=applied, records=len(group))
+        for pending in reversed(group):
+            if applied:
+                pending.succeed()
+            elif time.monotonic() > pending.deadline:
+                pending.fail(
+                    LogUnavailable("the connection to the database was lost again and again, nothing was written")
+                )
+            elif not pending.future.done():
+                # Who was told "not known" in the meantime reads the row again and decides anew. The others come one by
+                # one: where a record is what ends the connection, it ends alone.
+                pending.alone = True
+                self._queue.appendleft(pending)
+
+
+def _eight_octets(number: int) -> bytes:
+    return number.to_bytes(8)

@@ -1,0 +1,154 @@
+"""The effects that wait for the broker. Each ends in an event, whose row in the table says what comes next."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import assert_never
+
+from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import UnitState, Work
+from dtx.manager.durable import DTX, BrokerDurable, log_failed
+from dtx.manager.entry import Entry
+from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome
+from dtx.telemetry import Metrics, get_logger
+from dtx.xa.model import Event, Happened, Operation
+
+_log = get_logger(part="manager")
+
+
+class BrokerEffects:
+    """Takes, applies and puts back, by way of a store that may fail in the midst of it.
+
+    Args:
+        log: the transaction log, for messages that are not in memory any more.
+        durable: writes entries to it.
+        store: the message store.
+        metrics: numbers.
+    """
+
+    def __init__(self, log: TransactionLog, durable: BrokerDurable, store: BrokerStore, metrics: Metrics) -> None:
+        self._log = log
+        self._durable = durable
+        self._store = store
+        self._metrics = metrics
+
+    async def note_stuck(self, entry: Entry, reason: str, actor: str) -> None:
+        """Phase two could not finish: keep the broker's words.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        await self._durable.note_stuck(entry, reason, time.time(), actor)
+        _log.warning("branch is stuck", xid=entry.xid, vhost=entry.vhost, reason=reason)
+
+    async def take(self, entry: Entry) -> Event:
+        """Take the consumed messages, or find out what became of that."""
+        record = entry.record
+        assert record is not None
+        pending = [
+            unit
+            for unit in record.units
+            if unit.number and unit.state is UnitState.PENDING and entry.taken.get(unit.number) is None
+        ]
+        if pending:
+            if entry.work is not None and not entry.asked:
+                entry.asked = True
+                outcomes = await self._store.take(entry.id, entry.vhost, pending, entry.work)
+            else:
+                outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
+            entry.taken.update(outcomes)
+            entry.repeats |= UnitOutcome.UNKNOWN in outcomes.values()
+        taken = set(entry.taken.values())
+        if taken <= {UnitOutcome.HAPPENED}:
+            operation = Operation.TAKEN
+        elif taken == {UnitOutcome.NEVER}:
+            operation = Operation.NOT_TAKEN
+        else:
+            operation = Operation.TAKEN_IN_PART
+        return Happened(operation=operation, vote=entry.vote)
+
+    async def apply(self, entry: Entry) -> Event:
+        """Publish the messages of a branch."""
+        return await self._phase_two(entry, self._store.apply, Operation.APPLIED)
+
+    async def put_back(self, entry: Entry) -> Event:
+        """Put the consumed messages of a branch back."""
+        return await self._phase_two(entry, self._store.put_back, Operation.PUT_BACK)
+
+    async def _phase_two(
+        self, entry: Entry, run: Callable[[PhaseTwo], Awaitable[Applied | Refused]], done: Operation
+    ) -> Event:
+        if entry.applied:
+            return Happened(operation=done, vote=entry.vote)
+        phase = self._phase(entry)
+        entry.retry = True  # whatever goes wrong from here on, the unit may have been sent
+        result = await run(phase)
+        match result:
+            case Applied():
+                entry.applied = True
+                entry.repeats |= result.repeated
+                if entry.repeats:
+                    self._metrics.units_repeated.inc()
+                    _log.warning("messages may have been repeated", xid=entry.xid, vhost=entry.vhost, branch=entry.id)
+                self._metrics.units_applied.inc()
+                if result.returned:
+                    await self._give_back(entry, phase, result.returned)
+                return Happened(operation=done, vote=entry.vote)
+            case Refused():
+                self._metrics.units_failed.inc()
+                entry.repeats |= result.partial
+                entry.renew = True
+                entry.settled |= frozenset(result.settled)
+                # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
+                unit = self._store.next_unit(entry.vhost)
+                await self._durable.note_stuck(entry, result.reason, time.time(), DTX, result.settled, unit)
+                entry.retry = entry.renew = False
+                return Happened(operation=Operation.STUCK, vote=entry.vote, reason=result.reason)
+            case _:  # pragma: no cover
+                assert_never(result)
+
+    async def _give_back(self, entry: Entry, phase: PhaseTwo, returned: Sequence[Returned]) -> None:
+        """Mandatory messages that no queue took go back to their publishers, as with tx.commit (AMQP 0-9-1, 1.9.2)."""
+        work = {item.position: item for item in await phase.work()}
+        for back in returned:
+            origin = entry.origins.get(back.position)
+            if origin is not None:
+                origin.returned(work[back.position], back.code, back.text)
+            _log.warning(
+                "mandatory message could not be routed",
+                xid=entry.xid,
+                vhost=entry.vhost,
+                exchange=work[back.position].exchange,
+                publisher="told" if origin is not None else "gone",
+            )
+
+    def _phase(self, entry: Entry) -> PhaseTwo:
+        record = entry.record
+        assert record is not None
+
+        async def work() -> Sequence[Work]:
+            rows = entry.cached if entry.cached is not None else await self.read_work(entry)
+            # What is finished stays so, though the log may not have been there to be told.
+            return [item for item in rows if item.position not in entry.settled] if entry.settled else rows
+
+        unit = next((unit for unit in record.units if unit.number == 0), None)
+        return PhaseTwo(
+            branch_id=entry.id,
+            vhost=entry.vhost,
+            unit=unit or self._store.next_unit(entry.vhost),
+            retry=entry.retry or unit is None,
+            renew=entry.renew,
+            size=record.bytes,
+            work=work,
+            assign=lambda unit: self._durable.assign(entry, unit),
+        )
+
+    async def read_work(self, entry: Entry) -> Sequence[Work]:
+        """The messages of a branch, from the log.
+
+        Raises:
+            XaError: 541, the log cannot be read.
+        """
+        try:
+            return await self._log.read_work(entry.id)
+        except LogError as error:
+            raise log_failed(error, "reading the messages", entry.xid) from error

@@ -1,0 +1,335 @@
+"""The log side of the manager: which rows an effect writes, and what a failed write means.
+
+"Reply before the durable write that it promises" must never happen: every function here returns after the commit, or
+raises XaError 541 and leaves the entry *in doubt*, to be read again before anything else.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Final
+
+from dtx.log.api import LeaseLost, LogConflict, LogError, TransactionLog
+from dtx.log.records import (
+    ENDINGS,
+    Advance,
+    BranchRecord,
+    Complete,
+    Insert,
+    JournalEvent,
+    LogState,
+    LogWrite,
+    Note,
+    Unit,
+    UnitState,
+    WorkKind,
+)
+from dtx.manager.entry import Entry, core_state, log_state
+from dtx.store.api import BrokerStore, UnitOutcome
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Ending, Operation, State
+from dtx.xa.table import LOGGED
+from dtx.xa.xid import Xid
+
+EVENT: Final = {
+    Ending.COMMITTED: JournalEvent.COMMITTED,
+    Ending.ROLLED_BACK: JournalEvent.ROLLED_BACK,
+    Ending.READ_ONLY: JournalEvent.READ_ONLY,
+    Ending.TIMED_OUT: JournalEvent.TIMED_OUT,
+    Ending.FORGOTTEN: JournalEvent.FORGOTTEN,
+}
+_COMMITTED: Final = {Operation.COMMIT: XaFlag.OK, Operation.ONE_PHASE: XaFlag.OK}
+ENDED: Final = {
+    JournalEvent.COMMITTED: _COMMITTED,
+    JournalEvent.ROLLED_BACK: {Operation.ROLLBACK: XaFlag.OK},
+    JournalEvent.FORGOTTEN: {Operation.FORGET: XaFlag.OK},
+}
+DTX: Final = "dtx"
+"""The actor of what happens by itself."""
+
+
+class Durable(ABC):
+    """Writes entries to the log; one implementation for each kind of store.
+
+    Args:
+        log: the transaction log.
+    """
+
+    def __init__(self, log: TransactionLog) -> None:
+        self._log = log
+
+    @abstractmethod
+    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
+        """Make *state* durable.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+
+    @abstractmethod
+    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
+        """The branch leaves the log; local work is done, or undone, with that.
+
+        Raises:
+            XaError: as above.
+        """
+
+    @abstractmethod
+    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
+        """The branch has left the log, with *event* as its end."""
+
+    async def note(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
+        """The journal tells of a branch that is not logged.
+
+        Raises:
+            XaError: as above.
+        """
+        await self._write(entry, Note(journal=entry.journal(EVENT[ending], now, actor=actor)), f"noting {ending}")
+
+    async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
+        try:
+            await self._log.write(record, urgent=not entry.over)
+        except LogError as error:
+            # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
+            entry.doubt = not isinstance(record, Note) or record.change is not None
+            raise log_failed(error, what, entry.xid) from error
+
+    async def reread(self, entry: Entry) -> bool:
+        """Settle the doubt about *entry* by what the log says.
+
+        Returns:
+            Whether the branch is still there; otherwise ``entry.ended`` says how it ended.
+
+        Raises:
+            XaError: 541, the log cannot be read either.
+        """
+        try:
+            found = await self._log.lookup(entry.vhost, entry.xid)
+        except LogError as error:
+            raise log_failed(error, "reading the branch", entry.xid) from error
+        if found.branch is not None and found.branch.id == entry.id:
+            self._found(entry, found.branch)
+            if entry.branch.state not in LOGGED or log_state(entry.branch.state) is not found.branch.state:
+                state = core_state(found.branch)
+                entry.branch = replace(entry.branch, state=state, outcome=found.branch.outcome, deadline=None)
+            entry.doubt = False
+            return True
+        entry.doubt = False
+        ending = found.ending if found.ending is not None and found.ending.branch_id == entry.id else None
+        if entry.record is None and ending is None:
+            return True  # it never was in the log; its work is still in memory
+        event = ending.event if ending is not None and ending.event in ENDINGS else None
+        self._gone(entry, event)
+        entry.ended = ENDED.get(event, {}) if event is not None else {}
+        return False
+
+    def _found(self, entry: Entry, record: BranchRecord) -> None:
+        """The log has *record*, whatever was believed before."""
+        entry.record = record
+
+
+class BrokerDurable(Durable):
+    """Branches whose messages live in a broker.
+
+    Args:
+        log: the transaction log.
+        store: asked for the units that are logged before they are sent.
+    """
+
+    def __init__(self, log: TransactionLog, store: BrokerStore) -> None:
+        super().__init__(log)
+        self._store = store
+
+    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
+        """Make *state* durable.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        if entry.record is None:
+            await self._insert(entry, state, now, actor)
+        else:
+            await self._advance(entry, entry.record, state, now, actor)
+
+    async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
+        work = entry.work
+        assert work is not None, "a branch that is not logged holds its work in memory"
+        units = self._store.taking_units(entry.vhost, work)
+        logged = log_state(state)
+        decided = state is State.COMMITTING
+        record = BranchRecord(
+            id=entry.id,
+            vhost=entry.vhost,
+            xid=entry.xid,
+            state=logged,
+            owner=entry.branch.owner,
+            timeout=entry.branch.timeout,
+            started_at=entry.started_at,
+            prepared_at=now if state is State.PREPARED else None,
+            decided_at=now if decided else None,
+            one_phase=entry.one_phase,
+            publishes=work.publishes,
+            consumes=work.consumes,
+            bytes=work.bytes,
+            units=(self._store.next_unit(entry.vhost),) if decided else tuple(units.values()),
+        )
+        rows = work.to_log({holder: unit.number for holder, unit in units.items()})
+        journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if state is State.PREPARED else None
+        if journal is not None:
+            journal = replace(journal, prepared_at=now)
+        await self._write(entry, Insert(branch=record, work=rows, journal=journal), f"writing {state}")
+        entry.record = record
+        entry.cached = rows
+        entry.origins = work.origins()
+
+    async def _advance(self, entry: Entry, record: BranchRecord, state: State, now: float, actor: str) -> None:
+        to = log_state(state)
+        prepared = to is LogState.PREPARED
+        decided = to in (LogState.COMMITTING, LogState.ROLLING_BACK)
+        done = tuple(n for n, outcome in entry.taken.items() if outcome is UnitOutcome.HAPPENED)
+        unit = self._store.next_unit(entry.vhost) if decided else None
+        journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if prepared else None
+        if journal is not None:
+            journal = replace(journal, prepared_at=now)
+        await self.advance(
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=to,
+                prepared_at=now if prepared else None,
+                decided_at=now if decided else None,
+                unit=unit,
+                units_done=done,
+                settled=self._not_taken(entry) if to is LogState.ROLLING_BACK else (),
+                journal=journal,
+            ),
+        )
+        if unit is not None:
+            entry.retry = False
+
+    def _not_taken(self, entry: Entry) -> tuple[int, ...]:
+        """Positions that a roll-back has nothing to do for: publishes, and deliveries that never left their queue."""
+        if not entry.cached:
+            return ()
+        never = {number for number, outcome in entry.taken.items() if outcome is UnitOutcome.NEVER}
+        return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
+
+    async def advance(self, entry: Entry, change: Advance) -> None:
+        """Write *change* and remember it."""
+        record = entry.record
+        assert record is not None
+        await self._write(entry, change, f"writing {change.to}")
+        units = {
+            unit.number: replace(unit, state=UnitState.DONE) if unit.number in change.units_done else unit
+            for unit in record.units
+        }
+        if change.unit is not None:
+            units[change.unit.number] = change.unit
+        entry.record = replace(
+            record,
+            state=change.to,
+            version=record.version + 1,
+            prepared_at=change.prepared_at or record.prepared_at,
+            decided_at=change.decided_at or record.decided_at,
+            stuck=change.stuck,
+            outcome=change.outcome or record.outcome,
+            units=tuple(units.values()),
+        )
+        self._free_receipts(record, entry.record)
+        if change.settled and entry.cached is not None:
+            settled = frozenset(change.settled)
+            entry.cached = [work for work in entry.cached if work.position not in settled]
+
+    def _free_receipts(self, before: BranchRecord, after: BranchRecord) -> None:
+        """The log has *after*: what proved units that nobody will ask for again is not needed any more."""
+        taking = after.state is LogState.TAKING
+        asked = {unit.nonce for unit in after.units if unit.state is not UnitState.DONE and (taking or not unit.number)}
+        for unit in before.units:
+            if unit.nonce not in asked:
+                self._store.logged(after.vhost, unit)
+
+    async def assign(self, entry: Entry, unit: Unit) -> None:
+        """Make a new unit 0 durable before it is sent.
+
+        Raises:
+            XaError: 541.
+        """
+        record = entry.record
+        assert record is not None
+        await self.advance(
+            entry, Advance(id=record.id, expect=record.state, version=record.version, to=record.state, unit=unit)
+        )
+
+    async def note_stuck(
+        self,
+        entry: Entry,
+        reason: str,
+        now: float,
+        actor: str,
+        settled: tuple[int, ...] = (),
+        unit: Unit | None = None,
+    ) -> None:
+        """Keep the broker's words; they are for people, so the same words are not written twice.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        record = entry.record
+        assert record is not None
+        known = record.stuck == reason
+        if known and unit is None:
+            return
+        await self.advance(
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=record.state,
+                stuck=reason,
+                unit=unit,
+                settled=settled,
+                journal=None if known else entry.journal(JournalEvent.STUCK, now, actor=actor, reason=reason),
+            ),
+        )
+
+    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
+        """The branch leaves the log."""
+        record = entry.record
+        assert record is not None
+        event = EVENT[ending]
+        reason = "messages may have been repeated, with the same x-dtx-id" if entry.repeats else None
+        journal = entry.journal(event, now, actor=actor, reason=reason)
+        if journal.decided_at is None and ending is not Ending.FORGOTTEN:
+            journal = replace(journal, decided_at=now)
+        await self._write(
+            entry,
+            Complete(id=record.id, expect=record.state, version=record.version, journal=journal),
+            f"writing the end ({ending})",
+        )
+        for unit in record.units:
+            if unit.state is not UnitState.DONE:
+                self._store.logged(entry.vhost, unit)
+        entry.record = None
+        entry.ended = ENDED.get(event, {})
+
+    def _found(self, entry: Entry, record: BranchRecord) -> None:
+        if entry.record is not None:
+            self._free_receipts(entry.record, record)
+        super()._found(entry, record)
+
+    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
+        for unit in entry.record.units if entry.record is not None else ():
+            self._store.logged(entry.vhost, unit)
+
+
+def log_failed(error: LogError, what: str, xid: Xid) -> XaError:
+    """The 541 for a log that failed; the message of a LogError is safe to show."""
+    if isinstance(error, LeaseLost):
+        hint = "this dtx is not the active one any more"
+    elif isinstance(error, LogConflict):
+        hint = "the log has something else than expected"
+    else:
+        hint = "the outcome is not known, try again"
+    return XaError(ReplyCode.INTERNAL_ERROR, f"{what} failed: {error}; {hint} (xid {xid})")

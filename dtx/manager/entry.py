@@ -1,0 +1,191 @@
+"""One branch at run time: the core's value, the row that the log has of it, and the work that it holds."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from dtx.log.records import BranchRecord, JournalEntry, JournalEvent, LogState, Work
+from dtx.store.api import Plan, UnitOutcome
+from dtx.store.work import HeldWork, Returner
+from dtx.xa.branch import Branch
+from dtx.xa.codes import XaFlag
+from dtx.xa.model import Event, Operation, State, Vote
+from dtx.xa.xid import Xid
+
+_LOG_STATE = {
+    State.TAKING: LogState.TAKING,
+    State.TAKING_ONE_PHASE: LogState.TAKING,
+    State.PREPARED: LogState.PREPARED,
+    State.COMMITTING: LogState.COMMITTING,
+    State.ROLLING_BACK: LogState.ROLLING_BACK,
+    State.HEURISTIC: LogState.HEURISTIC,
+}
+_STATE = {log: state for state, log in _LOG_STATE.items() if state is not State.TAKING_ONE_PHASE}
+
+
+def log_state(state: State) -> LogState:
+    """The state in the log behind a state of the core."""
+    return _LOG_STATE[state]
+
+
+def core_state(record: BranchRecord) -> State:
+    """The state of the core for a row of the log."""
+    if record.state is LogState.TAKING and record.one_phase:
+        return State.TAKING_ONE_PHASE  # it asked to commit, and no transaction manager will ask again
+    return _STATE[record.state]
+
+
+def new_branch_id() -> UUID:
+    """A UUID of version 7: ordered by time, so that the log's index grows at its end."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x7000 << 64 | 0x8000 << 48
+    return UUID(int=value)
+
+
+class Entry:
+    """A branch that is known: open, in doubt or heuristic.
+
+    One operation at a time runs on it (*busy*); others wait for their turn. What befalls it meanwhile is kept in
+    *befallen* and happens afterwards.
+    """
+
+    __slots__ = (
+        "_waiters",
+        "applied",
+        "asked",
+        "befallen",
+        "branch",
+        "busy",
+        "cached",
+        "doubt",
+        "ended",
+        "id",
+        "local",
+        "one_phase",
+        "origins",
+        "over",
+        "plan",
+        "record",
+        "renew",
+        "repeats",
+        "retry",
+        "settled",
+        "started_at",
+        "taken",
+        "vhost",
+        "work",
+    )
+
+    def __init__(self, branch: Branch, vhost: str, *, now: float, work: HeldWork | None = None) -> None:
+        self.branch = branch
+        self.vhost = vhost
+        self.id = new_branch_id()
+        self.started_at = now
+        self.work = work
+        self.record: BranchRecord | None = None
+        self.cached: Sequence[Work] | None = None
+        self.busy = False
+        self.doubt = False
+        """A write failed so that only the log knows the state: it is read again before anything else."""
+        self.applied = False
+        """Phase two is known to have happened, though the log may not have it yet."""
+        self.over = False
+        """Its end was answered; only the log does not have it yet."""
+        self.asked = False
+        """The store was asked to take. Asked again, it would find the deliveries gone, and that nothing was taken."""
+        self.retry = False
+        """Unit 0 may have been sent by a predecessor."""
+        self.renew = False
+        """Unit 0 was refused, and the log may not know that yet."""
+        self.repeats = False
+        """What became of a unit is not known, or it happened in part: messages may have been repeated."""
+        self.one_phase = False
+        self.local = False
+        """Its messages live in the log's own database."""
+        self.plan: Plan | None = None
+        """How that keeps the work, as it was last written or tried to."""
+        self.origins: dict[int, Returner] = {}
+        """Channels that want to hear of messages that could not be routed."""
+        self.settled: frozenset[int] = frozenset()
+        """Positions that phase two is through with, whatever the log says."""
+        self.taken: dict[int, UnitOutcome] = {}
+        self.befallen: list[Event] = []
+        self.ended: dict[Operation, XaFlag] | None = None
+        """How to answer those who waited while the branch ended."""
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def restored(cls, record: BranchRecord) -> "Entry":
+        """The entry of a row that the log has."""
+        branch = Branch(
+            xid=record.xid,
+            owner=record.owner,
+            state=core_state(record),
+            timeout=record.timeout,
+            outcome=record.outcome,
+        )
+        entry = cls(branch, record.vhost, now=record.started_at)
+        entry.adopt(record)
+        return entry
+
+    def adopt(self, record: BranchRecord) -> None:
+        """Take over what the log says."""
+        self.id = record.id
+        self.record = record
+        self.one_phase = record.one_phase
+        self.local = record.published is not None
+        self.retry = True
+
+    @property
+    def xid(self) -> Xid:
+        """The branch's xid."""
+        return self.branch.xid
+
+    @property
+    def vote(self) -> Vote:
+        """What the branch holds."""
+        if self.record is not None:
+            vote = Vote.of(self.record.publishes, self.record.consumes)
+        else:
+            vote = self.work.vote if self.work is not None else Vote.NOTHING
+        return Vote.LOCAL if self.local and vote is not Vote.NOTHING else vote
+
+    def journal(self, event: JournalEvent, now: float, *, actor: str, reason: str | None = None) -> JournalEntry:
+        """A line of the journal about this branch as it stands."""
+        record = self.record
+        work = self.work
+        return JournalEntry(
+            event=event,
+            branch_id=self.id,
+            vhost=self.vhost,
+            xid=self.branch.xid,
+            owner=self.branch.owner,
+            at=now,
+            actor=actor,
+            reason=reason,
+            outcome=self.branch.outcome,
+            one_phase=self.one_phase,
+            publishes=record.publishes if record else work.publishes if work else 0,
+            consumes=record.consumes if record else work.consumes if work else 0,
+            bytes=record.bytes if record else work.bytes if work else 0,
+            started_at=self.started_at,
+            prepared_at=record.prepared_at if record else None,
+            decided_at=record.decided_at if record else None,
+        )
+
+    async def idle(self) -> None:
+        """Wait until the running operation is through."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def done(self) -> None:
+        """The running operation is through."""
+        self.busy = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

@@ -1,0 +1,151 @@
+"""The log side of branches whose messages live in the log's own database.
+
+There is nothing to take, and no phase two: the transaction that decides a branch does its work. So a crash finds it
+done or not done, and never half-way. What the store shows in memory follows when the write is known to be durable; a
+write of unknown outcome shows nothing until the log has been read again.
+"""
+
+from dataclasses import replace
+
+from dtx.log.api import TransactionLog
+from dtx.log.changes import Change, Slot
+from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, LogState, Note, Work, WorkKind
+from dtx.manager.durable import EVENT, Durable
+from dtx.manager.entry import Entry
+from dtx.store.api import LocalStore, Plan
+from dtx.store.work import HeldPublish
+from dtx.telemetry import get_logger
+from dtx.xa.model import Ending, State
+
+_log = get_logger(part="manager")
+_NO_ROUTE = 312
+"""AMQP 0-9-1, basic.return: no-route."""
+
+
+class LocalDurable(Durable):
+    """Writes branches together with what they do to messages.
+
+    Args:
+        log: the transaction log.
+        store: in the same database.
+    """
+
+    def __init__(self, log: TransactionLog, store: LocalStore) -> None:
+        super().__init__(log)
+        self._store = store
+
+    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
+        """The vote: messages are stored, and nobody sees them yet."""
+        assert state is State.PREPARED, "no other state of local work is in the table"
+        plan = self._plan(entry)
+        record = BranchRecord(
+            id=entry.id,
+            vhost=entry.vhost,
+            xid=entry.xid,
+            state=LogState.PREPARED,
+            owner=entry.branch.owner,
+            timeout=entry.branch.timeout,
+            started_at=entry.started_at,
+            prepared_at=now,
+            publishes=entry.work.publishes if entry.work is not None else 0,
+            consumes=entry.work.consumes if entry.work is not None else 0,
+            bytes=entry.work.bytes if entry.work is not None else 0,
+            published=plan.published,
+            consumed=plan.consumed,
+        )
+        journal = replace(entry.journal(JournalEvent.PREPARED, now, actor=actor), prepared_at=now)
+        await self._write(entry, Insert(branch=record, change=plan.change, journal=journal), f"writing {state}")
+        entry.record = record
+        entry.plan = replace(plan, change=Change())  # the messages themselves are in the log
+
+    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
+        """Decision, work and journal in one transaction."""
+        event = EVENT[ending]
+        journal = entry.journal(event, now, actor=actor)
+        if ending is not Ending.FORGOTTEN:
+            journal = replace(journal, decided_at=now)
+        record = entry.record
+        if record is None:
+            plan = self._plan(entry)
+            change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
+            await self._write(entry, Note(journal=journal, change=change), f"writing the end ({ending})")
+        else:
+            completion = Complete(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                journal=journal,
+                change=self._change(record, event),
+            )
+            await self._write(entry, completion, f"writing the end ({ending})")
+        self._gone(entry, event)
+        entry.record = None
+
+    def _plan(self, entry: Entry) -> Plan:
+        assert entry.work is not None, "a branch that is not logged holds its work in memory"
+        plan = entry.plan = self._store.plan(entry.vhost, entry.work)
+        return plan
+
+    def _change(self, record: BranchRecord, event: JournalEvent) -> Change | None:
+        published, consumed = _slots(record)
+        match event:
+            case JournalEvent.COMMITTED:
+                return self._store.committing(published, consumed)
+            case JournalEvent.ROLLED_BACK:
+                return self._store.rolling_back(published, consumed)
+            case _:
+                return None  # its work was done, or undone, when it was decided
+
+    def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
+        if entry.record is not None:
+            published, consumed = _slots(entry.record)
+        elif entry.plan is not None:
+            published, consumed = entry.plan.published, entry.plan.consumed
+        else:
+            return
+        match event:
+            case JournalEvent.COMMITTED:
+                self._store.committed(published, consumed)
+                self._tell_publishers(entry)
+            case JournalEvent.ROLLED_BACK:
+                self._store.rolled_back(published, consumed)
+            case _:
+                pass
+        entry.plan = None
+
+    def _tell_publishers(self, entry: Entry) -> None:
+        for publish in entry.plan.unroutable if entry.plan is not None else ():
+            if publish.origin is not None:
+                publish.origin.returned(_as_work(publish), _NO_ROUTE, b"NO_ROUTE")
+            _log.info(
+                "message could not be routed",
+                xid=entry.xid,
+                vhost=entry.vhost,
+                exchange=publish.exchange,
+                publisher="told" if publish.origin is not None else "asked for nothing",
+            )
+
+
+def _slots(record: BranchRecord) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    return record.published or (), record.consumed or ()
+
+
+def _both(first: Change, second: Change) -> Change:
+    return Change(
+        puts=(*first.puts, *second.puts),
+        drops=(*first.drops, *second.drops),
+        expiries=(*first.expiries, *second.expiries),
+        delivered=(*first.delivered, *second.delivered),
+    )
+
+
+def _as_work(publish: HeldPublish) -> Work:
+    return Work(
+        position=0,
+        kind=WorkKind.PUBLISH,
+        exchange=publish.exchange,
+        routing_key=publish.routing_key,
+        flags=int(publish.mandatory),
+        properties=publish.properties,
+        body=publish.body,
+    )

@@ -1,0 +1,55 @@
+"""A recovery scan: a snapshot that is handed out in batches.
+
+AMQP 0-9 dtx preview, dtx-coordination.recover. A scan belongs to a channel. It costs its snapshot, and that only until
+the last batch is out: transaction managers exist that never end their scans.
+"""
+
+from collections.abc import Callable, Sequence
+
+from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.xid import Xid
+
+
+class Scan:
+    """The recovery scan of one channel."""
+
+    __slots__ = ("_after", "_open", "_position", "_snapshot")
+
+    def __init__(self) -> None:
+        self._open = False
+        self._snapshot: Sequence[Xid] = ()
+        self._position = 0
+        self._after: Xid | None = None
+        """Last xid of a batch that one call started and ended: the next such call goes on behind it, so that a client
+        which only ever makes such calls sees all of what does not fit one frame."""
+
+    def begin(self, snapshot: Sequence[Xid], *, end: bool) -> None:
+        """startscan: "If a recovery scan is already open, the effect is as if [it] were ended and then restarted"."""
+        if end and self._after is not None and self._after in snapshot:
+            split = snapshot.index(self._after) + 1
+            snapshot = [*snapshot[split:], *snapshot[:split]]
+        self._open = True
+        self._snapshot = snapshot
+        self._position = 0
+
+    def next(self, fits: Callable[[Sequence[Xid], int], int], *, end: bool) -> Sequence[Xid]:
+        """The next batch.
+
+        Args:
+            fits: how many of the snapshot fit one frame, from a position on.
+            end: endscan.
+
+        Raises:
+            XaError: 503, no scan is open.
+        """
+        if not self._open and not end:
+            raise XaError(ReplyCode.COMMAND_INVALID, "recover without startscan, and no recovery scan is open")
+        stop = self._position + fits(self._snapshot, self._position)
+        batch = self._snapshot[self._position : stop]
+        self._position = stop
+        if stop >= len(self._snapshot):
+            self._snapshot, self._position = (), 0
+        if end:
+            self._after = batch[-1] if batch and self._snapshot else None
+            self._open, self._snapshot, self._position = False, (), 0
+        return batch

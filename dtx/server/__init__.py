@@ -1,0 +1,1 @@
+"""The listener, the protocol sniffer and the shells of connections."""

@@ -1,0 +1,1 @@
+"""Alongside mode: a transparent proxy before the broker, with two classes of its own."""

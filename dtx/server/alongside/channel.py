@@ -1,0 +1,419 @@
+"""A client's channel that did not select distributed transactions.
+
+Its frames are passed on unseen; what a proxy must know of them (open, close, modes) and the dtx methods, which no
+broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
+"""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Final, assert_never
+
+from dtx.manager.scan import Scan
+from dtx.server.alongside.unsettled import ANSWERS, Tally
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import answers, calls, content, errors, keys, requests
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.frames import method_frame, with_channel
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.session import Session
+
+_log = get_logger(part="channel")
+_MAX_BACKLOG: Final = 1 << 20
+"""Octets of frames that wait behind a running call of their channel; beyond it the client is not read from."""
+
+
+class Phase(Enum):
+    """Where a channel is in its life."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """The client asked to close; the broker has not confirmed."""
+    CLOSED_BY_BROKER = "closed by the broker"
+    """The broker closed it; the client has not confirmed."""
+    REFUSED = "refused"
+    """dtx closed it; the client has not confirmed, and all it sends before that is discarded."""
+
+
+class Mode(Enum):
+    """What the channel was selected for."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    LOCAL = "tx"
+    DISTRIBUTED = "dtx"
+
+
+class Drain:
+    """An upstream channel that is being closed: what still comes is of no interest.
+
+    Args:
+        done: called when it is closed.
+    """
+
+    def __init__(self, session: "Session", number: int, done: Callable[[], None] | None = None) -> None:
+        self._session = session
+        self._upstream = session.upstream
+        self._number = number
+        self._done = done
+        self._upstream.handlers[number] = self
+        self._upstream.write(method_frame(number, requests.close(keys.CHANNEL_CLOSE, 200, b"closed by dtx")))
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
+        """A frame from the broker."""
+        if key == keys.CHANNEL_CLOSE:
+            self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+        elif key == keys.CHANNEL_CLOSE_OK:
+            self._upstream.free(self._number)
+            if self._done is not None:
+                self._done()
+            self._session.drained()
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone, and the channel with it."""
+
+
+class Channel:
+    """One channel of a client.
+
+    Args:
+        session: the connection.
+        number: of the channel, as the client knows it.
+        upstream_number: as the broker knows it; reserved when not given.
+
+    Raises:
+        XaError: 506, no upstream channel is free.
+    """
+
+    mode = Mode.PLAIN
+
+    def __init__(self, session: "Session", number: int, upstream_number: int | None = None) -> None:
+        self.session = session
+        self.number = number
+        self.phase = Phase.OPEN
+        reserved = upstream_number is None
+        self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
+        self.used = False
+        """Whether it was ever used for anything but dtx-coordination."""
+        self.coordinated = False
+        self.tally: Tally | None = None
+        """What it has consumed, since it began to."""
+        self.last_queue = b""
+        self.scan: Scan | None = None
+        self._busy = False
+        self._backlog: deque[tuple[int, bytes]] = deque()
+        self._backlog_size = 0
+        if reserved and self.upstream_number != number:
+            session.upstream.handlers[self.upstream_number] = self
+
+    # -- frames
+
+    @property
+    def passes(self) -> bool:
+        """Whether its frames may pass unseen; its first one never does."""
+        return self.used and self.phase is Phase.OPEN and not self._busy and self.upstream_number == self.number
+
+    @property
+    def only_coordinates(self) -> bool:
+        """Whether the channel needs no broker: it has coordinated, and done nothing else."""
+        return self.coordinated and not self.used
+
+    @property
+    def waits(self) -> bool:
+        """Whether frames of the client wait behind a call."""
+        return bool(self._backlog)
+
+    def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the client that does not pass unseen.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        if self._busy and key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog:
+            # The client waits no longer; what it asked for goes on. What it sent behind that would come first.
+            self.close(buffer[start + 7 : end - 1])
+            return
+        if self._busy:
+            self._backlog.append((key, buffer[start:end]))
+            self._backlog_size += end - start
+            if self._backlog_size > _MAX_BACKLOG:
+                self.session.hold_client(self)
+            return
+        if self.phase is not Phase.OPEN:
+            self._late(key, buffer, start, end)
+            return
+        if key >> 16 in calls.DTX_CLASSES:
+            self._call(key, buffer[start + 7 : end - 1])
+        elif key == keys.CHANNEL_OPEN:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {self.number} is open already")
+        elif key == keys.CHANNEL_CLOSE:
+            self.close(buffer[start + 7 : end - 1])
+        else:
+            self.work(key, buffer, start, end)
+
+    def _late(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame on a channel that is not open any more."""
+        if key == keys.CHANNEL_CLOSE_OK:
+            if self.phase is Phase.CLOSED_BY_BROKER:
+                self._to_broker(buffer, start, end)
+                self.session.upstream.free(self.upstream_number)
+            self.session.forget(self)
+        elif key == keys.CHANNEL_CLOSE and self.phase is not Phase.CLOSING:
+            # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
+            self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+
+    def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame for the broker."""
+        if self.session.upstream.is_lost:
+            raise WireError(HardCode.CONNECTION_FORCED, "the broker is away, only dtx-coordination goes on")
+        if not self.used:
+            self.used = True
+            self.session.sort(self)
+        match key:
+            case keys.CONFIRM_SELECT:
+                self.mode = Mode.CONFIRM
+            case keys.TX_SELECT:
+                self.mode = Mode.LOCAL
+            case keys.BASIC_CONSUME | keys.BASIC_GET:
+                self._consume(key, buffer[start + 7 : end - 1])
+            case keys.QUEUE_DECLARE:
+                self._note_queue(buffer[start + 7 : end - 1])
+            case _:
+                pass
+        self._to_broker(buffer, start, end)
+
+    def _consume(self, key: int, payload: bytes) -> None:
+        self.tally = self.tally or Tally()
+        self.tally.asked(key, payload)
+        self.session.unsettled.sort(self.number, self.upstream_number, self.tally)
+
+    def _note_queue(self, payload: bytes) -> None:
+        if len(payload) > 6:
+            self.last_queue = payload[7 : 7 + payload[6]] or self.last_queue
+
+    def _to_broker(self, buffer: bytes, start: int, end: int) -> None:
+        frame = buffer[start:end]
+        number = self.upstream_number
+        self.session.upstream.write(frame if number == self.number else with_channel(frame, number))
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
+        if key == keys.CHANNEL_CLOSE:
+            if self.phase is Phase.CLOSING:
+                self.session.upstream.write(method_frame(self.upstream_number, requests.CHANNEL_CLOSE_OK))
+                return
+            self.phase = Phase.CLOSED_BY_BROKER
+            self.session.sort(self)
+        elif key == keys.CHANNEL_CLOSE_OK:
+            self.session.upstream.free(self.upstream_number)
+            self.session.forget(self)
+        elif key == keys.QUEUE_DECLARE_OK:
+            self.last_queue = content.declare_ok(buffer[start + 7 : end - 1]).queue
+        elif key in ANSWERS and self.tally is not None:
+            self.tally.answered(key, buffer[start + 7 : end - 1])
+        self.forward(buffer, start, end)
+
+    def forward(self, buffer: bytes, start: int, end: int) -> None:
+        """Pass a frame on to the client."""
+        frame = buffer[start:end]
+        self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
+
+    def lost(self, reason: str) -> None:
+        """The connection to the broker is gone; the session says so to the client."""
+
+    def close(self, payload: bytes) -> None:
+        """The client closes the channel."""
+        if self.session.upstream.is_lost:
+            self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+            self.session.forget(self)
+            return
+        self.phase = Phase.CLOSING
+        self.session.sort(self)
+        handler = self.session.upstream.handlers.get(self.upstream_number)
+        if isinstance(handler, TakingChannel):  # it was being selected
+            handler.close()
+        else:
+            self.session.upstream.write(method_frame(self.upstream_number, payload))
+
+    def upstream_closed(self, close: Close) -> None:
+        """The broker closed the channel while it was being selected: nothing may be sent on it any more."""
+        if self.phase is Phase.CLOSING:
+            self.upstream_close_ok()
+        elif self.phase is Phase.OPEN:
+            self.phase = Phase.REFUSED
+            self.session.sort(self)
+            payload = requests.close(keys.CHANNEL_CLOSE, close.reply_code, close.reply_text, close.key)
+            self.session.to_client(method_frame(self.number, payload))
+
+    def upstream_close_ok(self) -> None:
+        """The broker has confirmed a close while the channel was being selected."""
+        self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+        self.session.forget(self)
+
+    def let_go(self) -> None:
+        """The client or its connection is gone: nothing may be delivered to it any more."""
+        handler = self.session.upstream.handlers.get(self.upstream_number, self)
+        if self.phase is Phase.OPEN and handler is self and not self.session.upstream.is_lost:
+            self.close_upstream()
+
+    # -- dtx methods
+
+    def _call(self, key: int, payload: bytes) -> None:
+        """Run a dtx method.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        try:
+            self._execute(calls.decode_call(payload), key)
+        except XaError as error:
+            self.refuse(error, key)
+
+    def _execute(self, call: calls.Call, key: int) -> None:
+        match call:
+            case calls.Start() | calls.End():
+                self.demarcate(call, key)
+            case calls.Prepare(xid=xid):
+                self._coordinate(xid, Operation.PREPARE, key, DtxMethod.PREPARE_OK)
+            case calls.Commit(xid=xid, one_phase=one_phase):
+                operation = Operation.ONE_PHASE if one_phase else Operation.COMMIT
+                self._coordinate(xid, operation, key, DtxMethod.COMMIT_OK)
+            case calls.Rollback(xid=xid):
+                self._coordinate(xid, Operation.ROLLBACK, key, DtxMethod.ROLLBACK_OK)
+            case calls.Forget(xid=xid):
+                self._coordinate(xid, Operation.FORGET, key, DtxMethod.FORGET_OK)
+            case calls.GetTimeout():
+                self._begin(self._get_timeout(call), key)
+            case calls.SetTimeout():
+                self._begin(self._set_timeout(call), key)
+            case calls.Recover():
+                self._begin(self._recover(call), key)
+            case calls.Select():
+                self.select(key)
+            case _:
+                assert_never(call)
+
+    def select(self, key: int) -> None:
+        """dtx-demarcation.select: the session makes another channel of this one."""
+        self._begin(self.session.select(self), key)
+
+    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+        """Start and end need a select before ("The client must use this method at least once")."""
+        raise XaError(
+            ReplyCode.COMMAND_INVALID,
+            f"{DtxMethod(key).wire_name} on a channel without dtx-demarcation.select (xid {call.xid})",
+        )
+
+    def _coordinate(self, xid: Xid, operation: Operation, key: int, ok: DtxMethod) -> None:
+        self.coordinated = True
+        started = time.monotonic()
+        answered = False
+
+        def reply(answer: XaFlag | XaError) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            if isinstance(answer, XaError):
+                self._finish(error=answer, key=key)
+                said = str(answer.code.value)
+            else:
+                empty = ok is DtxMethod.FORGET_OK
+                frame = answers.empty_ok(self.number, ok) if empty else answers.flags_ok(self.number, ok, answer)
+                self._finish(frame)
+                said = answer.wire_name
+            self.session.metrics.operation_done(operation.value, said, time.monotonic() - started)
+
+        self._occupy()
+        self.session.manager.spawn(self._ask(xid, operation, reply))
+
+    async def _ask(self, xid: Xid, operation: Operation, reply: Callable[[XaFlag | XaError], None]) -> None:
+        try:
+            await self.session.manager.request(self.session.who, xid, operation, reply)
+        except XaError as error:
+            reply(error)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("call failed", operation=operation, xid=xid, connection=self.session.id)
+            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+
+    def _begin(self, work: Awaitable[bytes], key: int) -> None:
+        """Run *work*, which returns the answering frame, while later frames of the channel wait."""
+        self._occupy()
+        self.session.manager.spawn(self._finish_after(work, key))
+
+    async def _finish_after(self, work: Awaitable[bytes], key: int) -> None:
+        try:
+            frame = await work
+        except XaError as error:
+            self._finish(error=error, key=key)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("call failed", method=DtxMethod(key).wire_name, connection=self.session.id)
+            self._finish(error=XaError(ReplyCode.INTERNAL_ERROR, "internal error"), key=key)
+        else:
+            self._finish(frame)
+
+    def _occupy(self) -> None:
+        self._busy = True
+        self.session.sort(self)
+
+    def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
+        """The running call is answered: go on with what waited behind it."""
+        self._busy = False
+        if self.phase is Phase.OPEN:
+            if error is not None:
+                self.refuse(error, key)
+            else:
+                self.session.to_client(frame)
+        successor = self.session.channels.get(self.number, self)
+        backlog, self._backlog = self._backlog, deque()
+        self._backlog_size = 0
+        self.session.release_client(self)
+        self.session.replay(successor, backlog)
+
+    async def _get_timeout(self, call: calls.GetTimeout) -> bytes:
+        timeout = await self.session.manager.get_timeout(self.session.who, call.xid)
+        return answers.get_timeout_ok(self.number, timeout)
+
+    async def _set_timeout(self, call: calls.SetTimeout) -> bytes:
+        await self.session.manager.set_timeout(self.session.who, call.xid, call.timeout)
+        return answers.empty_ok(self.number, DtxMethod.SET_TIMEOUT_OK)
+
+    async def _recover(self, call: calls.Recover) -> bytes:
+        self.coordinated = True
+        scan = self.scan = self.scan or Scan()
+        if call.startscan:
+            scan.begin(await self.session.manager.in_doubt(self.session.who), end=call.endscan)
+        frame_max = self.session.frame_max
+        batch = scan.next(lambda xids, position: answers.split_recover(xids, frame_max, position), end=call.endscan)
+        return answers.recover_ok(self.number, batch)
+
+    # -- the end by an exception
+
+    def refuse(self, error: XaError, key: int = 0) -> None:
+        """Close the channel with an exception; the connection lives on."""
+        self._refuse(errors.close_frame(error, self.number, key))
+
+    def refuse_as(self, close: Close) -> None:
+        """Close the channel with the broker's own words."""
+        payload = requests.close(keys.CHANNEL_CLOSE, close.reply_code, close.reply_text, close.key)
+        self._refuse(method_frame(self.number, payload))
+
+    def _refuse(self, frame: bytes) -> None:
+        if self.phase is not Phase.OPEN:
+            return
+        self.phase = Phase.REFUSED
+        self.session.sort(self)
+        self.session.to_client(frame)
+        self.close_upstream()
+
+    def close_upstream(self) -> None:
+        """Close what the channel has at the broker."""
+        Drain(self.session, self.upstream_number)

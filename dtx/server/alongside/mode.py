@@ -1,0 +1,97 @@
+"""Putting alongside mode together: a broker behind dtx has the messages."""
+
+from contextlib import AsyncExitStack
+
+from dtx.config import Settings
+from dtx.log.postgres import PostgresLog
+from dtx.manager import Limits, TransactionManager
+from dtx.server.alongside.client import SessionLimits
+from dtx.server.alongside.session import Session
+from dtx.server.listener import ClientConnection, NewSession
+from dtx.store.rabbitmq.lane import LaneSettings
+from dtx.store.rabbitmq.management import Management
+from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
+from dtx.store.rabbitmq.store import RabbitStore
+from dtx.store.rabbitmq.upstream import UpstreamLost
+from dtx.telemetry import Metrics
+
+
+class BrokerUnusable(Exception):
+    """The broker is not there, or does not let dtx in; the message says what to do."""
+
+
+def broker_of(settings: Settings) -> Broker:
+    """The broker that *settings* name, with dtx's own credentials."""
+    assert settings.broker is not None, "without a broker it is the standalone mode"
+    return Broker.from_url(
+        settings.broker.get_secret_value(), ca=settings.broker_ca, heartbeat=settings.upstream_heartbeat
+    )
+
+
+async def require_broker(broker: Broker) -> None:
+    """Try the broker once, before anything else is started.
+
+    Raises:
+        BrokerUnusable: it is not there, or does not take dtx's credentials.
+    """
+    connection = ServiceConnection(broker, "dtx start-up check")
+    try:
+        await connection.login("/")
+    except LoginRefused as error:
+        if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
+            raise BrokerUnusable(f"{error}; check user and password in --broker") from None
+    except (OSError, UpstreamLost) as error:
+        raise BrokerUnusable(
+            f"no broker answers at {broker} ({str(error) or 'timed out'}): start one, for example with "
+            "'docker run -p 127.0.0.1:5672:5672 rabbitmq' or 'apt-get install rabbitmq-server', "
+            "name another with --broker (make run: BROKER=amqp://user:password@host:5672/), "
+            "or leave it out: then dtx is the broker itself"
+        ) from None
+    connection.close()
+
+
+async def open_alongside(
+    settings: Settings, broker: Broker, log: PostgresLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[TransactionManager, NewSession]:
+    """The manager, its branches loaded, and what makes the session of a client.
+
+    Args:
+        settings: of the service.
+        broker: it answers.
+        log: open.
+        limits: of the manager.
+        metrics: numbers.
+        stack: closes what was opened, in the opposite order.
+
+    Raises:
+        LogError: the log cannot be read.
+    """
+    store = RabbitStore(broker, _lane_settings(settings, broker, log))
+    stack.push_async_callback(store.close)
+    manager = TransactionManager(log, store, limits, metrics)
+    stack.push_async_callback(manager.close)
+    await manager.start()
+    session_limits = SessionLimits(
+        max_channels=settings.max_channels,
+        frame_max=settings.frame_max,
+        max_message_bytes=settings.max_message_bytes,
+        max_kept_bytes=settings.max_kept_bytes,
+        handshake_timeout=settings.handshake_timeout,
+    )
+
+    def new_session(connection: ClientConnection, header: bytes) -> Session:
+        return Session(manager, store, metrics, session_limits, connection, header)
+
+    return manager, new_session
+
+
+def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog) -> LaneSettings:
+    url = settings.management_url
+    return LaneSettings(
+        rm=settings.rm,
+        channels=settings.lanes,
+        deadline=settings.unit_deadline,
+        replay=settings.replay,
+        active=lambda: log.lease_valid,
+        management=None if url is None else Management.from_url(url, user=broker.user, password=broker.password),
+    )

@@ -1,0 +1,79 @@
+"""The order of one channel, kept over the two that a selected channel has at the broker.
+
+On one channel a message that was published can be got by the next method, and a queue that was declared takes the next
+publish. P and T are handled by the broker side by side, so one of them must have done what it was sent before the other
+goes on. channel.flow shows that: it changes nothing, and is answered behind everything that was sent before it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09.frames import METHOD
+
+FLOW: Final = keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01"
+_UNASKED: Final = frozenset((keys.BASIC_DELIVER, keys.BASIC_RETURN, keys.BASIC_CANCEL, keys.CHANNEL_FLOW))
+_DEPENDENT: Final = frozenset((keys.EXCHANGE_DECLARE >> 16, keys.QUEUE_DECLARE >> 16))
+
+
+def depends_on_publishes(key: int) -> bool:
+    """Whether the outcome of a method depends on what was published before it."""
+    return key == keys.BASIC_GET or key >> 16 in _DEPENDENT
+
+
+class Fence:
+    """What one of the two channels has still to do.
+
+    Args:
+        send: sends a method on it.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._asked = 0
+        self._flows: deque[asyncio.Future[bytes] | None] = deque()
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that it was sent is done."""
+        return not self._asked
+
+    def sent(self, key: int) -> None:
+        """A method of the client went to it."""
+        self._asked += 1
+        if key == keys.CHANNEL_FLOW:
+            self._flows.append(None)
+
+    def received(self, buffer: bytes, start: int) -> bool:
+        """A frame came from it; returns whether that is no business of the client's."""
+        if buffer[start] != METHOD:
+            return False
+        key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+        if key not in _UNASKED and self._asked:
+            self._asked -= 1
+        if key != keys.CHANNEL_FLOW_OK or not self._flows:
+            return False
+        waiter = self._flows.popleft()
+        if waiter is None:
+            return False
+        self._asked = 0
+        if not waiter.done():
+            waiter.set_result(b"")
+        return True
+
+    def wait(self) -> "asyncio.Future[bytes]":
+        """Done, with no octets, when all that was sent is done, or the channel is no more."""
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._flows.append(waiter)
+        self._send(FLOW)
+        return waiter
+
+    def drop(self) -> None:
+        """The channel is no more: nobody waits any longer."""
+        self._asked = 0
+        for waiter in self._flows:
+            if waiter is not None and not waiter.done():
+                waiter.set_result(b"")
+        self._flows.clear()

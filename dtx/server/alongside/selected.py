@@ -1,0 +1,492 @@
+"""A selected channel: the distributed transactional context.
+
+It has two upstream channels, T in tx mode for what is consumed and P for what is published outside a branch. Between
+start and end, publishes and acknowledgements are captured instead of passed on; outside they are not transactional.
+"""
+
+import asyncio
+from typing import Final
+
+from dtx.log.records import Work
+from dtx.manager.entry import Entry
+from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
+from dtx.server.alongside.order import Fence, depends_on_publishes
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
+from dtx.store.rabbitmq.upstream import words
+from dtx.store.work import Delivery, HeldPublish
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import answers, calls, content, keys, properties, requests
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation, State, end_operation, start_operation
+
+_log = get_logger(part="channel")
+_BASIC: Final = keys.BASIC_RETURN >> 16
+_ADDED: Final = 1024
+"""Octets that a header frame of dtx's has at most besides the properties of its publisher (see messages.py)."""
+
+
+class _Capture:
+    """A publish whose content is still coming in.
+
+    Args:
+        publish: the method.
+        entry: the branch that it is part of; ``None`` outside of one, when it may want direct replies.
+    """
+
+    __slots__ = ("charged", "entry", "left", "parts", "publish", "raw")
+
+    def __init__(self, publish: Publish, entry: Entry | None) -> None:
+        self.publish = publish
+        self.entry = entry
+        self.raw = b""
+        self.left = -1
+        self.parts: list[bytes] = []
+        self.charged = 0
+
+
+class _PublishChannel:
+    """P: publishes outside a branch go here, returned messages come back."""
+
+    def __init__(self, owner: "SelectedChannel", number: int) -> None:
+        self._owner = owner
+        self._number = number
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        if key == keys.CHANNEL_CLOSE:
+            upstream = self._owner.session.upstream
+            upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+            upstream.free(self._number)
+            self._owner.publish_channel_closed(content.close(buffer[start + 7 : end - 1]))
+        elif not self._owner.published.received(buffer, start):
+            self._owner.session.to_client(with_channel(buffer[start:end], self._owner.number))
+
+    def lost(self, reason: str) -> None:
+        """The session says so to the client."""
+
+
+class SelectedChannel(Channel):
+    """A client's channel after dtx-demarcation.select.
+
+    Args:
+        before: the channel that it was.
+        taking: T, in tx mode.
+        publishing: number of P, open.
+    """
+
+    mode = Mode.DISTRIBUTED
+
+    def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
+        super().__init__(before.session, before.number, before.upstream_number)
+        self.scan = before.scan
+        self._taking = taking
+        self._publishing: int | None = publishing
+        self._branch: Entry | None = None
+        """The branch that the channel is associated with."""
+        self._branches: dict[bytes, Entry] = {}
+        """Branches that it is associated or suspended with, by the wire form of their xids."""
+        self._capture: _Capture | None = None
+        self._passing = 0
+        """Octets of a content to P that are still to come; -1 while its header is."""
+        self._judgements: set[asyncio.Future[Close | None]] = set()
+        self.published = Fence(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
+        """What was published outside a branch."""
+        self._asked = Fence(lambda payload: taking.request(keys.CHANNEL_FLOW, payload))
+        """What T was asked for."""
+        taking.owner = self
+        self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
+
+    @property
+    def passes(self) -> bool:
+        """Never: its frames are looked at, one by one."""
+        return False
+
+    @property
+    def only_coordinates(self) -> bool:
+        """Never: its consumers and deliveries are gone with the broker, and the client has to hear of it."""
+        return False
+
+    # -- frames from the client
+
+    def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame that is no dtx method.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        try:
+            self._work(key, buffer, start, end)
+        except XaError as error:
+            self.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+
+    def _work(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        if key in (HEADER, BODY):
+            self._content(key, buffer, start, end)
+            return
+        self._no_content_expected()
+        payload = buffer[start + 7 : end - 1]
+        match key:
+            case keys.BASIC_PUBLISH:
+                if self._branch is not None:
+                    self._capture = _Capture(content.publish(payload), self._branch)
+                elif not self._asked.passed:
+                    self._wait_for(self._asked, key, buffer[start:end])
+                elif self._publishing is not None and self._taking.gets_replies:
+                    self._capture = _Capture(content.publish(payload), None)  # its header tells which way it goes
+                else:
+                    self._pass_publish(payload)
+            case keys.BASIC_ACK:
+                self._ack(content.ack(payload))
+            case keys.BASIC_NACK:
+                self._nack(content.nack(payload))
+            case keys.BASIC_REJECT:
+                self._nack(content.reject(payload))
+            case keys.BASIC_RECOVER | keys.BASIC_RECOVER_ASYNC if content.recover(payload):
+                self._taking.recover()
+                if key == keys.BASIC_RECOVER:
+                    self.session.to_client(method_frame(self.number, keys.BASIC_RECOVER_OK.to_bytes(4, "big")))
+            case keys.CONFIRM_SELECT | keys.TX_SELECT | keys.TX_COMMIT | keys.TX_ROLLBACK:
+                raise XaError(
+                    ReplyCode.PRECONDITION_FAILED,
+                    "this channel is selected for distributed transactions; open another one for tx or confirm",
+                )
+            case _ if depends_on_publishes(key) and not self.published.passed:
+                self._wait_for(self.published, key, buffer[start:end])
+            case _:
+                self._asked.sent(key)
+                self._taking.request(key, payload)
+
+    def _wait_for(self, fence: Fence, key: int, frame: bytes) -> None:
+        """Do first what was sent first: *frame* and what follows it wait."""
+        self._begin(fence.wait(), key)
+        self._backlog.append((key, frame))
+
+    def forward(self, buffer: bytes, start: int, end: int) -> None:
+        """Pass a frame of T on to the client."""
+        if not self._asked.received(buffer, start):
+            super().forward(buffer, start, end)
+
+    def _no_content_expected(self) -> None:
+        if self._capture is not None or self._passing:
+            raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
+
+    def _call(self, key: int, payload: bytes) -> None:
+        self._no_content_expected()
+        super()._call(key, payload)
+
+    # -- publish
+
+    def _pass_publish(self, payload: bytes) -> None:
+        if self._publishing is not None:
+            self.published.sent(keys.BASIC_PUBLISH)
+            self._passing = -1
+            self.session.upstream.write(method_frame(self._publishing, payload))
+
+    def _content(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        capture = self._capture
+        if capture is not None and capture.entry is None and key == HEADER:
+            method, header = requests.publish(*capture.publish), buffer[start:end]
+            if not _wants_reply(header):
+                self._end_capture()
+                self._pass_publish(method)
+            elif not self.published.passed:
+                self._end_capture()
+                self._wait_for(self.published, keys.BASIC_PUBLISH, method_frame(self.number, method))
+                self._backlog.append((key, header))
+                return
+        if self._capture is not None:
+            self._captured(self._capture, key, buffer[start + 7 : end - 1])
+        elif self._passing and (key == HEADER) == (self._passing < 0):
+            if key == HEADER:
+                self._passing = content.header(buffer[start + 7 : end - 1]).body_size
+            else:
+                self._passing = max(0, self._passing - (end - start - 8))
+            if self._publishing is not None:
+                self.session.upstream.write(with_channel(buffer[start:end], self._publishing))
+        else:
+            raise WireError(HardCode.UNEXPECTED_FRAME, f"content without a publish on channel {self.number}")
+
+    def _captured(self, capture: _Capture, key: int, payload: bytes) -> None:
+        if (key == HEADER) != (capture.left < 0):
+            raise WireError(HardCode.UNEXPECTED_FRAME, f"content frames out of order on channel {self.number}")
+        if key == HEADER:
+            header = content.header(payload)
+            capture.left, capture.raw = header.body_size, header.properties
+            self._admit(capture, header.body_size)
+        else:
+            capture.left -= len(payload)
+            if capture.left < 0:
+                raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
+            capture.parts.append(payload)
+        if capture.left == 0:
+            self._end_capture()
+            if capture.entry is not None:
+                self._hold(capture, capture.entry)
+            else:
+                self._request(capture)
+
+    def _end_capture(self) -> None:
+        """No content is coming in any more: what was set aside for it is free, or about to be charged to the branch."""
+        if self._capture is not None:
+            self.session.manager.budget.used -= self._capture.charged
+            self._capture = None
+
+    def _admit(self, capture: _Capture, size: int) -> None:
+        """Judge a publish by its header, before its body fills the memory."""
+        limits = self.session.limits
+        if size > limits.max_message_bytes:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"message size {size} is larger than configured max size {limits.max_message_bytes}",
+            )
+        entry, budget = capture.entry, self.session.manager.budget
+        if entry is None:
+            if not budget.has_room(size):
+                raise XaError(ReplyCode.RESOURCE_ERROR, "no memory for the message: --max-held-bytes are in use")
+            capture.charged = size
+            budget.used += size
+            return
+        if not self._republishable(capture.raw):
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED, f"headers of {len(capture.raw)} octets are too large for a branch"
+            )
+        work = entry.work
+        if work is None or entry.branch.state is not State.ACTIVE:
+            return
+        if not work.fits(size):
+            self._overflow(entry, work.excess(size))
+        capture.charged = size
+        budget.used += size
+        view = properties.read(capture.raw)
+        target = capture.publish
+        if view.reply_to == REPLY_TO or (not target.exchange and target.routing_key.startswith(REPLY_TO + b".")):
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"
+            )
+        user = view.user_id
+        if user is not None and not self.session.may_republish(user):
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED,
+                "dtx's own user at the broker lacks the tag 'impersonator': it cannot publish a message with a user-id",
+            )
+
+    def _republishable(self, raw: bytes) -> bool:
+        """Whether dtx could publish these properties: for a frame too large the broker would end its connection."""
+        session = self.session
+        return len(raw) + _ADDED <= session.store.lane(session.who.vhost).frame_max
+
+    def _overflow(self, entry: Entry, reason: str) -> None:
+        self.session.manager.doom(entry, reason)
+        raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
+
+    def _request(self, capture: _Capture) -> None:
+        """Publish on T: the broker sends direct replies to the channel that asked, and T has their consumer."""
+        number, body = self.upstream_number, b"".join(capture.parts)
+        method = method_frame(number, requests.publish(*capture.publish))
+        header = header_frame(number, _BASIC, len(body), capture.raw)
+        self._asked.sent(keys.BASIC_PUBLISH)  # what is published next waits until T has done it
+        self._taking.publish(b"".join((method, header, *body_frames(number, body, self.session.frame_max))))
+
+    def _hold(self, capture: _Capture, entry: Entry) -> None:
+        work = entry.work
+        if work is None or entry.branch.state is not State.ACTIVE:
+            return  # it can only be rolled back: what is published in it is gone already
+        publish = capture.publish
+        judgement = self.session.judge(publish, capture.raw)
+        if judgement is not None:
+            self._judgements.add(judgement)
+            judgement.add_done_callback(self._judged)
+        parts = capture.parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        mandatory = bool(publish.flags & MANDATORY)
+        origin = self if mandatory else None
+        work.add_publish(HeldPublish(publish.exchange, publish.routing_key, mandatory, capture.raw, body, origin))
+
+    def returned(self, work: Work, code: int, text: bytes) -> None:
+        """A mandatory message could not be routed when its branch was committed: basic.return."""
+        if self.phase is not Phase.OPEN:
+            return
+        method = method_frame(self.number, requests.returned(code, text, work.exchange, work.routing_key))
+        header = header_frame(self.number, _BASIC, len(work.body), work.properties)
+        self.session.to_client(b"".join((method, header, *body_frames(self.number, work.body, self.session.frame_max))))
+
+    def _judged(self, judgement: asyncio.Future[Close | None]) -> None:
+        self._judgements.discard(judgement)
+        if not judgement.cancelled() and (close := judgement.result()) is not None:
+            _log.info("publish refused", connection=self.session.id, channel=self.number, reason=words(close))
+            self.refuse_as(close)
+
+    # -- acknowledge
+
+    def _ack(self, settle: Settle) -> None:
+        deliveries = self._taking.select(settle)
+        entry = self._branch
+        if entry is None:
+            self._taking.ack(deliveries)
+            return
+        work = entry.work
+        if work is None:
+            return
+        size = 0
+        for count, delivery in enumerate(deliveries, 1):
+            size += delivery.size
+            self._consumable(entry, delivery, count, size)
+        self._taking.hold(deliveries, entry)
+        for delivery in deliveries:
+            work.add_consume(delivery)
+
+    def _consumable(self, entry: Entry, delivery: Delivery, count: int, size: int) -> None:
+        """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
+        if messages.from_stream(delivery.properties):
+            raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
+        if not self._republishable(delivery.properties):
+            self._overflow(entry, f"headers of {len(delivery.properties)} octets are too large to be put back")
+        if delivery.body is None:
+            self._overflow(
+                entry,
+                "unsettled deliveries exceed --max-kept-bytes or --max-held-bytes; consume with a prefetch (basic.qos)",
+            )
+        work = entry.work
+        if work is not None and not work.fits(size, count, charged=True) and entry.branch.state is State.ACTIVE:
+            self._overflow(entry, work.excess(size, count))
+
+    def _nack(self, settle: Settle) -> None:
+        self._taking.nack(self._taking.select(settle), requeue=settle.requeue)
+
+    # -- demarcation
+
+    def select(self, key: int) -> None:  # noqa: ARG002
+        """Selected already: "must use this method at least once"."""
+        self.session.to_client(answers.empty_ok(self.number, DtxMethod.SELECT_OK))
+
+    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+        """Start and end.
+
+        Raises:
+            XaError: as the table of the core says.
+        """
+        if isinstance(call, calls.End) and self._judgements and self._branch is not None:
+            self._begin(self._end_when_judged(call, key), key)
+        elif (frame := self._demarcate(call)) is not None:
+            self.session.to_client(frame)
+        else:
+            self._begin(self._demarcate_later(call), key)
+
+    def _demarcate(self, call: calls.Start | calls.End) -> bytes | None:
+        operation = self._operation(call)
+        result = self.session.manager.demarcate(self.session.who, call.xid, operation, self)
+        if result is None:
+            return None
+        flag, entry = result
+        starting = isinstance(call, calls.Start)
+        wire = call.xid.to_wire()
+        if starting and flag is XaFlag.OK:
+            self._branch = self._branches[wire] = entry
+        else:
+            if self._branch is entry:
+                self._branch = None
+            if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
+                self._branches.pop(wire, None)
+        self.session.metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
+        return answers.flags_ok(self.number, DtxMethod.START_OK if starting else DtxMethod.END_OK, flag)
+
+    def _operation(self, call: calls.Start | calls.End) -> Operation:
+        if isinstance(call, calls.Start):
+            operation = start_operation(join=call.join, resume=call.resume)
+            if self._branch is not None:
+                raise XaError(
+                    ReplyCode.COMMAND_INVALID,
+                    f"start on a channel that is associated already (xid {call.xid}, not {self._branch.xid})",
+                )
+            return operation
+        return end_operation(fail=call.fail, suspend=call.suspend)
+
+    async def _demarcate_later(self, call: calls.Start | calls.End) -> bytes:
+        while self.phase is Phase.OPEN:
+            await self.session.manager.settle(self.session.who, call.xid)
+            frame = self._demarcate(call)
+            if frame is not None:
+                return frame
+        return b""
+
+    async def _end_when_judged(self, call: calls.End, key: int) -> bytes:  # noqa: ARG002
+        while self._judgements:
+            await asyncio.wait(set(self._judgements))
+            await asyncio.sleep(0)  # the callbacks that read the judgements come first
+        if self.phase is not Phase.OPEN:
+            return b""
+        return await self._demarcate_later(call)
+
+    # -- the end
+
+    def close(self, payload: bytes) -> None:
+        """The client closes the channel: what was sent on P first comes first."""
+        if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
+            self._wait_for(self._asked, keys.CHANNEL_CLOSE, method_frame(self.number, payload))
+            return
+        self._lose_branches()
+        self.phase = Phase.CLOSING
+        if self._taking.holds:  # T stays, for the branches
+            self._taking.detach()
+            then = self.upstream_close_ok
+        else:
+            then = self._taking.close
+        number, self._publishing = self._publishing, None
+        if number is None:
+            then()
+        else:
+            Drain(self.session, number, then)
+
+    def upstream_close_ok(self) -> None:
+        """T is closed: so is the channel."""
+        self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+        self.session.forget(self)
+
+    def upstream_closed(self, close: Close) -> None:
+        """The broker closed T."""
+        if self.phase is Phase.CLOSING:  # as the client asked for
+            self.upstream_close_ok()
+        else:
+            self.refuse_as(close)
+
+    def publish_channel_closed(self, close: Close) -> None:
+        """The broker closed P."""
+        self._publishing = None
+        self.refuse_as(close)
+
+    def _refuse(self, frame: bytes) -> None:
+        self._lose_branches()
+        super()._refuse(frame)
+
+    def close_upstream(self) -> None:
+        """Let T go when branches need it no more, close P."""
+        number, self._publishing = self._publishing, None
+        if number is not None and not self.session.upstream.is_lost:
+            Drain(self.session, number)
+        self._taking.detach()
+
+    def let_go(self) -> None:
+        """The client or its connection is gone."""
+        self._lose_branches()
+        if self.phase is not Phase.REFUSED:
+            self.close_upstream()
+
+    def _lose_branches(self) -> None:
+        """Associations die with the channel; idle branches do not."""
+        branches = list(self._branches.values())
+        self._branches.clear()
+        self._branch = None
+        self._end_capture()
+        self._passing = 0
+        self.published.drop()  # or what waits for an answer of a closed channel would wait for ever
+        self._asked.drop()
+        self.session.manager.channel_lost(self, branches)
+
+
+def _wants_reply(frame: bytes) -> bool:
+    """Whether a header frame asks for a direct reply."""
+    return REPLY_TO in frame and properties.read(content.header(frame[7:-1]).properties).reply_to == REPLY_TO

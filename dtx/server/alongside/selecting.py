@@ -1,0 +1,114 @@
+"""dtx-demarcation.select: makes a selected channel of one that passes through."""
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
+from dtx.server.alongside.selected import SelectedChannel
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.store.rabbitmq.validation import Validator
+from dtx.wire.amqp09 import keys, properties, requests
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.session import Session
+
+_LANE_PATIENCE: Final = 5.0
+"""Seconds that a select waits for the lane of its vhost."""
+
+
+class Selecting:
+    """What one connection needs for its selected channels; made at the first select.
+
+    Args:
+        session: the connection.
+    """
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._preparation: asyncio.Task[None] | None = None
+        self.validator: Validator | None = None
+
+    async def select(self, channel: Channel) -> SelectedChannel | None:
+        """Give *channel* what a selected channel has.
+
+        Returns:
+            The selected channel; ``None`` when the client has closed the channel meanwhile.
+
+        Raises:
+            XaError: 403 without a user name or the permissions that receipts need; 406 when the channel is in another
+                mode, consumes, or has unsettled deliveries; 506 when no upstream channel is free; 541 when the lane
+                does not work.
+        """
+        session = self._session
+        _check(channel, session.user)
+        await session.store.lane(session.who.vhost).ready(_LANE_PATIENCE)
+        try:
+            await self._prepare()
+            if not self._is_current(channel):
+                return None
+            taking = TakingChannel(
+                session.upstream,
+                channel.upstream_number,
+                session.limits.max_kept_bytes,
+                session.manager.budget,
+                channel.last_queue,
+                session,
+            )
+            taking.owner = channel  # until select-ok it passes on what came before
+            await taking.start_tx()
+            publishing = await OwnChannel(session.upstream).open()
+        except UpstreamLost as error:
+            raise XaError(ReplyCode.INTERNAL_ERROR, f"select failed: {error}") from error
+        if not self._is_current(channel):
+            Drain(session, publishing.number)
+            if taking.gone is None:  # else the client's close is under way
+                taking.detach()
+            return None
+        return SelectedChannel(channel, taking, publishing.number)
+
+    def _is_current(self, channel: Channel) -> bool:
+        """Whether the client has not closed *channel*, nor left, since it asked."""
+        return channel.phase is Phase.OPEN and self._session.channels.get(channel.number) is channel
+
+    async def _prepare(self) -> None:
+        if self._preparation is None or (self._preparation.done() and self.validator is None):
+            self._preparation = asyncio.create_task(self._declare_lock())
+        await asyncio.shield(self._preparation)
+
+    async def _declare_lock(self) -> None:
+        """The lock, the side channel, and the proof that receipts will work."""
+        session = self._session
+        receipts = session.store.lane(session.who.vhost).receipts
+        lock = f"dtx.lock.{session.store.settings.rm}.{uuid4()}"
+        side = await OwnChannel(session.upstream).open()
+        try:
+            await side.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+            await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+            # The user-id makes the broker say whether the login's name is really who it let in.
+            raw = properties.build({properties.Property.USER_ID: session.who.user.encode()})
+            probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
+            await side.send_raw(probe, keys.TX_ROLLBACK_OK)
+        except ChannelClosed as closed:
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                "select needs the permissions to configure 'dtx.lock.*' and to write 'amq.default': "
+                f"{words(closed.close)}",
+            ) from closed
+        session.upstream.lock = lock
+        self.validator = Validator(session.upstream, side.number)
+
+
+def _check(channel: Channel, user: str | None) -> None:
+    if user is None:
+        raise XaError(
+            ReplyCode.ACCESS_REFUSED,
+            "select needs a user name that can be relied on, and this connection's login tells none (it is a token?)",
+        )
+    if channel.mode is not Mode.PLAIN:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {channel.mode.value} mode")
+    if channel.tally is not None and (why := channel.tally.open) is not None:
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel {why}")

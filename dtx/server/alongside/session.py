@@ -1,0 +1,572 @@
+"""A client connection and its connection to the broker.
+
+The handshake passes through: who the client is, the broker decides; dtx learns user, vhost and limits on the way. Then
+frames of channels that did not select dtx are passed on as slices of what was read.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from dtx.manager import TransactionManager
+from dtx.manager.manager import Who
+from dtx.server.alongside.channel import Channel, Drain, Mode
+from dtx.server.alongside.client import ClientTransport, SessionLimits
+from dtx.server.alongside.contents import Contents
+from dtx.server.alongside.opening import Opening
+from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
+from dtx.server.alongside.selecting import Selecting
+from dtx.server.alongside.unsettled import Unsettled
+from dtx.store.rabbitmq.pulse import Pulse
+from dtx.store.rabbitmq.store import RabbitStore
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.validation import Judgement
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09 import answers, errors, keys, requests
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.content import Publish
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
+from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
+from dtx.xa.codes import XaError
+
+_log = get_logger(part="session")
+_numbers = count(1)
+
+_TO_BROKER: Final = frozenset(
+    {
+        keys.CHANNEL_OPEN,
+        keys.CHANNEL_CLOSE,
+        keys.CHANNEL_CLOSE_OK,
+        keys.CONFIRM_SELECT,
+        keys.TX_SELECT,
+        keys.BASIC_CONSUME,
+        keys.BASIC_GET,
+        keys.QUEUE_DECLARE,
+    }
+)
+"""Methods of a client that do not pass unseen."""
+_ON_ZERO: Final = frozenset(
+    {keys.CONNECTION_BLOCKED, keys.CONNECTION_UNBLOCKED, keys.CONNECTION_UPDATE_SECRET, keys.CONNECTION_CLOSE_OK}
+)
+"""Methods of a client on channel 0 that the broker gets once the connection is open."""
+_FIRST_DTX: Final = 101 << 16
+_AFTER_DTX: Final = 106 << 16
+_CLOSE_PATIENCE: Final = 5.0
+"""Seconds that a client has to confirm connection.close."""
+_MAX_UNSENT: Final = 1 << 20
+"""Octets of dtx's own answers that wait for a client that does not read; beyond it, nothing is read from it either."""
+_CHANNEL_OPEN_OK: Final = keys.CHANNEL_OPEN_OK.to_bytes(4, "big") + b"\x00\x00\x00\x00"
+
+
+class Stage(Enum):
+    """Where a connection is in its life."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    CUT_OFF = "cut off"
+    """The broker is gone, and the client only coordinates: that goes on."""
+    CLOSING = "closing"
+    """One of the sides has said connection.close."""
+    DETACHED = "detached"
+    """The client is gone; branches still need the connection to the broker."""
+
+
+class Session:
+    """One client, from its protocol header to its end.
+
+    Args:
+        manager, store, metrics: shared by all.
+        limits: of one connection.
+        transport: the client's socket.
+        header: the protocol header that the client sent.
+        on_end: called once when nothing is left.
+    """
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        store: RabbitStore,
+        metrics: Metrics,
+        limits: SessionLimits,
+        transport: ClientTransport,
+        header: bytes,
+    ) -> None:
+        self.id = next(_numbers)
+        self.manager = manager
+        self.store = store
+        self.metrics = metrics
+        self.limits = limits
+        self.channels: dict[int, Channel] = {}
+        self.unsettled = Unsettled()
+        self._late_opens: deque[tuple[int, bytes]] = deque()
+        self.contents = Contents(self._write)
+        self.upstream = ProxyUpstream(self)
+        self.upstream.handlers[0] = ChannelZero(self)
+        self.stage = Stage.OPENING
+        self.who = Who("", "")
+        self.ended = asyncio.get_running_loop().create_future()
+        """Done when neither side is left."""
+        self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
+        self._selecting = Selecting(self)
+        self._client: ClientTransport | None = transport
+        self._header = header
+        self._splitter = FrameSplitter()
+        self._plain: set[int] = set()
+        self._holding: set[object] = set()
+        self._slow = False
+        self._goodbye: bytes | None = None
+        """The client's connection.close, until it is passed on or answered."""
+        self._leaving = False
+        """The client has said connection.close."""
+        self._left = False
+        """The broker was told that nobody is left."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._pulse = Pulse(lambda: self.to_client(HEARTBEAT_FRAME), self._client_is_dead)
+
+    # -- opening
+
+    async def connect(self) -> None:
+        """Reach the broker and begin the handshake; the client hears it when the broker is not there."""
+        self._timer = asyncio.get_running_loop().call_later(self.limits.handshake_timeout, self._too_slow)
+        try:
+            await self.store.broker.connect(self.upstream)
+        except OSError as error:
+            _log.warning(
+                "broker cannot be reached", connection=self.id, broker=str(self.store.broker), reason=str(error)
+            )
+            self.upstream.is_lost = True
+            self._end_client()
+            self._finish()
+            return
+        if self._client is None:
+            self.upstream.abort("the client left during the handshake")
+        self.upstream.write(self._header)
+
+    def _too_slow(self) -> None:
+        if self.stage is Stage.OPENING:
+            _log.info("handshake took too long", connection=self.id)
+            self.abort()
+
+    @property
+    def frame_max(self) -> int:
+        """Agreed with the client, octets."""
+        return self._opening.client.frame_max
+
+    @property
+    def user(self) -> str | None:
+        """The login's name; ``None`` when it does not tell one."""
+        return self._opening.user
+
+    def broker_said(self, key: int, frame: bytes) -> None:
+        """A frame of the broker on channel 0."""
+        match key:
+            case keys.CONNECTION_START | keys.CONNECTION_SECURE | keys.CONNECTION_TUNE:
+                self.to_client(self._opening.from_broker(key, frame))
+            case keys.CONNECTION_OPEN_OK:
+                if self.stage is Stage.OPENING:  # else the client was refused meanwhile, and stays so
+                    self._opened()
+                    self.to_client(frame)
+            case keys.CONNECTION_CLOSE:
+                self.upstream.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
+                self.stage = Stage.CLOSING if self.stage is not Stage.DETACHED else self.stage
+                self.to_client(frame)
+                self._expect_end()
+            case keys.CONNECTION_CLOSE_OK:
+                self.to_client(frame)
+                self.upstream.end("closed by the client")
+                self._end_client()
+            case keys.CONNECTION_BLOCKED | keys.CONNECTION_UNBLOCKED:
+                self.upstream.blocked = key == keys.CONNECTION_BLOCKED
+                self.to_client(frame)
+            case _:
+                self.to_client(frame)
+
+    def _tuned(self) -> None:
+        agreed, client = self._opening.upstream, self._opening.client
+        self.upstream.channel_max = agreed.channel_max
+        self.upstream.frame_max = agreed.frame_max
+        self.upstream.splitter.max_frame = agreed.frame_max
+        self.upstream.start_heartbeats(agreed.heartbeat)
+        self._splitter.max_frame = client.frame_max
+        self._pulse.start(client.heartbeat)
+
+    def _opened(self) -> None:
+        self.stage = Stage.RUNNING
+        self.who = Who(self._opening.user or "", self._opening.vhost)
+        if self._timer is not None:
+            self._timer.cancel()
+        _log.info("connection opened", connection=self.id, user=self.user, vhost=self.who.vhost)
+
+    # -- from the client
+
+    def client_data(self, data: bytes) -> None:
+        """Octets from the client."""
+        self._pulse.read = True
+        if self._slow and self._client is not None and self._client.unsent > _MAX_UNSENT:
+            self.hold_client(self)
+        try:
+            buffer, frames = self._splitter.feed(data)
+            self._client_frames(buffer, frames)
+        except FrameError as error:
+            try:
+                self._client_frames(error.buffer, error.frames)
+            except WireError as earlier:
+                self.refuse(earlier)
+            self.refuse(error)
+        except WireError as error:
+            self.refuse(error)
+
+    def _client_frames(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+        if self.unsettled.by_number:
+            self.unsettled.from_client(buffer, frames)
+        plain = self._plain
+        begin = end_of_run = 0
+        for key, channel, start, end in frames:
+            if channel in plain and key not in _TO_BROKER and not _FIRST_DTX <= key < _AFTER_DTX:
+                end_of_run = end
+                continue
+            if end_of_run > begin:
+                self._pass_to_broker(buffer, begin, end_of_run)
+            begin = end_of_run = end
+            self._client_frame(key, channel, buffer, start, end)
+        if end_of_run > begin:
+            self._pass_to_broker(buffer, begin, end_of_run)
+
+    def _pass_to_broker(self, buffer: bytes, start: int, end: int) -> None:
+        self.metrics.traffic.to_broker += end - start
+        whole = start == 0 and end == len(buffer)
+        self.upstream.write(buffer if whole else memoryview(buffer)[start:end])
+
+    def _client_frame(self, key: int, number: int, buffer: bytes, start: int, end: int) -> None:
+        if number == 0:
+            self._client_said(key, buffer[start:end])
+            return
+        if self.stage not in (Stage.RUNNING, Stage.CUT_OFF):
+            if self.stage is Stage.OPENING:
+                raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
+            return
+        channel = self.channels.get(number)
+        if channel is not None:
+            channel.client_frame(key, buffer, start, end)
+        elif key == keys.CHANNEL_OPEN:
+            self._open_channel(number, buffer[start + 7 : end - 1])
+        else:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
+
+    def _client_said(self, key: int, frame: bytes) -> None:
+        if key == HEARTBEAT:
+            return
+        if self.stage is Stage.OPENING and key != keys.CONNECTION_CLOSE:
+            self.upstream.write(self._opening.from_client(key, frame))
+            if key == keys.CONNECTION_TUNE_OK:
+                self._tuned()
+        elif self.stage is Stage.CLOSING:
+            if key == keys.CONNECTION_CLOSE_OK:
+                self._end_client()
+            elif key == keys.CONNECTION_CLOSE:
+                self.to_client(method_frame(0, requests.CONNECTION_CLOSE_OK))
+        elif key == keys.CONNECTION_CLOSE:
+            self._client_closes(frame)
+        elif key in _ON_ZERO:
+            self.upstream.write(frame)
+        else:
+            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+
+    def _open_channel(self, number: int, payload: bytes) -> None:
+        if number > self._opening.client.channel_max:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is above channel-max")
+        try:
+            channel = Channel(self, number)
+        except XaError as error:
+            if self._drains():
+                self._late_opens.append((number, payload))  # a number is about to be free
+                return
+            raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
+        self.channels[number] = channel
+        self.metrics.channels.inc()
+        if self.stage is Stage.CUT_OFF:
+            self.to_client(method_frame(number, _CHANNEL_OPEN_OK))
+        else:
+            self.upstream.write(method_frame(channel.upstream_number, payload))
+
+    # -- channels
+
+    def drained(self) -> None:
+        """An upstream channel number has become free."""
+        if self._late_opens and self.stage is Stage.RUNNING:
+            try:
+                self._open_channel(*self._late_opens.popleft())
+            except WireError as error:
+                self.refuse(error)
+        self._say_goodbye()
+
+    def sort(self, channel: Channel) -> None:
+        """A channel has changed: its frames pass unseen, or not any more."""
+        if channel.passes:
+            self._plain.add(channel.number)
+        else:
+            self._plain.discard(channel.number)
+
+    def forget(self, channel: Channel) -> None:
+        """A channel is closed on both sides."""
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
+            self._plain.discard(channel.number)
+            self._unwatch(channel)
+            self.metrics.channels.dec()
+            if channel.mode is Mode.DISTRIBUTED:
+                self.metrics.selected_channels.dec()
+        self._end_if_done()
+
+    def _unwatch(self, channel: Channel) -> None:
+        if channel.tally is not None:
+            self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
+
+    def replay(self, channel: Channel, backlog: Iterable[tuple[int, bytes]]) -> None:
+        """Frames that waited behind a call of their channel."""
+        try:
+            for key, frame in backlog:
+                current = self.channels.get(channel.number)
+                if current is not None:
+                    current.client_frame(key, frame, 0, len(frame))
+                elif key == keys.CHANNEL_OPEN:
+                    self._open_channel(channel.number, frame[7:-1])
+        except WireError as error:
+            self.refuse(error)
+        current = self.channels.get(channel.number)
+        if current is not None:
+            self.sort(current)
+        self._say_goodbye()
+
+    async def select(self, channel: Channel) -> bytes:
+        """dtx-demarcation.select; returns the answering frame.
+
+        Raises:
+            XaError: see :meth:`Selecting.select`.
+        """
+        selected = await self._selecting.select(channel)
+        if selected is None:
+            return b""
+        self._unwatch(channel)
+        self.channels[channel.number] = selected
+        self.metrics.selected_channels.inc()
+        return answers.empty_ok(channel.number, DtxMethod.SELECT_OK)
+
+    def held_lost(self, branch: object, reason: str) -> None:
+        """Deliveries that *branch* consumed went back to the broker: it can only be rolled back."""
+        self.manager.doom(branch, f"deliveries that it consumed went back to the broker: {reason}")  # type: ignore[arg-type]
+
+    def taking_ended(self) -> None:
+        """A T is no more: perhaps nothing keeps the connection any longer."""
+        if not self.upstream.is_lost:
+            self._say_goodbye()
+            self._end_if_done()
+
+    def taking_rests(self) -> None:
+        """A T has done what was asked of it, and holds what branches need: the client may go."""
+        self._say_goodbye()
+
+    def judge(self, publish: Publish, raw: bytes) -> Judgement | None:
+        """Have the broker judge a publish; ``None`` when it is known to be good."""
+        validator = self._selecting.validator
+        assert validator is not None, "made by the first select"
+        judgement = validator.judge(publish, raw)
+        (self.metrics.validation_hits if judgement is None else self.metrics.validation_misses).inc()
+        return judgement
+
+    def may_republish(self, user: bytes) -> bool:
+        """Whether dtx may publish a message with this user-id at commit."""
+        lane = self.store.lane(self.who.vhost)
+        return lane.impersonates or user == self.store.broker.user.encode()
+
+    # -- to the client
+
+    def to_client(self, data: bytes) -> None:
+        """Send whole frames."""
+        self.contents.send(data)
+        if self.contents.late > _MAX_UNSENT:
+            self.hold_client(self.contents)
+
+    def _write(self, data: bytes) -> None:
+        self.release_client(self.contents)
+        if self._client is not None:
+            self._pulse.wrote = True
+            self._client.write(data)
+
+    @property
+    def client_is_behind(self) -> bool:
+        """Whether something waits to be sent to the client."""
+        return self._client is not None and self._client.unsent > 0
+
+    def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
+        """Send a slice of what the broker sent."""
+        if self._client is not None:
+            self.metrics.traffic.to_client += end - start
+            self._pulse.wrote = True
+            self._client.write(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
+
+    def hold_client(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+        if not self._holding and self._client is not None:
+            self._pulse.paused = True
+            self._client.pause_reading()
+        self._holding.add(reason)
+
+    def release_client(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        if reason in self._holding:
+            self._holding.discard(reason)
+            if not self._holding and self._client is not None:
+                self._pulse.paused = False
+                self._pulse.read = True
+                self._client.resume_reading()
+
+    def client_is_slow(self) -> None:
+        """The client takes no more for now: neither does dtx from the broker."""
+        self._slow = True
+        self.upstream.pause_reading()
+
+    def client_has_caught_up(self) -> None:
+        """The client takes data again."""
+        self._slow = False
+        self.release_client(self)
+        self.upstream.resume_reading()
+
+    def _client_is_dead(self) -> None:
+        _log.info("client missed its heartbeats", connection=self.id)
+        self.abort()
+
+    # -- the end
+
+    def refuse(self, error: WireError) -> None:
+        """The client does not speak the protocol: connection.close."""
+        if self.stage in (Stage.CLOSING, Stage.DETACHED):
+            return
+        _log.info("connection refused", connection=self.id, reason=str(error))
+        self.stop(errors.close_frame(error, 0))
+
+    def stop(self, frame: bytes) -> None:
+        """End the connection with connection.close; what branches hold is kept for them."""
+        if self.stage is Stage.DETACHED:
+            if self._takings():
+                self.upstream.abort("dtx ends, and the branches that have not voted with it")
+            return
+        self.stage = Stage.CLOSING
+        self.to_client(frame)
+        self._let_channels_go()
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_CLOSE_PATIENCE, self.abort)
+
+    def _client_closes(self, frame: bytes) -> None:
+        opening = self.stage is Stage.OPENING
+        self.stage = Stage.CLOSING
+        self._leaving = True
+        if opening:
+            self._confirm_close()
+        else:
+            self._goodbye = frame
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """The client wants to leave: what it sent before that comes first, and branches keep the connection."""
+        if self._goodbye is None or any(channel.waits for channel in self.channels.values()):
+            return
+        takings = self._takings()
+        selected = any(channel.mode is Mode.DISTRIBUTED for channel in self.channels.values())
+        if selected or any(taking.holds for taking in takings):
+            self._let_channels_go()
+            takings = self._takings()
+        if not all(taking.rests for taking in takings) or (takings and self._drains()):
+            return
+        frame, self._goodbye = self._goodbye, None
+        if takings or self.upstream.is_lost:
+            self._confirm_close()
+        else:
+            self.upstream.write(frame)  # its answer passes back
+
+    def _confirm_close(self) -> None:
+        self.to_client(method_frame(0, requests.CONNECTION_CLOSE_OK))
+        self._end_client()
+
+    def _takings(self) -> list[TakingChannel]:
+        return [handler for handler in self.upstream.handlers.values() if isinstance(handler, TakingChannel)]
+
+    def _drains(self) -> bool:
+        """Whether the broker has still to do what was sent on a channel that is being closed."""
+        return any(isinstance(handler, Drain) for handler in self.upstream.handlers.values())
+
+    def _end_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+            self.client_gone()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.abort()
+            self.client_gone()
+
+    def client_gone(self) -> None:
+        """The client's socket is closed."""
+        self._client = self._goodbye = None
+        if self.stage is not Stage.DETACHED:
+            opening = self.stage is Stage.OPENING
+            self.stage = Stage.DETACHED
+            self._pulse.stop()
+            if self._timer is not None:
+                self._timer.cancel()
+            self.upstream.resume_reading()
+            if opening:
+                self.upstream.abort("the client left during the handshake")
+            self._let_channels_go()
+            self._end_if_done()
+
+    def _let_channels_go(self) -> None:
+        channels = list(self.channels.values())
+        self.channels.clear()
+        self._plain.clear()
+        for channel in channels:
+            self._unwatch(channel)
+            channel.let_go()
+            self.metrics.channels.dec()
+            if channel.mode is Mode.DISTRIBUTED:
+                self.metrics.selected_channels.dec()
+
+    def _end_if_done(self) -> None:
+        if self.stage is not Stage.DETACHED:
+            return
+        if self.upstream.is_lost:
+            self._finish()
+        elif not self._takings() and not self._left:
+            # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
+            self._left = True
+            self.upstream.write(method_frame(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye")))
+
+    def upstream_lost(self, reason: str) -> None:
+        """The connection to the broker is gone: associations and held deliveries went with it."""
+        self.release_client(self.upstream)
+        self.contents.flush()
+        if self._client is not None and self.stage is Stage.RUNNING:
+            _log.warning("connection to the broker lost", connection=self.id, reason=reason)
+            if self.channels and all(channel.only_coordinates for channel in self.channels.values()):
+                self.stage = Stage.CUT_OFF
+                return
+            error = WireError(HardCode.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
+            self.stop(errors.close_frame(error, 0))
+        elif self._client is not None and (self.stage is Stage.OPENING or self._leaving):
+            self._end_client()
+        if self.stage is Stage.DETACHED:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -1,0 +1,134 @@
+"""The class dtx-coordination, for any channel: it needs no select, and no branch of the channel's own.
+
+One call at a time runs on a channel; what its client sends behind it waits. The call itself is the manager's: it goes
+on when the channel is gone.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import assert_never
+
+from dtx.manager import TransactionManager
+from dtx.manager.manager import Who
+from dtx.manager.scan import Scan
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09 import answers, calls
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+
+_log = get_logger(part="channel")
+
+Finish = Callable[[bytes | XaError], None]
+"""Called once, with the frame that answers or the reason of the channel's end."""
+Call = (
+    calls.Prepare
+    | calls.Commit
+    | calls.Rollback
+    | calls.Forget
+    | calls.GetTimeout
+    | calls.SetTimeout
+    | calls.Recover
+)  # fmt: skip
+"""The methods of the class."""
+
+
+class Coordination:
+    """Runs the calls of one channel.
+
+    Args:
+        manager: asked for everything.
+        metrics: numbers.
+        number: of the channel.
+        connection: its id, for the log.
+    """
+
+    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, connection: str) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._number = number
+        self._connection = connection
+        self._scan: Scan | None = None
+
+    def run(self, call: Call, who: Who, frame_max: int, finish: Finish) -> None:
+        """Run *call* for *who*; *finish* is called once, later or before this returns.
+
+        Args:
+            call: what the client asks for.
+            who: the client.
+            frame_max: octets that an answer may have.
+            finish: gets the answer.
+        """
+        match call:
+            case calls.Prepare(xid=xid):
+                self._decide(xid, Operation.PREPARE, DtxMethod.PREPARE_OK, who, finish)
+            case calls.Commit(xid=xid, one_phase=one_phase):
+                operation = Operation.ONE_PHASE if one_phase else Operation.COMMIT
+                self._decide(xid, operation, DtxMethod.COMMIT_OK, who, finish)
+            case calls.Rollback(xid=xid):
+                self._decide(xid, Operation.ROLLBACK, DtxMethod.ROLLBACK_OK, who, finish)
+            case calls.Forget(xid=xid):
+                self._decide(xid, Operation.FORGET, DtxMethod.FORGET_OK, who, finish)
+            case calls.GetTimeout(xid=xid):
+                self._manager.spawn(self._finish_after(self._get_timeout(xid, who), finish))
+            case calls.SetTimeout(xid=xid, timeout=timeout):
+                self._manager.spawn(self._finish_after(self._set_timeout(xid, timeout, who), finish))
+            case calls.Recover():
+                self._manager.spawn(self._finish_after(self._recover(call, who, frame_max), finish))
+            case _:
+                assert_never(call)
+
+    def _decide(self, xid: Xid, operation: Operation, ok: DtxMethod, who: Who, finish: Finish) -> None:
+        started = time.monotonic()
+        answered = False
+
+        def reply(answer: XaFlag | XaError) -> None:
+            nonlocal answered
+            if answered:
+                return
+            answered = True
+            if isinstance(answer, XaError):
+                finish(answer)
+                said = str(answer.code.value)
+            else:
+                empty = ok is DtxMethod.FORGET_OK
+                finish(answers.empty_ok(self._number, ok) if empty else answers.flags_ok(self._number, ok, answer))
+                said = answer.wire_name
+            self._metrics.operation_done(operation.value, said, time.monotonic() - started)
+
+        self._manager.spawn(self._ask(xid, operation, who, reply))
+
+    async def _ask(self, xid: Xid, operation: Operation, who: Who, reply: Callable[[XaFlag | XaError], None]) -> None:
+        try:
+            await self._manager.request(who, xid, operation, reply)
+        except XaError as error:
+            reply(error)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("call failed", operation=operation, xid=xid, connection=self._connection)
+            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+
+    async def _finish_after(self, work: Awaitable[bytes], finish: Finish) -> None:
+        try:
+            frame = await work
+        except XaError as error:
+            finish(error)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("call failed", connection=self._connection)
+            finish(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+        else:
+            finish(frame)
+
+    async def _get_timeout(self, xid: Xid, who: Who) -> bytes:
+        return answers.get_timeout_ok(self._number, await self._manager.get_timeout(who, xid))
+
+    async def _set_timeout(self, xid: Xid, timeout: int, who: Who) -> bytes:
+        await self._manager.set_timeout(who, xid, timeout)
+        return answers.empty_ok(self._number, DtxMethod.SET_TIMEOUT_OK)
+
+    async def _recover(self, call: calls.Recover, who: Who, frame_max: int) -> bytes:
+        scan = self._scan = self._scan or Scan()
+        if call.startscan:
+            scan.begin(await self._manager.in_doubt(who), end=call.endscan)
+        batch = scan.next(lambda xids, position: answers.split_recover(xids, frame_max, position), end=call.endscan)
+        return answers.recover_ok(self._number, batch)

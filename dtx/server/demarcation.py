@@ -1,0 +1,97 @@
+"""The class dtx-demarcation: which branches a selected channel works for."""
+
+from collections.abc import Callable
+
+from dtx.manager import TransactionManager
+from dtx.manager.entry import Entry
+from dtx.manager.manager import Who
+from dtx.telemetry import Metrics
+from dtx.wire.amqp09 import answers, calls
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import ChannelId, Operation, end_operation, start_operation
+
+
+class Demarcation:
+    """The associations of one channel.
+
+    Args:
+        manager: knows the branches.
+        metrics: numbers.
+        number: of the channel.
+        channel: what identifies it to the manager.
+    """
+
+    __slots__ = ("_branches", "_channel", "_manager", "_metrics", "_number", "branch")
+
+    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, channel: ChannelId) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._number = number
+        self._channel = channel
+        self.branch: Entry | None = None
+        """The branch that the channel is associated with: its work belongs to it."""
+        self._branches: dict[bytes, Entry] = {}
+        """Branches that it is associated or suspended with, by the wire form of their xids."""
+
+    def run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
+        """Start or end.
+
+        Returns:
+            The frame that answers; ``None`` while another operation runs on the branch (see :meth:`run_later`).
+
+        Raises:
+            XaError: as the table of the core says.
+        """
+        operation = self._operation(call)
+        result = self._manager.demarcate(who, call.xid, operation, self._channel)
+        if result is None:
+            return None
+        flag, entry = result
+        starting = isinstance(call, calls.Start)
+        wire = call.xid.to_wire()
+        if starting and flag is XaFlag.OK:
+            self.branch = self._branches[wire] = entry
+        else:
+            if self.branch is entry:
+                self.branch = None
+            if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
+                self._branches.pop(wire, None)
+        self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
+        return answers.flags_ok(self._number, DtxMethod.START_OK if starting else DtxMethod.END_OK, flag)
+
+    def _operation(self, call: calls.Start | calls.End) -> Operation:
+        if isinstance(call, calls.Start):
+            operation = start_operation(join=call.join, resume=call.resume)
+            if self.branch is not None:
+                raise XaError(
+                    ReplyCode.COMMAND_INVALID,
+                    f"start on a channel that is associated already (xid {call.xid}, not {self.branch.xid})",
+                )
+            return operation
+        return end_operation(fail=call.fail, suspend=call.suspend)
+
+    async def run_later(self, call: calls.Start | calls.End, who: Who, is_open: Callable[[], bool]) -> bytes:
+        """As :meth:`run`, once nothing else runs on the branch.
+
+        Returns:
+            The frame that answers, empty when the channel has been closed meanwhile.
+
+        Raises:
+            XaError: as above, or 541 when that takes too long.
+        """
+        while is_open():
+            await self._manager.settle(who, call.xid)
+            if not is_open():
+                break
+            frame = self.run(call, who)
+            if frame is not None:
+                return frame
+        return b""
+
+    def lose(self) -> None:
+        """The channel is gone, and its associations with it; idle branches are not."""
+        branches = list(self._branches.values())
+        self._branches.clear()
+        self.branch = None
+        self._manager.channel_lost(self._channel, branches)

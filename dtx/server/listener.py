@@ -1,0 +1,249 @@
+"""The listening side: accepts sockets, sniffs the protocol, and hands the connection to its shell.
+
+The first eight octets decide. A client that sends none of the known headers gets ``AMQP 0 0 9 1`` and is closed, as
+the specification asks (AMQP 0-9-1, 4.2.2); one that sends nothing is closed after a while.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from typing import Final, cast
+
+from dtx.server.front import ClientSession
+from dtx.store.rabbitmq.upstream import MOST_UNSENT
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09.frames import Protocol, protocol_header
+
+_log = get_logger(part="listener")
+
+_LINGER = 10.0
+"""Seconds that a client has to take what was sent to it before the end."""
+
+_BACKLOG: Final = 1024
+"""Sockets that wait to be accepted: a fleet that comes back at once."""
+
+NewSession = Callable[["ClientConnection", bytes], ClientSession]
+"""Makes the session of a connection whose header has been read."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """One socket of a client.
+
+    Args:
+        listener: who accepted it.
+    """
+
+    def __init__(self, listener: "Listener") -> None:
+        self._listener = listener
+        self._transport: asyncio.Transport | None = None
+        self._session: ClientSession | None = None
+        self._start = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is accepted."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not registered as that
+        self._transport.set_write_buffer_limits(high=MOST_UNSENT, low=MOST_UNSENT // 4)
+        if not self._listener.admit(self):
+            self._transport.abort()
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._listener.header_timeout, self._no_header)
+
+    def _no_header(self) -> None:
+        if self._session is None and self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Octets from the client."""
+        if self._session is not None:
+            self._session.client_data(data)
+        else:
+            self._sniff(data)
+
+    def _sniff(self, data: bytes) -> None:
+        self._start += data
+        assert self._transport is not None
+        match protocol_header(self._start):
+            case None:
+                return
+            case Protocol.AMQP_0_9_1 | Protocol.AMQP_0_9:
+                header, rest = self._start[:8], self._start[8:]
+                self._start = b""
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._session = self._listener.begin(self, header)
+                if rest:
+                    self._session.client_data(rest)
+            case _:
+                self._transport.write(Protocol.AMQP_0_9_1.value)
+                self._transport.close()
+
+    def pause_writing(self) -> None:
+        """The client is slow."""
+        if self._session is not None:
+            self._session.client_is_slow()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        if self._session is not None:
+            self._session.client_has_caught_up()
+
+    def eof_received(self) -> bool:
+        """The client has closed its side: so does dtx."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The socket is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._listener.dismiss(self)
+        if self._session is not None:
+            self._session.client_gone()
+
+    # What a session asks of the socket.
+
+    @property
+    def unsent(self) -> int:
+        """Octets that wait to be sent."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the client is on this machine: its address is a loopback one."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        if not peer:
+            return False
+        address = ip_address(peer[0].partition("%")[0])
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return (mapped or address).is_loopback
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+            self._timer = asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Listener:
+    """Accepts clients.
+
+    Args:
+        max_connections: sockets at the same time; more are closed at once.
+        header_timeout: seconds.
+        metrics: numbers.
+    """
+
+    def __init__(self, *, max_connections: int, header_timeout: float, metrics: Metrics) -> None:
+        self.header_timeout = header_timeout
+        self.sessions: set[ClientSession] = set()
+        self._new_session: NewSession | None = None
+        self._max_connections = max_connections
+        self._metrics = metrics
+        self._connections: set[ClientConnection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._full = False
+
+    async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
+        """Take an address; port 0 lets the system choose. Nobody is accepted before :meth:`accept`.
+
+        Returns:
+            The address that it is.
+
+        Raises:
+            OSError: it is taken, or not ours.
+        """
+        server = await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(self),
+            host,
+            port,
+            ssl=tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=None if tls is None else self.header_timeout,
+            start_serving=False,
+        )
+        self._servers.append(server)
+        name = server.sockets[0].getsockname()
+        return name[0], name[1]
+
+    async def accept(self, new_session: NewSession) -> None:
+        """Accept clients on all addresses; *new_session* makes their sessions."""
+        self._new_session = new_session
+        for server in self._servers:
+            await server.start_serving()
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """Whether there is room for one more."""
+        if len(self._connections) >= self._max_connections:
+            if not self._full:
+                self._full = True
+                _log.warning("no room for more connections", max_connections=self._max_connections)
+            return False
+        self._full = False
+        self._connections.add(connection)
+        self._metrics.connections.inc()
+        return True
+
+    def dismiss(self, connection: ClientConnection) -> None:
+        """A socket is closed."""
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._metrics.connections.dec()
+
+    def begin(self, connection: ClientConnection, header: bytes) -> ClientSession:
+        """A client has said what it speaks."""
+        assert self._new_session is not None, "clients are accepted only after that"
+        session = self._new_session(connection, header)
+        self.sessions.add(session)
+        task = asyncio.get_running_loop().create_task(self._attend(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return session
+
+    async def _attend(self, session: ClientSession) -> None:
+        try:
+            await session.connect()
+            await session.ended
+        except Exception:  # noqa: BLE001 - logged; one session must not end the others
+            _log.exception("session failed", connection=session.id)
+            session.abort()
+        finally:
+            self.sessions.discard(session)
+
+    def stop_accepting(self) -> None:
+        """No new sockets."""
+        for server in self._servers:
+            server.close()
+
+    async def close(self, frame: bytes, seconds: float) -> None:
+        """Say goodbye to every client with *frame* and wait for the end of the sessions."""
+        for session in list(self.sessions):
+            session.stop(frame)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for connection in list(self._connections):
+            connection.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,27 @@
+"""Telling the outside that the service is ready: a line on stdout, and systemd's notification socket."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+
+def say_ready(addresses: Sequence[tuple[str, int]]) -> None:
+    """Print the line with ``READY`` that scripts wait for, and notify systemd."""
+    listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
+    print(f"READY listen={listen} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
+    notify("READY=1")
+
+
+def notify(state: str) -> None:
+    """sd_notify: one datagram to ``$NOTIFY_SOCKET``, if there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.connect(address)
+            channel.sendall(state.encode())
+    except OSError:
+        return  # who asked to be told is not there any more

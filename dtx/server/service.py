@@ -1,0 +1,205 @@
+"""The service: puts the parts together, says READY, and stops when it is told to.
+
+Order matters. The lease is taken before the log is loaded; the log is loaded before anybody can connect. On the way
+down: no new branches, phase two under way is finished, clients are told, and the lease is given up last.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import ssl
+from contextlib import AsyncExitStack
+from typing import Final
+
+from dtx.config import Settings, redact
+from dtx.log import migrate
+from dtx.log.embedded import EmbeddedPostgres
+from dtx.log.postgres import PostgresLog
+from dtx.manager import Limits, TransactionManager
+from dtx.server import memory, notify
+from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
+from dtx.server.listener import Listener
+from dtx.server.standalone.mode import open_standalone
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09 import errors
+from dtx.wire.amqp09.errors import HardCode
+
+_log = get_logger(part="service")
+OK: Final = 0
+FAILED: Final = 1
+LEASE_LOST: Final = 5
+_DAY: Final = 86_400.0
+_GOODBYE: Final = 5.0
+"""Seconds that clients have to say goodbye on a graceful stop."""
+
+
+async def serve(settings: Settings) -> int:
+    """Run dtx until a signal stops it.
+
+    Args:
+        settings: with a broker, or without: then dtx is the broker.
+
+    Returns:
+        The exit code: 0 after a graceful stop, 1 when the log has failed, 5 when another dtx took over.
+
+    Raises:
+        BrokerUnusable, LogError, EmbeddedPostgresError, OSError: it cannot start; each says why in one sentence.
+    """
+    _raise_open_files(settings)
+    stop = _Stop()
+    async with AsyncExitStack() as stack:
+        starting = asyncio.ensure_future(_start(settings, stack, stop))
+        stopping = asyncio.ensure_future(stop.asked.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return OK
+        service = await starting
+        await stop.asked.wait()
+        stopping.cancel()
+        notify.notify("STOPPING=1")
+        # Without the lease nothing can be finished, and the successor waits for our connections to end.
+        await service.stop(settings.drain_timeout if stop.code == OK else 0.0)
+        return stop.code
+
+
+class _Stop:
+    """Signals, and the loss of the lease."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.code = OK
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signal, number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.asked.is_set():
+            _log.warning("second signal, exiting at once")
+            os._exit(128 + number)  # what is not in the log never promised anything
+        _log.info("stopping", signal=number.name)
+        self.asked.set()
+
+    def lease_lost(self) -> None:
+        """Another dtx has taken over: everything here is fenced already, so there is nothing to finish."""
+        _log.error("the lease is lost, another dtx is the active one")
+        self.code = LEASE_LOST
+        self.asked.set()
+
+    def log_failed(self) -> None:
+        """The log can write no more, by a fault of dtx's own: another one shall take over."""
+        _log.error("the log has failed, dtx ends so that another one can take over")
+        self.code = FAILED
+        self.asked.set()
+
+
+class _Service:
+    """What runs, once everything has started."""
+
+    def __init__(self, manager: TransactionManager, listener: Listener) -> None:
+        self._manager = manager
+        self._listener = listener
+
+    async def stop(self, drain: float) -> None:
+        """No new branches; finish what is under way; say goodbye."""
+        self._listener.stop_accepting()
+        if not await self._manager.drain(drain):
+            _log.warning("operations are still under way, they go on after the next start", seconds=drain)
+        goodbye = errors.connection_close(
+            HardCode.CONNECTION_FORCED, errors.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")
+        )
+        await self._listener.close(goodbye, _GOODBYE)
+
+
+async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Service:
+    metrics = Metrics()
+    listener = Listener(
+        max_connections=settings.max_connections, header_timeout=settings.header_timeout, metrics=metrics
+    )
+    tls = _server_tls(settings)
+    addresses = [await listener.bind(address.host, address.port, tls) for address in settings.listen]
+    stack.callback(listener.stop_accepting)
+    broker = None if settings.broker is None else broker_of(settings)
+    if broker is not None:
+        await require_broker(broker)
+    url = await _database(settings, stack)
+    log = await _open_log(settings, url, stack, stop, metrics)
+    with memory.loading():
+        if broker is not None:
+            manager, new_session = await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
+        else:
+            manager, new_session = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
+    await listener.accept(new_session)
+    notify.say_ready(addresses)
+    listen = [f"{host}:{port}" for host, port in addresses]
+    _log.info("serving", listen=listen, broker="none" if broker is None else str(broker), rm=settings.rm)
+    return _Service(manager, listener)
+
+
+async def _database(settings: Settings, stack: AsyncExitStack) -> str:
+    """The URL of the database; the embedded one is started."""
+    if settings.database is not None:
+        return settings.database.get_secret_value()
+    embedded = EmbeddedPostgres(settings.data_dir)
+    stack.push_async_callback(asyncio.to_thread, embedded.stop)
+    url = await asyncio.to_thread(embedded.start)
+    _log.info("embedded PostgreSQL is running", data_dir=str(settings.data_dir))
+    return url
+
+
+async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
+    revision = await asyncio.to_thread(migrate.upgrade, url)
+    log = PostgresLog(
+        url,
+        settings.rm,
+        lease_ttl=settings.lease_ttl,
+        retention_days=round(settings.journal_retention / _DAY),
+        unsafe=settings.unsafe,
+        observe=metrics.log_committed,
+        on_lease_lost=stop.lease_lost,
+        on_failed=stop.log_failed,
+    )
+    _log.info("taking the lease", rm=settings.rm, database=redact(url), revision=revision)
+    await log.open()
+    stack.push_async_callback(log.close)
+    metrics.lease_held.set(1)
+    return log
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        default_timeout=settings.default_timeout,
+        max_timeout=settings.max_timeout,
+        tombstone_ttl=settings.tombstone_ttl,
+        branch_bytes=settings.max_branch_bytes,
+        branch_messages=settings.max_branch_messages,
+        open_branches=settings.max_branches,
+        held_bytes=settings.max_held_bytes,
+        cache_bytes=settings.work_cache_bytes,
+        patience=settings.unit_deadline,
+        coordinators=frozenset(settings.coordinator),
+    )
+
+
+def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    if settings.tls_ca is not None:
+        context.load_verify_locations(settings.tls_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _raise_open_files(settings: Settings) -> None:
+    """Two sockets for each client, and some for dtx itself: take what the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * settings.max_connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        if limit < wanted:
+            _log.warning("few open files are allowed", allowed=limit, wanted=wanted)

@@ -1,0 +1,1 @@
+"""The server's side of a connection where dtx itself keeps the messages."""

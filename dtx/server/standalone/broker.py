@@ -1,0 +1,63 @@
+"""What connections ask of the store; :class:`dtx.store.postgres.store.PostgresStore` is one."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from dtx.log.api import LogError
+from dtx.log.changes import Define
+from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.topology import VirtualHost
+from dtx.store.work import HeldPublish
+
+Done = Callable[[LogError | None], None]
+"""Called once, when a record is durable, or with the error when it is not or nobody knows."""
+
+
+class Broker(Protocol):
+    """Exchanges, queues and messages."""
+
+    def virtual_host(self, name: str) -> VirtualHost:
+        """The virtual host of that name, which users may enter; empty the first time."""
+
+    def submit(
+        self,
+        vhost: str,
+        publishes: Sequence[HeldPublish],
+        acked: Sequence[Delivery],
+        done: Done,
+        *,
+        whole: bool = False,
+    ) -> Sequence[int]:
+        """Write publishes and acknowledgements in one transaction.
+
+        Args:
+            vhost: of the connection.
+            publishes: routed; each message is put into those of its queues that are still there.
+            acked: settled in their indexes from now on; their messages leave.
+            done: see there; not called before this returns.
+            whole: when a queue refuses one publish, nothing at all happens, and *done* is not called.
+
+        Returns:
+            Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
+        """
+
+    def define(self, define: Define) -> Awaitable[None]:
+        """Make a change of the topology durable.
+
+        It goes to the log when this is called, so before what is submitted later: a message never becomes durable
+        before its queue does.
+
+        Returns:
+            Done when it is durable; a LogError when it is not, or nobody knows.
+        """
+
+    def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
+        """Queues are gone: close their indexes, and have their messages removed; their consumers, to be told."""
+
+    async def purge(self, queue: Queue) -> int:
+        """Remove what is ready; how many messages. Returns when that is durable.
+
+        Raises:
+            LogError: it is not, or nobody knows.
+        """

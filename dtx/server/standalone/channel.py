@@ -1,0 +1,400 @@
+"""A client's channel: its life, its modes, and the order of what its client asks for.
+
+Frames are handled as they come. A method that waits for something (the log, a message's body, what was published
+before it) occupies the channel; frames behind it wait, so that answers and effects keep their order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.log.api import LogError
+from dtx.log.records import Work
+from dtx.server.standalone.confirms import Confirms
+from dtx.server.standalone.consuming import Consuming
+from dtx.server.standalone.contexts import Context, Immediate, Local
+from dtx.server.standalone.declaring import Declaring
+from dtx.server.standalone.limits import MAX_BACKLOG
+from dtx.server.standalone.publishing import Publishing
+from dtx.server.standalone.transactions import Transactions
+from dtx.store.work import HeldPublish
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import calls, declarations, errors, keys, replies, requests
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.connection import Connection
+
+_log = get_logger(part="channel")
+
+_NO_ROUTE: Final = 312
+_NOT_COMMANDS: Final = frozenset((keys.CHANNEL_OPEN >> 16, keys.EXECUTION_FLUSH >> 16))
+"""Classes whose methods execution.complete does not count: they are about the channel itself."""
+
+
+class Phase(Enum):
+    """Where a channel is in its life."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """The client has closed it; it hears close-ok when all that it sent before is durable."""
+    REFUSED = "refused"
+    """dtx closed it; the client has not confirmed, and all it sends before that is discarded."""
+    GONE = "gone"
+
+
+class Mode(Enum):
+    """What the channel was selected for."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    LOCAL = "tx"
+    DISTRIBUTED = "dtx"
+
+
+class Channel:
+    """One channel of a client.
+
+    Args:
+        connection: whose it is.
+        number: of the channel.
+    """
+
+    def __init__(self, connection: "Connection", number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.phase = Phase.OPEN
+        self.mode = Mode.PLAIN
+        self.is_busy = False
+        self.confirms: Confirms | None = None
+        self.publishing = Publishing(self)
+        self.consuming = Consuming(self)
+        self.declaring = Declaring(self)
+        self.context: Context = Immediate(self)
+        self.transactions = Transactions(self)
+        self._commands = 0
+        """Commands so far, for execution.complete."""
+        self._backlog: deque[tuple[int, bytes]] = deque()
+        self._backlog_size = 0
+
+    # -- frames
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the client."""
+        if self.phase is not Phase.OPEN:
+            self._late(key)
+        elif self.is_busy:
+            self._wait(key, buffer, start, end)
+        else:
+            payload = buffer[start + 7 : end - 1]
+            try:
+                if key == BODY:
+                    self.publishing.body(payload)
+                elif key == HEADER:
+                    self.publishing.header(payload)
+                elif key == keys.BASIC_PUBLISH:
+                    self.publishing.method(payload)
+                    self._commands += 1
+                else:
+                    self._method(key, payload)
+            except XaError as error:
+                self.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+            except WireError as error:
+                self.connection.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+
+    def _late(self, key: int) -> None:
+        """A frame on a channel that is not open any more."""
+        if self.phase is Phase.REFUSED:
+            if key == keys.CHANNEL_CLOSE_OK:
+                self.phase = Phase.GONE
+                self.connection.forget(self)
+            elif key == keys.CHANNEL_CLOSE:
+                # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
+                self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+
+    def _wait(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        self._backlog.append((key, buffer[start:end]))
+        self._backlog_size += end - start
+        if self._backlog_size > MAX_BACKLOG:
+            self.connection.hold(self)
+
+    def _method(self, key: int, payload: bytes) -> None:
+        if self.publishing.under_way:
+            raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
+        if key >> 16 not in _NOT_COMMANDS:
+            self._commands += 1
+        if key >> 16 in calls.DTX_CLASSES:
+            self.transactions.call(key, payload)
+            return
+        handler = _METHODS.get(key)
+        if handler is None:
+            raise WireError(
+                HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
+            )
+        handler(self, payload)
+
+    def distribute(self, context: Context) -> None:
+        """dtx-demarcation.select: *context* is the channel's from now on.
+
+        Raises:
+            XaError: 406, the channel is selected for something else.
+        """
+        if self.mode is not Mode.PLAIN:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to dtx mode")
+        self.mode = Mode.DISTRIBUTED
+        self.context = context
+
+    # -- the order of things
+
+    def occupy(self) -> None:
+        """What the client sends from now on waits until :meth:`finish`."""
+        self.is_busy = True
+
+    def finish(self, answer: bytes | XaError = b"", key: int = 0) -> None:
+        """What occupied the channel is through: answer it, and go on with what waited behind it.
+
+        Args:
+            answer: the frame, or the reason of the channel's end.
+            key: the method that is answered.
+        """
+        self.is_busy = False
+        if isinstance(answer, XaError):
+            self.refuse(answer, key)
+        elif answer and self.phase is Phase.OPEN:
+            self.send(answer)
+        backlog, self._backlog = self._backlog, deque()
+        self._backlog_size = 0
+        self.connection.release(self)
+        for name, frame in backlog:
+            self.frame(name, frame, 0, len(frame))
+        self.connection.flush()
+
+    def after_writes(self, act: Callable[[], None], key: int) -> None:
+        """Do *act* when all that was sent before is durable.
+
+        Args:
+            act: may occupy the channel, or refuse by an XaError.
+            key: the method in whose name it acts.
+        """
+        writes = self.connection.writes
+        if writes.idle:
+            act()
+            return
+        self.occupy()
+
+        def go_on() -> None:
+            self.is_busy = False
+            error: XaError | None = None
+            if self.phase is Phase.OPEN:
+                try:
+                    act()
+                except XaError as refusal:
+                    error = refusal
+            if not self.is_busy:
+                self.finish(error or b"", key)
+
+        writes.then(go_on)
+
+    def may_go_on(self) -> bool:
+        """Whether the channel is open still."""
+        return self.phase is Phase.OPEN
+
+    @property
+    def waits(self) -> bool:
+        """Whether frames of the client wait behind a method."""
+        return bool(self._backlog)
+
+    def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
+        """Run *work*, which returns the answering frame; it goes on when the channel is gone."""
+        self.occupy()
+        self.connection.manager.spawn(self._finish_after(work, key))
+
+    async def _finish_after(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
+        try:
+            answer: bytes | XaError = await work
+        except XaError as error:
+            answer = error
+        except LogError as error:
+            _log.error("not durable", channel=self.number, connection=self.connection.id, reason=str(error))
+            answer = XaError(ReplyCode.INTERNAL_ERROR, "the database failed, the outcome is not known")
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("method failed", channel=self.number, connection=self.connection.id)
+            answer = XaError(ReplyCode.INTERNAL_ERROR, "internal error")
+        self.finish(answer, key)
+
+    # -- answers
+
+    def send(self, frame: bytes) -> None:
+        """Send whole frames to the client; none are."""
+        if frame:
+            self.connection.outbox.send(frame)
+
+    def answer(self, key: int) -> None:
+        """Send an answer that has no arguments."""
+        self.connection.outbox.send(replies.empty(self.number, key))
+
+    def queue_name(self, name: bytes) -> bytes:
+        """See :meth:`Declaring.queue_name`."""
+        return self.declaring.queue_name(name)
+
+    def return_unroutable(self, message: HeldPublish) -> None:
+        """basic.return of a mandatory message that no queue takes."""
+        self._return(message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE")
+
+    def returned(self, work: Work, code: int, text: bytes) -> None:
+        """A mandatory message could not be routed when its branch was committed."""
+        self._return(work.exchange, work.routing_key, work.properties, work.body, code, text)
+
+    def _return(
+        self, exchange: bytes, routing_key: bytes, properties: bytes, body: bytes, code: int, text: bytes
+    ) -> None:
+        if self.phase is Phase.OPEN:
+            where = replies.address(exchange, routing_key)
+            frame_max = self.connection.frame_max
+            self.send(replies.returned(self.number, code, text, where, properties, body, frame_max))
+
+    # -- what becomes of publishes
+
+    def written(self, number: int, error: LogError | None) -> None:
+        """The publish *number* is durable, or may not be; 0 where nobody confirms."""
+        if self.confirms is not None and number:
+            self.confirms.settle(number, safe=error is None)
+        elif error is not None:
+            self.refuse(
+                XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), keys.BASIC_PUBLISH
+            )
+
+    def refused(self, number: int) -> None:
+        """A full queue does not take the publish *number*: only confirms can tell."""
+        if self.confirms is not None and number:
+            self.confirms.settle(number, safe=False)
+
+    def say_confirms(self) -> None:
+        """Send the confirms that are due."""
+        if self.confirms is not None and self.phase is Phase.OPEN:
+            self.send(self.confirms.take())
+
+    # -- modes
+
+    def confirm_select(self, payload: bytes) -> None:
+        """confirm.select."""
+        no_wait = declarations.flag(payload)
+        if self.mode not in (Mode.PLAIN, Mode.CONFIRM):
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to confirm mode")
+        if self.confirms is None:
+            self.mode = Mode.CONFIRM
+            self.confirms = Confirms(self.number)
+        if not no_wait:
+            self.answer(keys.CONFIRM_SELECT_OK)
+
+    def tx_select(self, payload: bytes) -> None:
+        """tx.select."""
+        declarations.no_arguments(payload)
+        if self.mode not in (Mode.PLAIN, Mode.LOCAL):
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to tx mode")
+        if self.mode is Mode.PLAIN:
+            self.mode = Mode.LOCAL
+            self.context = Local(self)
+        self.answer(keys.TX_SELECT_OK)
+
+    def tx_commit(self, payload: bytes) -> None:
+        """tx.commit."""
+        context = self._local(payload)
+        self.occupy()
+
+        def done(error: XaError | None) -> None:
+            self.finish(error or replies.empty(self.number, keys.TX_COMMIT_OK), keys.TX_COMMIT)
+
+        context.commit(done)
+
+    def tx_rollback(self, payload: bytes) -> None:
+        """tx.rollback."""
+        self._local(payload).rollback()
+        self.answer(keys.TX_ROLLBACK_OK)
+
+    def _local(self, payload: bytes) -> Local:
+        declarations.no_arguments(payload)
+        if not isinstance(self.context, Local):
+            raise XaError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
+        return self.context
+
+    def execution_flush(self, payload: bytes) -> None:
+        """execution.flush of the preview: execution.complete when all commands so far have been executed."""
+        declarations.no_arguments(payload)
+        frame = replies.complete(self.number, self._commands)
+        self.after_writes(lambda: self.send(frame), keys.EXECUTION_FLUSH)
+
+    # -- the end
+
+    def open(self, payload: bytes) -> None:  # noqa: ARG002 - there is nothing in it
+        """channel.open, again."""
+        raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
+
+    def close(self, payload: bytes) -> None:  # noqa: ARG002 - why it closes is the client's business
+        """channel.close: confirmed when all that was sent before is durable."""
+        self.connection.flush()
+        self.let_go()
+        self.phase = Phase.CLOSING
+        self.connection.writes.then(self._closed)
+
+    def _closed(self) -> None:
+        if self.phase is Phase.CLOSING:
+            self.phase = Phase.GONE
+            self.connection.forget(self)
+            self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+
+    def close_ok(self, payload: bytes) -> None:
+        """channel.close-ok where nothing was closed: no harm."""
+
+    def refuse(self, error: XaError, key: int = 0) -> None:
+        """Close the channel with an exception; the connection lives on."""
+        if self.phase is Phase.OPEN:
+            _log.info("channel refused", connection=self.connection.id, channel=self.number, reason=str(error))
+            self.let_go()
+            self.phase = Phase.REFUSED
+            self.send(errors.close_frame(error, self.number, key))
+
+    def let_go(self) -> None:
+        """The channel ends: nothing is delivered to it any more, and what is not settled goes back. Idempotent."""
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.GONE
+            self.publishing.let_go()
+            self.consuming.let_go()
+            self.context.let_go()
+        self.connection.release(self)
+
+
+_METHODS: Final[dict[int, Callable[[Channel, bytes], None]]] = {
+    keys.CHANNEL_OPEN: Channel.open,
+    keys.CHANNEL_FLOW: lambda channel, payload: channel.consuming.flow(declarations.flag(payload)),
+    keys.CHANNEL_CLOSE: Channel.close,
+    keys.CHANNEL_CLOSE_OK: Channel.close_ok,
+    keys.ACCESS_REQUEST: lambda channel, payload: channel.declaring.access_request(payload),
+    keys.EXCHANGE_DECLARE: lambda channel, payload: channel.declaring.exchange_declare(payload),
+    keys.EXCHANGE_DELETE: lambda channel, payload: channel.declaring.exchange_delete(payload),
+    keys.EXCHANGE_BIND: lambda channel, payload: channel.declaring.exchange_bind_or_query(payload),
+    keys.EXCHANGE_UNBIND: lambda channel, payload: channel.declaring.exchange_unbind(payload),
+    keys.QUEUE_DECLARE: lambda channel, payload: channel.declaring.queue_declare(payload),
+    keys.QUEUE_BIND: lambda channel, payload: channel.declaring.queue_bind(payload),
+    keys.QUEUE_UNBIND: lambda channel, payload: channel.declaring.queue_unbind(payload),
+    keys.QUEUE_PURGE: lambda channel, payload: channel.declaring.queue_purge(payload),
+    keys.QUEUE_DELETE: lambda channel, payload: channel.declaring.queue_delete(payload),
+    keys.BASIC_QOS: lambda channel, payload: channel.consuming.qos(payload),
+    keys.BASIC_CONSUME: lambda channel, payload: channel.consuming.consume(payload),
+    keys.BASIC_CANCEL: lambda channel, payload: channel.consuming.cancel(payload),
+    keys.BASIC_GET: lambda channel, payload: channel.consuming.get(payload),
+    keys.BASIC_ACK: lambda channel, payload: channel.consuming.ack(payload),
+    keys.BASIC_NACK: lambda channel, payload: channel.consuming.nack(payload),
+    keys.BASIC_REJECT: lambda channel, payload: channel.consuming.reject(payload),
+    keys.BASIC_RECOVER: lambda channel, payload: channel.consuming.recover(payload, answered=True),
+    keys.BASIC_RECOVER_ASYNC: lambda channel, payload: channel.consuming.recover(payload, answered=False),
+    keys.CONFIRM_SELECT: Channel.confirm_select,
+    keys.TX_SELECT: Channel.tx_select,
+    keys.TX_COMMIT: Channel.tx_commit,
+    keys.TX_ROLLBACK: Channel.tx_rollback,
+    keys.BINDING_QUERY: lambda channel, payload: channel.declaring.binding_query(payload),
+    keys.EXECUTION_FLUSH: Channel.execution_flush,
+}

@@ -1,0 +1,471 @@
+"""A client's connection where dtx itself keeps the messages: the server's side of AMQP 0-9 and 0-9-1.
+
+Frames of one read are handled in one pass; what they publish and acknowledge is one record of the log. What is sent to
+the client is joined for each turn of the event loop. A client that does not read, or sends more than the log can take,
+is not read from until that has changed.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from dtx.log.api import LogError
+from dtx.manager import TransactionManager
+from dtx.manager.manager import Who
+from dtx.server.front import ClientTransport
+from dtx.server.standalone.broker import Broker
+from dtx.server.standalone.channel import Channel
+from dtx.server.standalone.consuming import Consuming
+from dtx.server.standalone.limits import MAX_UNSENT, ConnectionLimits
+from dtx.server.standalone.opening import Opening
+from dtx.server.standalone.outbox import Outbox
+from dtx.server.standalone.writes import Writes
+from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
+from dtx.store.postgres.exchanges import Queue, describe
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.rabbitmq.pulse import Pulse
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09 import errors, keys, replies, requests
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
+from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
+from dtx.wire.amqp09.handshake import Credentials, encode_open_ok
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="connection")
+_numbers = count(1)
+
+_CLOSE_PATIENCE: Final = 5.0
+"""Seconds that a client has to confirm connection.close."""
+_REFUSED_PAUSE: Final = 1.0
+"""Seconds before a login that failed is cut off where the client cannot be told: trying again at once costs time."""
+_BLOCKED_AFTER: Final = 1.0
+"""Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
+_MAX_ALLOWED: Final = 1000
+"""Permissions that are remembered for a connection: programs use a handful of names, and names are theirs to choose."""
+_CLOSE_OK: Final = method_frame(0, requests.CONNECTION_CLOSE_OK)
+_OPEN_OK: Final = method_frame(0, encode_open_ok())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What all connections share."""
+
+    manager: TransactionManager
+    broker: Broker
+    accounts: Accounts
+    metrics: Metrics
+    limits: ConnectionLimits
+
+
+class Stage(Enum):
+    """Where a connection is in its life."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """The client has said connection.close; it hears close-ok when all that it sent before is durable."""
+    CLOSING = "closing"
+    """dtx has said connection.close."""
+    ENDED = "ended"
+
+
+class Connection:
+    """One client, from its protocol header to its end.
+
+    Args:
+        parts: see there.
+        transport: the client's socket.
+    """
+
+    def __init__(self, parts: Parts, transport: ClientTransport) -> None:
+        self.id = next(_numbers)
+        self.manager = parts.manager
+        self.broker = parts.broker
+        self.accounts = parts.accounts
+        self.metrics = parts.metrics
+        self.limits = parts.limits
+        self.channels: dict[int, Channel] = {}
+        self.stage = Stage.OPENING
+        self.who = Who("", "")
+        self.vhost: VirtualHost
+        """Known when the client has opened it, as *writes* are."""
+        self.writes: Writes
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when nothing is left of it."""
+        self._account: Account | None = None
+        self._allowed: set[tuple[Permission, bytes]] = set()
+        """What the account may do, as far as it was asked."""
+        self._users: object = None
+        """The users that this holds for."""
+        self._opening = Opening(parts.limits)
+        self._transport: ClientTransport | None = transport
+        self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
+        self.outbox = Outbox(transport, self._wrote)
+        self._splitter = FrameSplitter()
+        self._greeted = False
+        self._leaving = False
+        """The client has said connection.close: nothing that it sends counts any more."""
+        self._holding: set[object] = set()
+        self._told_blocked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._blocked_timer: asyncio.TimerHandle | None = None
+
+    # -- opening
+
+    async def connect(self) -> None:
+        """Begin the handshake."""
+        self._greet()
+
+    def _greet(self) -> None:
+        if not self._greeted:
+            self._greeted = True
+            self._set_timer(self.limits.handshake_timeout, self._too_slow)
+            self.outbox.send(self._opening.greeting())
+
+    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)
+
+    def _too_slow(self) -> None:
+        _log.info("handshake took too long", connection=self.id)
+        self.abort()
+
+    def _handshake(self, key: int, payload: bytes) -> None:
+        self._opening.expect(key)
+        if key == keys.CONNECTION_START_OK:
+            credentials = self._opening.start_ok(payload)
+            self.manager.spawn(self._log_in(credentials))
+        elif key == keys.CONNECTION_TUNE_OK:
+            self._opening.tune_ok(payload)
+            self._splitter.max_frame = self._opening.agreed.frame_max
+            self._pulse.start(self._opening.agreed.heartbeat)
+        else:
+            self._enter(self._opening.open(payload))
+
+    async def _log_in(self, credentials: Credentials | None) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            if credentials is None:
+                raise LoginRefused("the SASL response names nobody")
+            self._account = await self.accounts.authenticate(
+                credentials.user, credentials.password, loopback=transport.is_local
+            )
+        except LoginRefused as error:
+            self._refuse_login(str(error))
+        except LogError as error:
+            _log.warning("nobody can log in", connection=self.id, reason=str(error))
+            self.refuse(WireError(HardCode.INTERNAL_ERROR, "the database that has the users is away"))
+        else:
+            if self.stage is Stage.OPENING:
+                self.outbox.send(self._opening.tune())
+
+    def _refuse_login(self, reason: str) -> None:
+        if self.stage is not Stage.OPENING:
+            return
+        _log.info("login refused", connection=self.id, reason=reason)
+        if self._opening.hears_of_failed_login:
+            text = errors.describe(ReplyCode.ACCESS_REFUSED, reason)
+            self.stop(errors.connection_close(ReplyCode.ACCESS_REFUSED, text, keys.CONNECTION_START_OK))
+        else:
+            # "the server MUST … close the socket" without telling why (AMQP 0-9-1, 2.2.4)
+            self.stage = Stage.CLOSING
+            self._set_timer(_REFUSED_PAUSE, self.abort)
+
+    def _enter(self, vhost: str) -> None:
+        account = self._account
+        assert account is not None, "connection.open is expected after the login only"
+        if not self.accounts.has_vhost(vhost):
+            raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
+        if not account.may_enter(vhost):
+            raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
+        if self._timer is not None:
+            self._timer.cancel()
+        self.who = Who(account.name, vhost)
+        self.vhost = self.broker.virtual_host(vhost)
+        self.writes = Writes(vhost, self.broker, self.manager.budget, self._throttle)
+        self.stage = Stage.RUNNING
+        self.outbox.send(_OPEN_OK)
+        _log.info("connection opened", connection=self.id, user=self.who.user, vhost=vhost)
+
+    @property
+    def frame_max(self) -> int:
+        """Agreed with the client, octets."""
+        return self._opening.agreed.frame_max
+
+    @property
+    def account(self) -> Account:
+        """Who has logged in."""
+        assert self._account is not None, "channels are opened after the login only"
+        return self._account
+
+    @property
+    def tells_of_cancelled_consumers(self) -> bool:
+        """Whether the client wants basic.cancel when a queue goes."""
+        return self._opening.hears_of_cancelled_consumers
+
+    def recheck(self) -> None:
+        """Users or vhosts have changed: somebody who is gone does not stay connected."""
+        if self.stage is Stage.RUNNING and not (self.account.exists and self.account.may_enter(self.who.vhost)):
+            user, vhost = self.who.user, self.who.vhost
+            self.refuse(WireError(HardCode.CONNECTION_FORCED, f"user '{user}' may not be in vhost '{vhost}' any more"))
+
+    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
+        """Refuse what the client may not do.
+
+        Args:
+            permission: what it needs.
+            kind: ``exchange`` or ``queue``.
+            name: of it; empty for the default exchange.
+
+        Raises:
+            XaError: 403.
+        """
+        users = self.accounts.users
+        if users is not self._users or len(self._allowed) > _MAX_ALLOWED:
+            self._users = users
+            self._allowed.clear()
+        if (permission, name) in self._allowed:
+            return
+        if not self.account.may(self.who.vhost, permission, name):
+            what = describe(kind, name, self.who.vhost)
+            raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{self.who.user}'")
+        self._allowed.add((permission, name))
+
+    # -- queues that go
+
+    def close_queues(self, queues: Sequence[Queue]) -> None:
+        """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
+        for consumer in self.broker.close_queues(queues):
+            sink = consumer.sink
+            assert isinstance(sink, Consuming), "there are no other consumers"
+            sink.cancelled(consumer)
+
+    def remove(self, gone: Gone) -> None:
+        """The same for queues that go by themselves, so nobody waits until that is durable."""
+        self.close_queues(gone.queues)
+        if gone.define is not None:
+            self.manager.spawn(self._note_gone(self.broker.define(gone.define)))
+
+    async def _note_gone(self, written: Awaitable[None]) -> None:
+        try:
+            await written
+        except LogError as error:
+            _log.error("queues that are gone may come back at the next start", reason=str(error))
+
+    # -- from the client
+
+    def client_data(self, data: bytes) -> None:
+        """Octets from the client."""
+        self._greet()
+        self._pulse.read = True
+        if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
+            self.hold(self)
+        try:
+            buffer, frames = self._splitter.feed(data)
+        except FrameError as error:
+            self._handle(error.buffer, error.frames)
+            self.refuse(error)
+        else:
+            self._handle(buffer, frames)
+
+    def _handle(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+        try:
+            self._frames(buffer, frames)
+        except WireError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("connection failed", connection=self.id)
+            self.refuse(error)
+        self.flush()
+
+    def flush(self) -> None:
+        """Frames were handled: what they brought goes to the log; a client that wants to leave may go."""
+        if self.stage is Stage.RUNNING:
+            self.writes.flush()
+            if self._leaving and not any(channel.waits for channel in self.channels.values()):
+                self._leave(Stage.LEAVING)
+                self.writes.then(self._confirm_close)
+
+    def _frames(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+        channels = self.channels
+        for key, number, start, end in frames:
+            if self._leaving:
+                break
+            if number:
+                channel = channels.get(number)
+                if channel is not None:
+                    channel.frame(key, buffer, start, end)
+                else:
+                    self._on_no_channel(key, number)
+            elif key != HEARTBEAT:
+                self._on_zero(key, buffer[start + 7 : end - 1])
+
+    def _on_no_channel(self, key: int, number: int) -> None:
+        if self.stage is Stage.OPENING:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
+        if self.stage is not Stage.RUNNING:
+            return
+        if key != keys.CHANNEL_OPEN:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
+        if number > self._opening.agreed.channel_max:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is above channel-max")
+        self.channels[number] = Channel(self, number)
+        self.metrics.channels.inc()
+        self.outbox.send(replies.channel_open_ok(number))
+
+    def _on_zero(self, key: int, payload: bytes) -> None:
+        if key == keys.CONNECTION_CLOSE and self.stage in (Stage.OPENING, Stage.RUNNING):
+            self._client_closes()
+        elif key == keys.CONNECTION_CLOSE:
+            self.outbox.send(_CLOSE_OK)
+        elif self.stage is Stage.CLOSING:
+            if key == keys.CONNECTION_CLOSE_OK:
+                self._end()
+        elif self.stage is Stage.OPENING:
+            self._handshake(key, payload)
+        elif key == keys.CONNECTION_UPDATE_SECRET:
+            raise WireError(HardCode.NOT_IMPLEMENTED, "the secret of a login by password cannot be renewed")
+        elif self.stage is Stage.RUNNING:
+            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+
+    def forget(self, channel: Channel) -> None:
+        """A channel is closed on both sides."""
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
+            self.metrics.channels.dec()
+
+    # -- pace
+
+    def hold(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+        if not self._holding and self._transport is not None:
+            self._pulse.paused = True
+            self._transport.pause_reading()
+        self._holding.add(reason)
+
+    def release(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        if reason in self._holding:
+            self._holding.discard(reason)
+            if not self._holding and self._transport is not None:
+                self._pulse.paused = False
+                self._pulse.read = True
+                self._transport.resume_reading()
+
+    def _throttle(self, much: bool) -> None:
+        """More is on its way to the log than may be, or not any more."""
+        if much:
+            self.hold(self.writes)
+            self._blocked_timer = asyncio.get_running_loop().call_later(_BLOCKED_AFTER, self._say_blocked)
+            return
+        if self._blocked_timer is not None:
+            self._blocked_timer.cancel()
+        if self._told_blocked:
+            self._told_blocked = False
+            self.outbox.send(replies.empty(0, keys.CONNECTION_UNBLOCKED))
+        self.release(self.writes)
+
+    def _say_blocked(self) -> None:
+        if self._opening.hears_of_blocking and self.stage is Stage.RUNNING:
+            self._told_blocked = True
+            self.outbox.send(replies.blocked(b"messages wait to be written"))
+
+    def client_is_slow(self) -> None:
+        """The client takes no more for now: consumers get nothing meanwhile."""
+        self.outbox.is_slow = True
+
+    def client_has_caught_up(self) -> None:
+        """The client takes data again."""
+        self.outbox.is_slow = False
+        self.release(self)
+        for channel in list(self.channels.values()):
+            channel.consuming.resume()
+
+    def _wrote(self) -> None:
+        self._pulse.wrote = True
+
+    def _client_is_dead(self) -> None:
+        _log.info("client missed its heartbeats", connection=self.id)
+        self.abort()
+
+    # -- the end
+
+    def refuse(self, error: Exception, key: int = 0) -> None:
+        """The connection cannot go on: connection.close.
+
+        Args:
+            error: what went wrong.
+            key: class << 16 | method of what the client sent; 0 where it is no method.
+        """
+        if self.stage in (Stage.OPENING, Stage.RUNNING):
+            _log.info("connection refused", connection=self.id, reason=str(error))
+            self.stop(errors.close_frame(error, 0, key))
+
+    def stop(self, frame: bytes) -> None:
+        """End the connection with *frame*, a connection.close. Idempotent."""
+        if self.stage in (Stage.CLOSING, Stage.ENDED):
+            return
+        self._leave(Stage.CLOSING)
+        self.outbox.send(frame)
+        self._set_timer(_CLOSE_PATIENCE, self.abort)
+
+    def _leave(self, stage: Stage) -> None:
+        """Nothing more is done for the client; what it sent so far is on its way."""
+        running = self.stage is Stage.RUNNING
+        self.stage = stage
+        if not running:
+            return
+        self.writes.flush()
+        channels = list(self.channels.values())
+        self.channels.clear()
+        for channel in channels:
+            channel.let_go()
+            self.metrics.channels.dec()
+        self.remove(self.vhost.disconnected(self))
+
+    def _client_closes(self) -> None:
+        self._leaving = True
+        if self.stage is Stage.OPENING:
+            self._confirm_close()
+        else:
+            self.flush()
+
+    def _confirm_close(self) -> None:
+        self.outbox.send(_CLOSE_OK)
+        self._end()
+
+    def _end(self) -> None:
+        """Close the socket when all is sent."""
+        self.outbox.close()
+        self.client_gone()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        self.outbox.abort()
+        self.client_gone()
+
+    def client_gone(self) -> None:
+        """The client's socket is closed. Idempotent."""
+        if self.stage is Stage.ENDED:
+            return
+        self._transport = None
+        self._leave(Stage.ENDED)
+        self._pulse.stop()
+        for timer in (self._timer, self._blocked_timer):
+            if timer is not None:
+                timer.cancel()
+        self.outbox.abort()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def now(self) -> float:
+        """Seconds since the epoch, as the queues count."""
+        return time.time()

@@ -1,0 +1,282 @@
+"""Consumers, basic.get, and what was delivered and is not settled, of one channel."""
+
+import asyncio
+from base64 import urlsafe_b64encode
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Final
+
+from dtx.log.changes import StoredMessage
+from dtx.server.standalone.contexts import Settlement, give_back
+from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED
+from dtx.server.standalone.tags import Unsettled
+from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.values import first_of_each, integer, kind_name, text
+from dtx.wire.amqp09 import content, keys, replies
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.tables import put_short
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+_PRIORITY: Final = b"x-priority"
+_REPLY_TO: Final = b"amq.rabbitmq.reply-to"
+
+
+class Get:
+    """One basic.get.
+
+    Args:
+        consuming: of the channel that asks.
+        no_ack: the message is settled when it is sent.
+    """
+
+    __slots__ = ("_consuming", "no_ack")
+
+    def __init__(self, consuming: "Consuming", no_ack: bool) -> None:
+        self._consuming = consuming
+        self.no_ack = no_ack
+
+    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+        """The answer."""
+        self._consuming.got(self, found, remaining)
+
+
+class Consuming:
+    """What a channel's client consumes. It is the sink of its consumers.
+
+    Args:
+        channel: whose it is.
+    """
+
+    __slots__ = (
+        "_active",
+        "_channel",
+        "_getting",
+        "_outbox",
+        "_prefetch",
+        "_queues",
+        "_shared",
+        "consumers",
+        "unsettled",
+    )
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._outbox = channel.connection.outbox
+        self.consumers: dict[bytes, Consumer] = {}
+        self.unsettled: Unsettled[Delivery] = Unsettled()
+        self._queues: dict[Consumer, Queue] = {}
+        self._active = True
+        """channel.flow"""
+        self._prefetch = 0
+        self._shared = Credit()
+        self._getting: tuple[Get, Queue] | None = None
+
+    # -- the sink
+
+    @property
+    def full(self) -> bool:
+        """Nothing can be delivered at present."""
+        return self._outbox.is_slow or not self._active or len(self.unsettled) >= MAX_UNACKED
+
+    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+        """basic.deliver."""
+        channel = self._channel
+        unsettled = self.unsettled
+        self._outbox.send(
+            replies.delivery(
+                channel.number,
+                put_short(consumer.tag),
+                unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery),
+                delivery.redelivered,
+                replies.address(message.exchange, message.routing_key),
+                message.properties,
+                message.body,
+                channel.connection.frame_max,
+            )
+        )
+
+    def resume(self) -> None:
+        """The sink may have room again."""
+        if not self.full:
+            for consumer in list(self.consumers.values()):
+                consumer.resume()
+
+    # -- consumers
+
+    def qos(self, payload: bytes) -> None:
+        """basic.qos: for consumers from now on, or (global) for all of the channel together, as RabbitMQ has it."""
+        qos = content.qos(payload)
+        if qos.prefetch_size:
+            raise WireError(HardCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({qos.prefetch_size})")
+        if qos.everywhere:
+            self._shared.change(qos.prefetch_count)
+        else:
+            self._prefetch = qos.prefetch_count
+        self._channel.answer(keys.BASIC_QOS_OK)
+
+    def consume(self, payload: bytes) -> None:
+        """basic.consume."""
+        asked = content.consume(payload)
+        channel = self._channel
+        if asked.no_local:
+            raise WireError(HardCode.NOT_IMPLEMENTED, "no-local=true")
+        if asked.queue == _REPLY_TO:
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED,
+                "standalone dtx has no direct reply-to: declare an exclusive queue for replies",
+            )
+        name = channel.queue_name(asked.queue)
+        if asked.consumer_tag in self.consumers:
+            raise WireError(HardCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{text(asked.consumer_tag)}'")
+        if len(self.consumers) >= MAX_CONSUMERS:
+            raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
+        channel.connection.demand(Permission.READ, "queue", name)
+        queue = channel.connection.vhost.find_queue(name, channel.connection)
+        consumer = Consumer(
+            asked.consumer_tag or b"amq.ctag-" + urlsafe_b64encode(token_bytes(16)).rstrip(b"="),
+            self,
+            no_ack=asked.no_ack,
+            exclusive=asked.exclusive,
+            priority=_priority(asked.arguments),
+            credit=Credit(self._prefetch),
+            shared=self._shared,
+        )
+        queue.index.consume(consumer)
+        self.consumers[consumer.tag] = consumer
+        self._queues[consumer] = queue
+        if not asked.no_wait:
+            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CONSUME_OK, consumer.tag))
+
+    def cancel(self, payload: bytes) -> None:
+        """basic.cancel; a consumer that is not there is no error."""
+        asked = content.cancel(payload)
+        channel = self._channel
+        consumer = self.consumers.pop(asked.consumer_tag, None)
+        if not asked.no_wait:
+            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CANCEL_OK, asked.consumer_tag))
+        if consumer is not None:
+            self._leave(consumer)
+
+    def _leave(self, consumer: Consumer) -> None:
+        """A consumer leaves its queue, which goes with the last one if it is to."""
+        queue = self._queues.pop(consumer, None)
+        connection = self._channel.connection
+        if queue is not None and queue.index.cancel(consumer, connection.now()) and queue.spec.auto_delete:
+            connection.remove(connection.vhost.remove_queue(queue))
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The queue of *consumer* is gone."""
+        self.consumers.pop(consumer.tag, None)
+        self._queues.pop(consumer, None)
+        channel = self._channel
+        if channel.connection.tells_of_cancelled_consumers:
+            channel.send(replies.cancelled(channel.number, consumer.tag))
+
+    # -- get
+
+    def get(self, payload: bytes) -> None:
+        """basic.get: behind what was published before it."""
+        asked = content.get(payload)
+        channel = self._channel
+        name = channel.queue_name(asked.queue)
+        channel.connection.demand(Permission.READ, "queue", name)
+        channel.connection.vhost.find_queue(name, channel.connection)
+        channel.after_writes(lambda: self._get(name, asked.no_ack), keys.BASIC_GET)
+
+    def _get(self, name: bytes, no_ack: bool) -> None:
+        channel = self._channel
+        queue = channel.connection.vhost.find_queue(name, channel.connection)
+        channel.occupy()
+        getter = Get(self, no_ack)
+        self._getting = getter, queue
+        queue.index.get(getter, channel.connection.now())
+
+    def got(self, getter: Get, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+        """The answer to a basic.get. What waits behind it goes on later, since it may turn to the index."""
+        channel = self._channel
+        self._getting = None
+        if found is None:
+            frame = replies.get_empty(channel.number)
+        else:
+            delivery, message = found
+            frame = replies.got(
+                channel.number,
+                self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery),
+                delivery.redelivered,
+                replies.address(message.exchange, message.routing_key),
+                remaining,
+                message.properties,
+                message.body,
+                channel.connection.frame_max,
+            )
+        channel.send(frame)
+        asyncio.get_running_loop().call_soon(channel.finish)
+
+    # -- settling
+
+    def ack(self, payload: bytes) -> None:
+        """basic.ack."""
+        self._settle(content.ack(payload), Settlement.ACK)
+
+    def nack(self, payload: bytes) -> None:
+        """basic.nack."""
+        settle = content.nack(payload)
+        self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
+
+    def reject(self, payload: bytes) -> None:
+        """basic.reject."""
+        settle = content.reject(payload)
+        self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
+
+    def _settle(self, settle: content.Settle, how: Settlement) -> None:
+        was_full = self.full
+        deliveries = self.unsettled.take(settle)
+        if deliveries:
+            self._channel.context.settle(deliveries, how)
+        if was_full:
+            self.resume()
+
+    def recover(self, payload: bytes, *, answered: bool) -> None:
+        """basic.recover and recover-async: as RabbitMQ, messages always go back to their queues."""
+        if not content.recover(payload):
+            raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
+        give_back(self.unsettled.take_all(), Settlement.REQUEUE, self._channel.connection.now())
+        if answered:
+            self._channel.answer(keys.BASIC_RECOVER_OK)
+        self.resume()
+
+    def flow(self, active: bool) -> None:
+        """channel.flow."""
+        self._active = active
+        self._channel.send(replies.flow_ok(self._channel.number, active))
+        self.resume()
+
+    def let_go(self) -> None:
+        """The channel is gone: its consumers too, and what is not settled returns to the queues."""
+        if self._getting is not None:
+            getter, queue = self._getting
+            self._getting = None
+            queue.index.cancel_get(getter)
+        consumers = list(self.consumers.values())
+        self.consumers.clear()
+        # First the consumers: what is given back must not be delivered to them again.
+        for consumer in consumers:
+            self._leave(consumer)
+        give_back(self.unsettled.take_all(), Settlement.REQUEUE, self._channel.connection.now())
+
+
+def _priority(arguments: bytes) -> int:
+    """x-priority."""
+    entry = first_of_each(arguments).get(_PRIORITY) if arguments else None
+    if entry is None:
+        return 0
+    number = integer(entry)
+    if number is None:
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': expected integer, got {kind_name(entry)}"
+        )
+    return number

@@ -1,0 +1,208 @@
+"""The transactional contexts of a channel: what becomes of the messages that it publishes and settles.
+
+A channel has one of three: non-transactional, local (class tx) or distributed (class dtx-demarcation). Whatever the
+context, a publish has been judged and routed when it gets here, and a settlement names deliveries of this channel.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from dtx.log.api import LogError
+from dtx.store.postgres.consumers import Delivery
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.work import HeldPublish
+from dtx.telemetry import get_logger
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+_log = get_logger(part="channel")
+
+Tagged = tuple[int, Delivery]
+"""A delivery with its tag on the channel."""
+
+
+class Settlement(Enum):
+    """What a client makes of a delivery."""
+
+    ACK = "ack"
+    REQUEUE = "requeue"
+    REJECT = "reject"
+
+
+class Context(Protocol):
+    """One of the three."""
+
+    def publish(self, message: HeldPublish) -> None:
+        """A message was published; ``message.queues`` are the ids of those that take it.
+
+        Raises:
+            XaError: it is too much for the transaction.
+        """
+
+    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+        """Deliveries were acknowledged or rejected; the channel keeps them no more.
+
+        Raises:
+            XaError: it is too much for the transaction.
+        """
+
+    def let_go(self) -> None:
+        """The channel is gone: nothing more comes, and what is not decided is given back."""
+
+
+def by_queue(deliveries: Sequence[Tagged]) -> dict[QueueIndex, list[Delivery]]:
+    """The deliveries of each queue."""
+    found: dict[QueueIndex, list[Delivery]] = {}
+    for _, delivery in deliveries:
+        found.setdefault(delivery.queue, []).append(delivery)
+    return found
+
+
+def give_back(deliveries: Sequence[Tagged], how: Settlement, now: float) -> None:
+    """Requeue or reject now.
+
+    Args:
+        deliveries: unacknowledged.
+        how: one of these two.
+        now: seconds since the epoch.
+    """
+    for queue, group in by_queue(deliveries).items():
+        if how is Settlement.REJECT:
+            queue.reject(group)
+        else:
+            queue.requeue(group, now)
+
+
+class Immediate:
+    """The non-transactional context: everything happens at once, and in the order in which it came.
+
+    Args:
+        channel: whose it is.
+    """
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+
+    def publish(self, message: HeldPublish) -> None:
+        """Send the message on its way."""
+        channel = self._channel
+        confirms = channel.confirms
+        number = 0 if confirms is None else confirms.publish()
+        if message.queues:
+            channel.connection.writes.publish(channel, number, message)
+            return
+        if message.mandatory:
+            channel.return_unroutable(message)
+        if confirms is not None:  # "once the exchange verifies a message won't route to any queue"
+            confirms.settle(number, safe=True)
+            channel.say_confirms()
+
+    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+        """Settle the deliveries."""
+        if how is Settlement.ACK:
+            self._channel.connection.writes.ack([delivery for _, delivery in deliveries])
+        else:
+            give_back(deliveries, how, self._channel.connection.now())
+
+    def let_go(self) -> None:
+        """Nothing is held here."""
+
+
+class Local:
+    """The context of class tx: publishes and acknowledgements wait for tx.commit, which makes them one record.
+
+    So all of a transaction happens, or nothing of it: more than AMQP promises, which has atomicity "only where
+    transactions involve a single queue".
+
+    Args:
+        channel: whose it is.
+    """
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._publishes: list[HeldPublish] = []
+        self._settled: list[tuple[Tagged, Settlement]] = []
+        self._octets = 0
+
+    def publish(self, message: HeldPublish) -> None:
+        """Hold the message."""
+        size = len(message.body) + len(message.properties)
+        self._admit(1, size)
+        self._publishes.append(message)
+
+    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+        """Hold the settlement: "acknowledgements … are not acted upon until the commit"."""
+        self._settled += ((delivery, how) for delivery in deliveries)
+        self._admit(0, 0)
+
+    def _admit(self, count: int, size: int) -> None:
+        """Whether so much more may be held: the limits of a branch are those of any transaction."""
+        manager = self._channel.connection.manager
+        messages = len(self._publishes) + len(self._settled) + count
+        octets = self._octets + size
+        limits = manager.limits
+        if (
+            messages > limits.branch_messages
+            or octets > limits.branch_bytes
+            or (size and not manager.budget.has_room(size))
+        ):
+            raise XaError(
+                ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {octets} octets"
+            )
+        manager.budget.used += size
+        self._octets += size
+
+    def commit(self, done: Callable[[XaError | None], None]) -> None:
+        """tx.commit.
+
+        Args:
+            done: called once, when it is durable, or with the reason of the channel's end.
+        """
+        channel = self._channel
+        publishes, self._publishes = self._publishes, []
+        settled, self._settled = self._settled, []
+        acked = [delivery for (_, delivery), how in settled if how is Settlement.ACK]
+        routed = [message for message in publishes if message.queues]
+        self._free()
+
+        def written(error: LogError | None) -> None:
+            if error is not None:
+                _log.error("a transaction's outcome is not known", channel=channel.number, reason=str(error))
+                reason = "the outcome of tx.commit is not known: the database failed"
+                done(XaError(ReplyCode.INTERNAL_ERROR, reason))
+                return
+            now = channel.connection.now()
+            for tagged, how in settled:
+                if how is not Settlement.ACK:
+                    give_back((tagged,), how, now)
+            for message in publishes:
+                if message.mandatory and not message.queues:
+                    channel.return_unroutable(message)
+            done(None)
+
+        if not routed and not acked:
+            written(None)
+        elif not channel.connection.writes.apart(routed, acked, written):
+            self._settled = settled  # given back when the channel ends, which is now
+            done(XaError(ReplyCode.PRECONDITION_FAILED, "a queue is full (reject-publish): nothing was committed"))
+
+    def rollback(self) -> None:
+        """tx.rollback: "acknowledged messages will not be redelivered by rollback"; they can be settled again."""
+        self._channel.consuming.unsettled.restore(tagged for tagged, _ in self._settled)
+        self._publishes.clear()
+        self._settled.clear()
+        self._free()
+
+    def _free(self) -> None:
+        self._channel.connection.manager.budget.used -= self._octets
+        self._octets = 0
+
+    def let_go(self) -> None:
+        """What is not committed is rolled back: acknowledged messages return to their queues."""
+        give_back([tagged for tagged, _ in self._settled], Settlement.REQUEUE, self._channel.connection.now())
+        self._publishes.clear()
+        self._settled.clear()
+        self._free()

@@ -1,0 +1,275 @@
+"""Exchanges, queues and bindings, as a channel's client declares, deletes and asks for them.
+
+Each is judged by the permissions that RabbitMQ asks for ("Access Control", table of operations), and answered when it
+is durable, if it is to be.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from dtx.log.changes import Define, DestinationKind
+from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE
+from dtx.store.postgres.facts import binding_facts, exchange_facts
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.refusals import check_not_default
+from dtx.store.postgres.values import first_of_each
+from dtx.wire.amqp09 import declarations, keys, replies
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+_TICKET: Final = 1
+"""What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
+
+
+class Declaring:
+    """The topology, as one channel changes it.
+
+    Args:
+        channel: whose it is.
+    """
+
+    __slots__ = ("_channel", "_connection", "last_queue", "ticket")
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._connection = channel.connection
+        self.last_queue = b""
+        """The queue that the channel declared last: what an empty name stands for."""
+        self.ticket: int | None = None
+        """The ticket that access.request was answered with."""
+
+    def queue_name(self, name: bytes) -> bytes:
+        """The queue that a method names.
+
+        Raises:
+            XaError: 404, it is empty, and the channel has declared none.
+        """
+        if name:
+            return name
+        if not self.last_queue:
+            raise XaError(ReplyCode.NOT_FOUND, "no previously declared queue")
+        return self.last_queue
+
+    def access_request(self, payload: bytes) -> None:
+        """access.request."""
+        declarations.access_request(payload)
+        self.ticket = _TICKET
+        self._channel.send(replies.ticket_ok(self._channel.number, _TICKET))
+
+    # -- exchanges
+
+    def exchange_declare(self, payload: bytes) -> None:
+        """exchange.declare."""
+        asked = declarations.exchange_declare(payload)
+        vhost, demand = self._connection.vhost, self._connection.demand
+        name = _name(asked.exchange)
+        define = None
+        if asked.passive:
+            vhost.find_exchange(name)
+        else:
+            check_not_default(name)
+            demand(Permission.CONFIGURE, "exchange", name)
+            alternate = _exchange_in(asked.arguments, ALTERNATE) if name not in vhost.exchanges else None
+            if alternate is not None:
+                demand(Permission.READ, "exchange", name)
+                demand(Permission.WRITE, "exchange", alternate)
+            define = vhost.declare_exchange(
+                name,
+                asked.kind,
+                durable=asked.durable,
+                auto_delete=asked.auto_delete,
+                internal=asked.internal,
+                arguments=asked.arguments,
+            )
+        self._answer(keys.EXCHANGE_DECLARE, define, asked.no_wait)
+
+    def exchange_delete(self, payload: bytes) -> None:
+        """exchange.delete."""
+        asked = declarations.exchange_delete(payload)
+        name = _name(asked.exchange)
+        check_not_default(name)
+        self._connection.demand(Permission.CONFIGURE, "exchange", name)
+        define = self._connection.vhost.delete_exchange(name, if_unused=asked.if_unused)
+        self._answer(keys.EXCHANGE_DELETE, define, asked.no_wait)
+
+    def exchange_bind_or_query(self, payload: bytes) -> None:
+        """exchange.bind, or the preview's exchange.query, which has the same number."""
+        if not declarations.is_query(payload):
+            self._bind(payload, keys.EXCHANGE_BIND)
+            return
+        facts = exchange_facts(self._connection.vhost, declarations.exchange_query(payload))
+        self._channel.send(
+            replies.exchange_query_ok(
+                self._channel.number,
+                facts.type,
+                durable=facts.durable,
+                not_found=facts.not_found,
+                arguments=facts.arguments,
+            )
+        )
+
+    def exchange_unbind(self, payload: bytes) -> None:
+        """exchange.unbind."""
+        self._bind(payload, keys.EXCHANGE_UNBIND)
+
+    def queue_bind(self, payload: bytes) -> None:
+        """queue.bind."""
+        self._bind(payload, keys.QUEUE_BIND)
+
+    def queue_unbind(self, payload: bytes) -> None:
+        """queue.unbind."""
+        self._bind(payload, keys.QUEUE_UNBIND)
+
+    def _bind(self, payload: bytes, key: int) -> None:
+        asked = (declarations.queue_unbind if key == keys.QUEUE_UNBIND else declarations.bind)(payload)
+        vhost, demand = self._connection.vhost, self._connection.demand
+        destination, source, routing_key = _name(asked.destination), _name(asked.source), asked.routing_key
+        kind = DestinationKind.EXCHANGE
+        if key in (keys.QUEUE_BIND, keys.QUEUE_UNBIND):
+            kind = DestinationKind.QUEUE
+            if not destination:
+                destination = self.queue_name(destination)
+                routing_key = routing_key or destination
+        demand(Permission.WRITE, kind, destination)
+        if kind is DestinationKind.EXCHANGE:
+            check_not_default(destination)
+        check_not_default(source)
+        demand(Permission.READ, "exchange", source)
+        act = vhost.bind if key in (keys.QUEUE_BIND, keys.EXCHANGE_BIND) else vhost.unbind
+        define = act(source, kind, destination, routing_key, asked.arguments, self._connection)
+        self._answer(key, define, asked.no_wait)
+
+    def binding_query(self, payload: bytes) -> None:
+        """binding.query of the preview."""
+        asked = declarations.binding_query(payload)
+        facts = binding_facts(self._connection.vhost, *asked)
+        self._channel.send(
+            replies.binding_query_ok(
+                self._channel.number,
+                exchange_not_found=facts.exchange_not_found,
+                queue_not_found=facts.queue_not_found,
+                queue_not_matched=facts.queue_not_matched,
+                key_not_matched=facts.key_not_matched,
+                args_not_matched=facts.args_not_matched,
+            )
+        )
+
+    # -- queues
+
+    def queue_declare(self, payload: bytes) -> None:
+        """queue.declare: with the number of messages, so behind what was published before it."""
+        asked = declarations.queue_declare(payload)
+        name = _name(asked.queue)
+        if asked.passive:
+            self._count(name, asked.no_wait)
+            return
+        vhost, demand = self._connection.vhost, self._connection.demand
+        # A name of the server's is allowed, or not, by what those names begin with: clients cannot know more of it.
+        demand(Permission.CONFIGURE, "queue", name or b"amq.gen-")
+        letters = _exchange_in(asked.arguments, DEAD_LETTER_EXCHANGE) if name not in vhost.queues else None
+        if letters is not None:
+            demand(Permission.READ, "queue", name or b"amq.gen-")
+            demand(Permission.WRITE, "exchange", letters)
+        declared = vhost.declare_queue(
+            name,
+            self._connection,
+            durable=asked.durable,
+            exclusive=asked.exclusive,
+            auto_delete=asked.auto_delete,
+            arguments=asked.arguments,
+        )
+        queue = declared.queue
+        if declared.created:
+            self._durably(declared.define, lambda: self._found(queue.name, asked.no_wait), keys.QUEUE_DECLARE)
+        else:
+            queue.index.touch(self._connection.now())
+            self._count(queue.name, asked.no_wait)
+
+    def _count(self, name: bytes, no_wait: bool) -> None:
+        """Answer with the numbers of a queue, behind what was published before."""
+        self._channel.after_writes(lambda: self._channel.send(self._found(name, no_wait)), keys.QUEUE_DECLARE)
+
+    def _found(self, name: bytes, no_wait: bool) -> bytes:
+        queue = self._connection.vhost.find_queue(name, self._connection)
+        self.last_queue = queue.name
+        if no_wait:
+            return b""
+        index = queue.index
+        return replies.queue_declare_ok(self._channel.number, queue.name, index.ready, index.consumers)
+
+    def queue_purge(self, payload: bytes) -> None:
+        """queue.purge: also what was published before it."""
+        asked = declarations.queue_purge(payload)
+        name = self.queue_name(asked.queue)
+        self._connection.demand(Permission.READ, "queue", name)
+        self._connection.vhost.find_queue(name, self._connection)
+        self._channel.after_writes(
+            lambda: self._channel.run(self._purge(name, asked.no_wait), keys.QUEUE_PURGE), keys.QUEUE_PURGE
+        )
+
+    async def _purge(self, name: bytes, no_wait: bool) -> bytes:
+        queue = self._connection.vhost.find_queue(name, self._connection)
+        purged = await self._connection.broker.purge(queue)
+        return b"" if no_wait else replies.count_ok(self._channel.number, keys.QUEUE_PURGE_OK, purged)
+
+    def queue_delete(self, payload: bytes) -> None:
+        """queue.delete: with what was published before it."""
+        asked = declarations.queue_delete(payload)
+        name = self.queue_name(asked.queue)
+        self._connection.demand(Permission.CONFIGURE, "queue", name)
+        self._channel.after_writes(lambda: self._delete(name, asked), keys.QUEUE_DELETE)
+
+    def _delete(self, name: bytes, asked: declarations.QueueDelete) -> None:
+        vhost = self._connection.vhost
+        queue = vhost.queues.get(name)
+        messages = 0 if queue is None else queue.index.ready
+        gone = vhost.delete_queue(name, self._connection, if_unused=asked.if_unused, if_empty=asked.if_empty)
+        self._connection.close_queues(gone.queues)
+        number = self._channel.number
+        answer = b"" if asked.no_wait else replies.count_ok(number, keys.QUEUE_DELETE_OK, messages)
+        self._durably(gone.define, lambda: answer, keys.QUEUE_DELETE)
+
+    # -- answers
+
+    def _answer(self, key: int, define: Define | None, no_wait: bool) -> None:
+        """Answer a method that has an answer without arguments."""
+        number = self._channel.number
+        self._durably(define, lambda: b"" if no_wait else replies.empty(number, _OK[key]), key)
+
+    def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int) -> None:
+        """Answer when *define* is durable."""
+        if define is None:
+            self._channel.send(answer())
+            return
+        # In the log's order it stands before whatever is published from now on, by anybody.
+        self._connection.writes.flush()
+        written = self._connection.broker.define(define)
+        self._channel.run(_after(written, answer), key)
+
+
+async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes:
+    await written
+    return answer()
+
+
+_OK: Final = {
+    keys.EXCHANGE_DECLARE: keys.EXCHANGE_DECLARE_OK,
+    keys.EXCHANGE_DELETE: keys.EXCHANGE_DELETE_OK,
+    keys.EXCHANGE_BIND: keys.EXCHANGE_BIND_OK,
+    keys.EXCHANGE_UNBIND: keys.EXCHANGE_UNBIND_OK,
+    keys.QUEUE_BIND: keys.QUEUE_BIND_OK,
+    keys.QUEUE_UNBIND: keys.QUEUE_UNBIND_OK,
+}
+
+
+def _name(name: bytes) -> bytes:
+    """A name as RabbitMQ takes it: without line ends."""
+    return name.translate(None, b"\r\n")
+
+
+def _exchange_in(arguments: bytes, key: bytes) -> bytes | None:
+    """The exchange that an argument names, if it does."""
+    entry = first_of_each(arguments).get(key)
+    return entry.value if entry is not None and entry.kind == b"S" else None

@@ -1,0 +1,129 @@
+"""The distributed context: between start and end, what a channel publishes and acknowledges belongs to a branch.
+
+Outside of a branch a selected channel is not transactional. A roll-back of a branch gives its deliveries back to their
+places in their queues; rejecting is no consumption, so it is done at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from dtx.log.changes import Slot
+from dtx.manager.entry import Entry
+from dtx.server.demarcation import Demarcation
+from dtx.server.standalone.contexts import Immediate, Settlement, Tagged
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.work import Delivery, HeldPublish
+from dtx.wire.amqp09 import calls
+from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import State
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+
+@dataclass(slots=True, eq=False)
+class HeldDelivery(Delivery):
+    """A delivery that was acknowledged in a branch.
+
+    Args:
+        index: where it is held.
+    """
+
+    index: QueueIndex | None = None
+
+
+class Distributed:
+    """The context of class dtx-demarcation.
+
+    Args:
+        channel: whose it is.
+    """
+
+    lock = ""
+
+    def __init__(self, channel: "Channel") -> None:
+        connection = channel.connection
+        self._channel = channel
+        self._outside = Immediate(channel)
+        self._demarcation = Demarcation(connection.manager, connection.metrics, channel.number, channel)
+
+    # -- start and end
+
+    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+        """Start and end.
+
+        Raises:
+            XaError: as the table of the core says.
+        """
+        channel = self._channel
+        who = channel.connection.who
+        frame = self._demarcation.run(call, who)
+        if frame is not None:
+            channel.send(frame)
+        else:
+            channel.run(self._demarcation.run_later(call, who, channel.may_go_on), key)
+
+    # -- what is done in between
+
+    def publish(self, message: HeldPublish) -> None:
+        """Hold the message for the branch.
+
+        Raises:
+            XaError: 506, it is too much for the branch, which is rolled back.
+        """
+        entry = self._demarcation.branch
+        if entry is None:
+            self._outside.publish(message)
+            return
+        work = entry.work
+        if work is None or entry.branch.state is not State.ACTIVE:
+            return  # it can only be rolled back: what is published in it is gone already
+        size = len(message.body) + len(message.properties)
+        if not work.fits(size):
+            self._overflow(entry, 1, size)
+        work.add_publish(message)
+
+    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+        """Hold what is acknowledged for the branch.
+
+        Raises:
+            XaError: 506, it is too much for the branch, which is rolled back.
+        """
+        entry = self._demarcation.branch
+        if entry is None or how is not Settlement.ACK:
+            self._outside.settle(deliveries, how)
+            return
+        work = entry.work
+        if work is None or entry.branch.state is not State.ACTIVE:
+            self._outside.settle(deliveries, Settlement.REQUEUE)  # rolled back already
+            return
+        if not work.fits(0, len(deliveries)):
+            self._outside.settle(deliveries, Settlement.REQUEUE)
+            self._overflow(entry, len(deliveries), 0)
+        for tag, delivery in deliveries:
+            queue = delivery.queue
+            queue.hold(delivery)
+            slot = Slot(queue.id, delivery.position)
+            work.add_consume(
+                HeldDelivery(self, tag, b"", b"", b"", delivery.redelivered, b"", None, 0, slot, queue),
+            )
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """The branch is rolled back before it voted: its deliveries return to their places."""
+        now = self._channel.connection.now()
+        for delivery in cast("Sequence[HeldDelivery]", deliveries):
+            assert delivery.index is not None
+            assert delivery.slot is not None
+            delivery.index.rollback((delivery.slot.position,), now)
+
+    def _overflow(self, entry: Entry, count: int, size: int) -> None:
+        work = entry.work
+        assert work is not None
+        reason = f"limits of a branch exceeded: {len(work.items) + count} messages, {work.bytes + size} octets"
+        self._channel.connection.manager.doom(entry, reason)
+        raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
+
+    def let_go(self) -> None:
+        """The channel is gone: its associations too, and what is idle stays."""
+        self._demarcation.lose()

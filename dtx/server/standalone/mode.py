@@ -1,0 +1,75 @@
+"""Putting standalone mode together: dtx itself has the messages, in the log's database."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from dtx.config import Settings
+from dtx.log.postgres import PostgresLog
+from dtx.manager import Limits, TransactionManager
+from dtx.server.listener import ClientConnection, NewSession
+from dtx.server.standalone.connection import Connection, Parts
+from dtx.server.standalone.limits import ConnectionLimits
+from dtx.store.postgres.accounts import Accounts
+from dtx.store.postgres.store import PostgresStore
+from dtx.telemetry import Metrics
+
+
+async def open_standalone(
+    settings: Settings, url: str, log: PostgresLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[TransactionManager, NewSession]:
+    """The manager, its branches and messages loaded, and what makes the connection of a client.
+
+    Args:
+        settings: of the service.
+        url: of the database, for the users.
+        log: open.
+        limits: of the manager.
+        metrics: numbers.
+        stack: closes what was opened, in the opposite order.
+
+    Raises:
+        LogError: the log cannot be read.
+    """
+    store = PostgresStore(log, cache_bytes=settings.message_cache_bytes)
+    await store.open()
+    stack.push_async_callback(store.close)
+    manager = TransactionManager(log, store, limits, metrics)
+    stack.push_async_callback(manager.close)
+    await manager.start()
+    accounts = Accounts(url, settings.rm)
+    await accounts.open()
+    stack.push_async_callback(accounts.close)
+    watching = asyncio.create_task(accounts.watch(), name="dtx-accounts")
+    stack.push_async_callback(_end, watching)
+    parts = Parts(
+        manager=manager,
+        broker=store,
+        accounts=accounts,
+        metrics=metrics,
+        limits=ConnectionLimits(
+            max_channels=settings.max_channels,
+            frame_max=settings.frame_max,
+            max_message_bytes=settings.max_message_bytes,
+            handshake_timeout=settings.handshake_timeout,
+            require_tickets=settings.require_tickets,
+        ),
+    )
+    connections: set[Connection] = set()
+
+    def new_session(transport: ClientConnection, header: bytes) -> Connection:  # noqa: ARG001 - both headers do
+        connection = Connection(parts, transport)
+        connections.add(connection)
+        connection.ended.add_done_callback(lambda _: connections.discard(connection))
+        return connection
+
+    def recheck() -> None:
+        for connection in list(connections):
+            connection.recheck()
+
+    accounts.on_change(recheck)
+    return manager, new_session
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,180 @@
+"""basic.publish: the frames of a content put together, judged and routed; then it is the context's."""
+
+from typing import TYPE_CHECKING, Final
+
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.routing import sender_selected
+from dtx.store.postgres.values import text
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09 import content, properties
+from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Publish
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.properties import Properties, Property
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+_BASIC: Final = 60
+_MAX_EXPIRATION: Final = 0xFFFF_FFFF
+"""Milliseconds: the longest time to live that RabbitMQ takes, 49 days."""
+_IMPERSONATOR: Final = "impersonator"
+_NOTHING: Final = (Publish(b"", b"", 0), b"")
+
+
+class Publishing:
+    """The content that a channel's client is sending.
+
+    Args:
+        channel: whose it is.
+    """
+
+    __slots__ = ("_channel", "_charged", "_last", "_left", "_parts", "_publish", "_raw", "_size")
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._last = _NOTHING
+        """The last basic.publish and its octets: most publishers use one target."""
+        self._publish: Publish | None = None
+        self._raw = b""
+        self._size = 0
+        self._left = -1
+        """Octets of the body that are still to come; -1 while its header is."""
+        self._parts: list[bytes] = []
+        self._charged = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a content is expected: then no method may come."""
+        return self._publish is not None
+
+    def method(self, payload: bytes) -> None:
+        """basic.publish.
+
+        Raises:
+            WireError: it is malformed, or comes in the midst of another; 540 for immediate, as RabbitMQ.
+        """
+        if self._publish is not None:
+            raise self._unexpected("method frame in the midst of content")
+        publish, octets = self._last
+        if octets != payload:
+            publish = content.publish(payload)
+            if publish.flags & IMMEDIATE:
+                raise WireError(HardCode.NOT_IMPLEMENTED, "immediate=true")
+            self._last = publish, payload
+        self._publish = publish
+        self._left = -1
+
+    def header(self, payload: bytes) -> None:
+        """The content header.
+
+        Raises:
+            WireError: it is malformed or not expected.
+            XaError: the message may not be published.
+        """
+        publish = self._publish
+        if publish is None or self._left >= 0:
+            raise self._unexpected("content header without a publish")
+        header = content.header(payload)
+        if header.class_id != _BASIC:
+            raise self._unexpected(f"content of class {header.class_id}")
+        limit = self._channel.connection.limits.max_message_bytes
+        if header.body_size > limit:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"message size {header.body_size} is larger than configured max size {limit}",
+            )
+        self._raw = header.properties
+        self._left = self._size = header.body_size
+        if not header.body_size:
+            self._finish(publish, b"")
+
+    def body(self, payload: bytes) -> None:
+        """A part of the body.
+
+        Raises:
+            WireError: it is not expected, or more than was announced.
+            XaError: the message may not be published.
+        """
+        publish = self._publish
+        if publish is None or self._left < 0:
+            raise self._unexpected("content body without a header")
+        self._left -= len(payload)
+        if self._left < 0:
+            raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self._channel.number}")
+        if not self._left:
+            if self._parts:
+                self._parts.append(payload)
+                payload = b"".join(self._parts)
+            self._finish(publish, payload)
+        elif payload:
+            self._keep(payload)
+
+    def _keep(self, part: bytes) -> None:
+        budget = self._channel.connection.manager.budget
+        if not budget.has_room(len(part)):
+            raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for a message of {self._size} octets at present")
+        budget.used += len(part)
+        self._charged += len(part)
+        self._parts.append(part)
+
+    def let_go(self) -> None:
+        """Nothing more comes of this content."""
+        self._publish = None
+        self._left = -1
+        if self._charged:
+            self._channel.connection.manager.budget.used -= self._charged
+            self._charged = 0
+        self._parts.clear()
+
+    def _unexpected(self, what: str) -> WireError:
+        return WireError(HardCode.UNEXPECTED_FRAME, f"{what} on channel {self._channel.number}")
+
+    def _finish(self, publish: Publish, body: bytes) -> None:
+        """The content is complete."""
+        self.let_go()
+        channel = self._channel
+        vhost = channel.connection.vhost
+        exchange, key, flags = publish
+        channel.connection.demand(Permission.WRITE, "exchange", exchange)
+        vhost.publishable(exchange)
+        raw = self._raw
+        view = properties.read(raw)
+        self._judge(view)
+        more, raw = sender_selected(raw)
+        queues = vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
+        channel.context.publish(
+            HeldPublish(
+                exchange,
+                key,
+                flags & MANDATORY != 0,
+                raw,
+                body,
+                channel if flags & MANDATORY else None,
+                tuple([queue.spec.id for queue in queues]),
+            )
+        )
+
+    def _judge(self, view: Properties) -> None:
+        """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers."""
+        spans = view.spans
+        if Property.HEADERS in spans:
+            view.headers  # noqa: B018 - raises where it is malformed
+        if Property.EXPIRATION in spans:
+            self._judge_expiration(view.expiration or b"")
+        if Property.USER_ID in spans:
+            account = self._channel.connection.account
+            user = text(view.user_id or b"")
+            if user != account.name and _IMPERSONATOR not in account.tags:
+                raise XaError(
+                    ReplyCode.PRECONDITION_FAILED,
+                    f"user_id property set to '{user}' but authenticated user was '{account.name}'",
+                )
+
+    @staticmethod
+    def _judge_expiration(value: bytes) -> None:
+        if not value.isdigit() or len(value) > 10 or int(value) > _MAX_EXPIRATION:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"invalid expiration '{text(value)}': milliseconds in digits, {_MAX_EXPIRATION} at most",
+            )

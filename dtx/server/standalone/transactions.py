@@ -1,0 +1,93 @@
+"""The methods of dtx-demarcation and dtx-coordination on a channel."""
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+from dtx.server.coordination import Coordination
+from dtx.server.standalone.distributed import Distributed
+from dtx.wire.amqp09 import answers, calls
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.standalone.channel import Channel
+
+_NAMES: Final = {method.value: method.wire_name for method in DtxMethod}
+_WITHOUT_TICKET: Final = frozenset((DtxMethod.SELECT.value, DtxMethod.GET_TIMEOUT.value))
+_TICKET: Final = slice(4, 6)
+
+
+class Transactions:
+    """What a channel's client asks of the transaction manager.
+
+    Args:
+        channel: whose it is.
+    """
+
+    __slots__ = ("_channel", "_context", "_coordination")
+
+    def __init__(self, channel: "Channel") -> None:
+        connection = channel.connection
+        self._channel = channel
+        self._coordination = Coordination(connection.manager, connection.metrics, channel.number, str(connection.id))
+        self._context: Distributed | None = None
+
+    def call(self, key: int, payload: bytes) -> None:
+        """Run a method of the classes 101 and 105.
+
+        Raises:
+            XaError: it is refused.
+        """
+        channel = self._channel
+        self._check_ticket(key, payload)
+        call = calls.decode_call(payload)
+        match call:
+            case calls.Select():
+                self._select()
+            case calls.Start() | calls.End():
+                if self._context is None:
+                    # "The client must use this method at least once on a channel before …"
+                    raise XaError(
+                        ReplyCode.COMMAND_INVALID,
+                        f"{_NAMES[key]} on a channel without dtx-demarcation.select (xid {call.xid})",
+                    )
+                self._context.demarcate(call, key)
+            case (
+                calls.Prepare()
+                | calls.Commit()
+                | calls.Rollback()
+                | calls.Forget()
+                | calls.GetTimeout()
+                | calls.SetTimeout()
+                | calls.Recover()
+            ):
+                channel.occupy()
+                connection = channel.connection
+                self._coordination.run(
+                    call, connection.who, connection.frame_max, lambda answer: channel.finish(answer, key)
+                )
+            case _:
+                assert_never(call)
+
+    def _select(self) -> None:
+        channel = self._channel
+        if self._context is None:
+            self._context = Distributed(channel)
+            channel.distribute(self._context)
+        channel.send(answers.empty_ok(channel.number, DtxMethod.SELECT_OK))
+
+    def _check_ticket(self, key: int, payload: bytes) -> None:
+        """The ticket that access.request gave, or 0 where none is required.
+
+        Raises:
+            XaError: 403. "Access-ticket granted by the server for a specific realm".
+        """
+        if key in _WITHOUT_TICKET:
+            return
+        channel = self._channel
+        ticket = int.from_bytes(payload[_TICKET], "big")
+        if ticket != channel.declaring.ticket and (ticket or channel.connection.limits.require_tickets):
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                f"{_NAMES.get(key, 'method')} with ticket {ticket}, which this channel was not given: "
+                "send access.request first",
+            )

@@ -1,0 +1,1 @@
+"""Where messages live: the MessageStore protocol and its implementations."""

@@ -1,0 +1,1 @@
+"""Standalone mode: exchanges, queues, messages and users in PostgreSQL."""

@@ -1,0 +1,245 @@
+"""Who may connect and what they may do, for a running dtx.
+
+Theory of operation. All users of the resource manager are in memory, as one immutable :class:`Snapshot`. The database
+counts changes; a login compares that number with the snapshot's and reads everything anew where it differs, so a
+changed password or a removed user counts from the next login on. Permissions are judged from memory alone, on hot
+paths; :meth:`Accounts.watch` looks at the number every :data:`WATCH_SECONDS`, so what an operator changes counts for
+open connections that much later. An :class:`Account` is no copy: it asks the snapshot that is there when it is asked.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+from uuid import uuid4
+
+import psycopg
+from psycopg import IsolationLevel
+
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.queries import Query
+from dtx.log.session import connect, session_settings
+from dtx.store.postgres.editing import AccountEditor
+from dtx.store.postgres.passwords import Verifier
+from dtx.store.postgres.permissions import Permission, allows
+from dtx.store.postgres.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
+from dtx.telemetry import get_logger
+
+WATCH_SECONDS: Final = 2.0
+"""After this a change of permissions counts for those who are connected: one short query each time."""
+
+_GRACE: Final = 5.0
+"""Seconds beyond a statement's own time-out."""
+_VERSION: Final = Query(VERSION)
+_EVERYTHING: Final = tuple(map(Query, EVERYTHING))
+
+log: Final = get_logger()
+
+
+class LoginRefused(Exception):
+    """Unknown user, wrong password, or the wrong place to connect from. The message may be told to the peer."""
+
+
+class Account:
+    """A user that has logged in, as it is now: what it may do changes while it is connected.
+
+    Args:
+        accounts: where it is looked up.
+        name: of the user.
+    """
+
+    __slots__ = ("_accounts", "name")
+
+    def __init__(self, accounts: "Accounts", name: str) -> None:
+        self._accounts = accounts
+        self.name: Final = name
+
+    def __repr__(self) -> str:
+        return f"Account({self.name!r})"
+
+    @property
+    def exists(self) -> bool:
+        """False once the user has been removed: its connections are to be closed then, as RabbitMQ does."""
+        return self._user is not None
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """What else the user is: administrator, monitoring, impersonator."""
+        user = self._user
+        return frozenset() if user is None else user.tags
+
+    @property
+    def vhosts(self) -> tuple[str, ...]:
+        """The virtual hosts that the user may enter, in the order of their names."""
+        user = self._user
+        return () if user is None else tuple(sorted(user.grants))
+
+    def may_enter(self, vhost: str) -> bool:
+        """Whether the user has any permission, even an empty one, in *vhost*: else connection.open gets 530."""
+        user = self._user
+        return user is not None and vhost in user.grants
+
+    def may(self, vhost: str, permission: Permission, name: bytes) -> bool:
+        """Whether the user has *permission* on the exchange or queue *name* in *vhost*; if not, 403.
+
+        Args:
+            vhost: the connection's.
+            permission: configure, write or read.
+            name: octets of the name; empty for the default exchange.
+        """
+        user = self._user
+        if user is None or (patterns := user.grants.get(vhost)) is None:
+            return False
+        return allows(patterns, permission, name)
+
+    @property
+    def _user(self) -> User | None:
+        return self._accounts.users.users.get(self.name)
+
+
+class Accounts:
+    """The users of a resource manager.
+
+    Args:
+        url: the log's database.
+        rm: name of the resource manager.
+        timeout: seconds for one question to the database.
+    """
+
+    def __init__(self, url: str, rm: str, *, timeout: float = 10.0) -> None:
+        self.users = Snapshot()
+        """Everybody, as last read."""
+        self._url = url
+        self._dsn = Dsn(url)
+        self._rm = rm
+        self._timeout = timeout
+        self._verifier = Verifier()
+        self._connection: psycopg.AsyncConnection | None = None
+        self._reading = asyncio.Lock()
+        self._asked = 0
+        self._answered = 0
+        self._listeners: list[Callable[[], None]] = []
+
+    async def open(self) -> None:
+        """Read the users; at the first start of a resource manager make guest and the virtual host ``/``.
+
+        Raises:
+            LogError: the tables are missing, or the database is away.
+        """
+        if await asyncio.to_thread(AccountEditor(self._url, self._rm).provision):
+            log.info("first start: user guest with password guest may connect from this machine", rm=self._rm)
+        await self.refresh()
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._verifier.close()
+        await self._disconnect()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call *listener* after each change that was read: to close connections whose user or virtual host is gone."""
+        self._listeners.append(listener)
+
+    def has_vhost(self, vhost: str) -> bool:
+        """Whether there is a virtual host of this name."""
+        return vhost in self.users.vhosts
+
+    async def authenticate(self, user: bytes, password: bytes, *, loopback: bool, peer: str = "") -> Account:
+        """Let a client in.
+
+        Args:
+            user: name, as in its SASL response.
+            password: likewise.
+            loopback: whether it connects from this machine.
+            peer: its address, for the log.
+
+        Raises:
+            LoginRefused: it may not come in. Unknown user and wrong password are told alike, and take as long.
+            LogUnavailable: the database does not say who it is.
+        """
+        await self.refresh()
+        name = user.decode("utf-8", "surrogateescape")
+        found = self.users.users.get(name)
+        stored = None if found is None else found.password_hash
+        if not await self._verifier.verify(user, password, stored):
+            reason = "unknown user" if found is None else "wrong password"
+            self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
+        if name in LOOPBACK_USERS and not loopback:
+            self._refuse(user, peer, "not from this machine", f"user {name!r} can only connect from dtx's own machine")
+        return Account(self, name)
+
+    def _refuse(self, user: bytes, peer: str, reason: str, told: str) -> NoReturn:
+        log.warning("login refused", user=user, peer=peer, reason=reason)
+        raise LoginRefused(told)
+
+    async def watch(self) -> None:
+        """Notice changes, until cancelled. While the database is away what was read last counts."""
+        away = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self.refresh()
+            except LogError as error:
+                if not away:
+                    log.warning("cannot look for changes of users and permissions", reason=str(error))
+                away = True
+            else:
+                away = False
+
+    async def refresh(self) -> None:
+        """Read what has changed. Everything that was committed before the call counts when it returns.
+
+        Raises:
+            LogUnavailable: the database is away.
+        """
+        # Calls that wait here while another one reads share the next reading: a thousand logins are few questions.
+        self._asked += 1
+        mine = self._asked
+        async with self._reading:
+            if self._answered >= mine:
+                return
+            upto = self._asked
+            found = await self._read()
+            self._answered = upto
+            if found is not None:
+                self.users = found
+                for listener in self._listeners:
+                    listener()
+
+    async def _read(self) -> Snapshot | None:
+        """Everything where it has changed. A connection that died in the meantime is replaced once."""
+        for attempt in (1, 2):
+            fresh = self._connection is None
+            try:
+                async with asyncio.timeout(self._timeout + _GRACE):
+                    return await self._read_once()
+            except BaseException as error:
+                await self._disconnect()
+                if not isinstance(error, psycopg.Error | OSError):
+                    raise
+                if fresh or attempt == 2 or not isinstance(error, psycopg.OperationalError):
+                    raise LogUnavailable(f"cannot read the users: {self._dsn.explain(error)}") from None
+        raise AssertionError("unreachable")
+
+    async def _read_once(self) -> Snapshot | None:
+        connection = self._connection
+        if connection is None:
+            settings = session_settings("accounts", uuid4(), statement_timeout=self._timeout)
+            connection = self._connection = await connect(self._dsn, settings, timeout=self._timeout)
+            await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
+        (rows,) = await self._fetch(connection, _VERSION)
+        if self._answered and [(self.users.version,)] == rows:
+            return None
+        async with connection.transaction():
+            return snapshot(*await self._fetch(connection, *_EVERYTHING))
+
+    async def _fetch(self, connection: psycopg.AsyncConnection, *queries: Query) -> list[list[Any]]:
+        answers = []
+        for query in queries:
+            cursor = await connection.execute(query.sql, query.parameters({"rm": self._rm}))
+            answers.append(await cursor.fetchall())
+        return answers
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

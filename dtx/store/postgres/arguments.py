@@ -1,0 +1,259 @@
+"""The arguments of queue.declare, checked and given types.
+
+The rules are RabbitMQ's for classic queues, the only kind that there is here: what it refuses is refused with the same
+code. Two arguments that it knows are refused although it would take them, since a queue that ignored them would break
+its promise: ``x-single-active-consumer`` and the overflow ``reject-publish-dlx``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from dtx.store.postgres.values import first_of_each, integer, kind_name, same, show, text
+from dtx.wire.amqp09.tables import Entry
+from dtx.xa.codes import ReplyCode, XaError
+
+MAX_MILLISECONDS: Final = 10 * 365 * 86_400_000
+"""Longest time to live and longest expiry of a queue: ten years, RabbitMQ's own limit."""
+MAX_PRIORITIES: Final = 255
+"""Highest ``x-max-priority``: the property is one octet."""
+
+TTL: Final = b"x-message-ttl"
+EXPIRES: Final = b"x-expires"
+MAX_LENGTH: Final = b"x-max-length"
+MAX_BYTES: Final = b"x-max-length-bytes"
+OVERFLOW: Final = b"x-overflow"
+DEAD_LETTER_EXCHANGE: Final = b"x-dead-letter-exchange"
+DEAD_LETTER_KEY: Final = b"x-dead-letter-routing-key"
+MAX_PRIORITY: Final = b"x-max-priority"
+SINGLE_ACTIVE: Final = b"x-single-active-consumer"
+QUEUE_TYPE: Final = b"x-queue-type"
+QUEUE_MODE: Final = b"x-queue-mode"
+QUEUE_VERSION: Final = b"x-queue-version"
+ALTERNATE: Final = b"alternate-exchange"
+
+
+class Overflow(StrEnum):
+    """What happens to a message that does not fit into its queue."""
+
+    DROP_HEAD = "drop-head"
+    REJECT_PUBLISH = "reject-publish"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueArguments:
+    """What a queue was declared with.
+
+    Args:
+        message_ttl: milliseconds that a message may wait; 0 for those that find no consumer at once.
+        expires: milliseconds without use after which the queue goes.
+        max_length: ready messages that it may hold.
+        max_length_bytes: octets of their bodies that it may hold.
+        overflow: which end gives way.
+        dead_letter_exchange: where messages go that expire, overflow or are rejected; ``b""`` is the default exchange.
+        dead_letter_routing_key: with which key; ``None`` for their own.
+        max_priority: highest priority that it tells apart; 0 for none.
+    """
+
+    message_ttl: int | None = None
+    expires: int | None = None
+    max_length: int | None = None
+    max_length_bytes: int | None = None
+    overflow: Overflow = Overflow.DROP_HEAD
+    dead_letter_exchange: bytes | None = None
+    dead_letter_routing_key: bytes | None = None
+    max_priority: int = 0
+
+
+def _failed(reason: str) -> XaError:
+    return XaError(ReplyCode.PRECONDITION_FAILED, reason)
+
+
+def _invalid(key: bytes, where: str, why: str) -> XaError:
+    return _failed(f"invalid arg '{text(key)}' for {where}: {why}")
+
+
+def _number(entry: Entry, where: str, least: int, most: int | None) -> int:
+    """The integer in *entry*, within the limits."""
+    number = integer(entry)
+    if number is None:
+        raise _invalid(entry.key, where, f"expected integer, got {kind_name(entry)}")
+    if number < least:
+        raise _invalid(entry.key, where, f"{number} is less than {least}")
+    if most is not None and number > most:
+        raise _invalid(entry.key, where, f"{number} is more than {most}")
+    return number
+
+
+def _string(entry: Entry, where: str) -> bytes:
+    if entry.kind != b"S":
+        raise _invalid(entry.key, where, f"expected longstr, got {kind_name(entry)}")
+    return entry.value
+
+
+def _check_type(entry: Entry, where: str) -> None:
+    kind = _string(entry, where)
+    if kind != b"classic":
+        raise _invalid(
+            entry.key, where, f"unsupported queue type '{text(kind)}', standalone dtx has classic queues only"
+        )
+
+
+def _check_mode(entry: Entry, where: str) -> None:
+    mode = _string(entry, where)
+    if mode not in (b"default", b"lazy"):
+        raise _invalid(entry.key, where, f"unsupported queue mode '{text(mode)}'")
+
+
+def _check_version(entry: Entry, where: str) -> None:
+    _number(entry, where, 1, 2)
+
+
+def _check_single_active(entry: Entry, where: str) -> None:
+    if entry.kind != b"t":
+        raise _invalid(entry.key, where, f"expected bool, got {kind_name(entry)}")
+    if entry.value != b"\x00":
+        raise XaError(
+            ReplyCode.NOT_IMPLEMENTED,
+            f"'{text(entry.key)}' for {where}: standalone dtx has no single active consumer, use an exclusive one",
+        )
+
+
+_CHECKED: Final[Mapping[bytes, Callable[[Entry, str], None]]] = {
+    QUEUE_TYPE: _check_type,
+    SINGLE_ACTIVE: _check_single_active,
+    QUEUE_MODE: _check_mode,  # where messages are kept is not theirs to say here: checked, without effect
+    QUEUE_VERSION: _check_version,
+}
+_OF_OTHER_TYPES: Final = frozenset(
+    {
+        b"x-max-age",
+        b"x-max-in-memory-length",
+        b"x-max-in-memory-bytes",
+        b"x-delivery-limit",
+        b"x-dead-letter-strategy",
+        b"x-quorum-initial-group-size",
+        b"x-initial-cluster-size",
+        b"x-stream-max-segment-size-bytes",
+        b"x-stream-filter-size-bytes",
+        b"x-queue-leader-locator",
+    }
+)
+_EQUIVALENT: Final = (
+    EXPIRES,
+    TTL,
+    DEAD_LETTER_EXCHANGE,
+    DEAD_LETTER_KEY,
+    MAX_LENGTH,
+    MAX_BYTES,
+    MAX_PRIORITY,
+    OVERFLOW,
+    QUEUE_MODE,
+    QUEUE_VERSION,
+    SINGLE_ACTIVE,
+)
+
+
+def _overflow(entry: Entry, where: str) -> Overflow:
+    wanted = _string(entry, where)
+    if wanted == b"reject-publish-dlx":
+        raise XaError(
+            ReplyCode.NOT_IMPLEMENTED,
+            f"overflow 'reject-publish-dlx' for {where}: standalone dtx has drop-head and reject-publish",
+        )
+    try:
+        return Overflow(text(wanted))
+    except ValueError:
+        raise _invalid(entry.key, where, f"unknown overflow '{text(wanted)}'") from None
+
+
+def exchange_name(found: Mapping[bytes, Entry], key: bytes, where: str) -> bytes | None:
+    """The argument *key* where it names an exchange (``alternate-exchange``, ``x-dead-letter-exchange``).
+
+    Raises:
+        XaError: 406 when it is no string.
+    """
+    entry = found.get(key)
+    if entry is None:
+        return None
+    if entry.kind != b"S":
+        raise _failed(f"invalid type '{kind_name(entry)}' for arg '{text(key)}' in {where}")
+    return entry.value
+
+
+def queue_arguments(table: bytes, where: str) -> QueueArguments:
+    """Check and read the arguments of queue.declare.
+
+    Args:
+        table: as on the wire, without its length.
+        where: the queue in RabbitMQ's words: ``queue 'q' in vhost '/'``.
+
+    Raises:
+        XaError: 406 for a value that RabbitMQ refuses, 540 for what it has and standalone mode has not.
+        WireError: 502 when *table* is malformed.
+    """
+    found = first_of_each(table)
+    if not found:
+        return _NONE
+    dead_letter_exchange = exchange_name(found, DEAD_LETTER_EXCHANGE, where)
+    for key, check in _CHECKED.items():
+        if key in found:
+            check(found[key], where)
+    for key in found:
+        if key in _OF_OTHER_TYPES:
+            raise _failed(f"invalid arg '{text(key)}' for {where} of queue type classic")
+
+    def number(key: bytes, least: int, most: int | None = None) -> int | None:
+        return _number(found[key], where, least, most) if key in found else None
+
+    dead_letter_key = _string(found[DEAD_LETTER_KEY], where) if DEAD_LETTER_KEY in found else None
+    if dead_letter_key is not None and dead_letter_exchange is None:
+        raise _invalid(DEAD_LETTER_KEY, where, "a routing key but no x-dead-letter-exchange")
+    return QueueArguments(
+        expires=number(EXPIRES, 1, MAX_MILLISECONDS),
+        message_ttl=number(TTL, 0, MAX_MILLISECONDS),
+        max_length=number(MAX_LENGTH, 0),
+        max_length_bytes=number(MAX_BYTES, 0),
+        max_priority=number(MAX_PRIORITY, 0, MAX_PRIORITIES) or 0,
+        overflow=_overflow(found[OVERFLOW], where) if OVERFLOW in found else Overflow.DROP_HEAD,
+        dead_letter_exchange=dead_letter_exchange,
+        dead_letter_routing_key=dead_letter_key,
+    )
+
+
+_NONE: Final = QueueArguments()
+
+
+def check_field(received: object, current: object, argument: str, where: str) -> None:
+    """Refuse (406) a declaration that differs from what is there in one of its fields."""
+    if received != current:
+        was, now = (str(each).lower() if isinstance(each, bool) else str(each) for each in (received, current))
+        raise _failed(f"inequivalent arg '{argument}' for {where}: received '{was}' but current is '{now}'")
+
+
+def _check_argument(key: bytes, received: Entry | None, current: Entry | None, where: str) -> None:
+    if received is not None and current is not None:
+        if same(received, current):
+            return
+        reason = f"received '{show(received)}' but current is '{show(current)}'"
+    elif received is not None:
+        reason = f"received the value '{show(received)}' of type '{kind_name(received)}' but current is none"
+    elif current is not None:
+        reason = f"received none but current is the value '{show(current)}' of type '{kind_name(current)}'"
+    else:
+        return
+    raise _failed(f"inequivalent arg '{text(key)}' for {where}: {reason}")
+
+
+def check_equivalent(received: bytes, current: bytes, where: str, keys: tuple[bytes, ...] = _EQUIVALENT) -> None:
+    """Refuse (406) arguments that differ from those that are there; only *keys* matter.
+
+    Raises:
+        XaError: 406, in RabbitMQ's words: ``inequivalent arg 'x-max-length' for queue 'q' in vhost '/': …``.
+        WireError: 502 when *received* is malformed.
+    """
+    new, old = first_of_each(received), first_of_each(current)
+    if new or old:
+        for key in keys:
+            _check_argument(key, new.get(key), old.get(key), where)

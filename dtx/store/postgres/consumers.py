@@ -1,0 +1,240 @@
+"""The consumers of a queue: whose turn it is, and how much each may have unacknowledged.
+
+A consumer that can take nothing (no credit, a slow socket) leaves the round; it comes back when somebody says so:
+:meth:`Credit.release`, or its sink by :meth:`Consumer.resume`. So a turn costs the same with one consumer or thousands.
+"""
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dtx.log.changes import Slot, StoredMessage
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.store.postgres.queue import QueueIndex
+
+UNLIMITED: Final = 0
+"""A prefetch of zero means "no specific limit" (AMQP 0-9-1, basic.qos)."""
+
+
+class DeliveryState(Enum):
+    """What is known of a message that was handed out."""
+
+    UNACKED = "unacked"
+    HELD = "held"
+    SETTLED = "settled"
+
+
+class Delivery:
+    """A message that was handed out.
+
+    Args:
+        queue: where it came from.
+        position: its place there.
+        redelivered: it may have been handed out before.
+        consumer: who got it; ``None`` for basic.get, and for what a branch holds since before a restart.
+    """
+
+    __slots__ = ("consumer", "position", "queue", "redelivered", "state")
+
+    def __init__(self, queue: "QueueIndex", position: int, redelivered: bool, consumer: "Consumer | None") -> None:
+        self.queue = queue
+        self.position = position
+        self.redelivered = redelivered
+        self.consumer = consumer
+        self.state = DeliveryState.UNACKED
+
+    @property
+    def slot(self) -> Slot:
+        """Where the message is stored."""
+        return Slot(self.queue.id, self.position)
+
+
+class Sink(Protocol):
+    """The channel (or connection) of consumers."""
+
+    @property
+    def full(self) -> bool:
+        """It takes no more for now; it calls :meth:`Consumer.resume` of its consumers when it does again."""
+
+    def deliver(self, consumer: "Consumer", delivery: Delivery, message: StoredMessage) -> None:
+        """Send a message. Must not call the queue's index, and must not raise."""
+
+
+class Credit:
+    """How many deliveries may be unacknowledged: of one consumer, or of all consumers of a channel together.
+
+    Args:
+        limit: prefetch count; :data:`UNLIMITED` for no limit.
+    """
+
+    __slots__ = ("_waiting", "limit", "used")
+
+    def __init__(self, limit: int = UNLIMITED) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: dict[Consumer, None] = {}
+
+    def await_release(self, consumer: "Consumer") -> None:
+        """*consumer* wants to be in the round again when there is credit."""
+        self._waiting[consumer] = None
+
+    def leave(self, consumer: "Consumer") -> None:
+        """*consumer* wants nothing any more."""
+        self._waiting.pop(consumer, None)
+
+    def release(self) -> None:
+        """One delivery is settled."""
+        self.used -= 1
+        if self._waiting:
+            self._wake()
+
+    def change(self, limit: int) -> None:
+        """Another prefetch count from now on."""
+        self.limit = limit
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self.limit or self.used < self.limit:
+            waiting, self._waiting = self._waiting, {}
+            for consumer in waiting:
+                consumer.resume()
+
+
+class Consumer:
+    """One basic.consume.
+
+    Args:
+        tag: its name on its channel.
+        sink: where its messages go.
+        no_ack: they are settled when they are sent.
+        exclusive: it wants to be the only one.
+        priority: x-priority; higher ones are served first as long as they have credit.
+        credit: its own prefetch.
+        shared: the prefetch of its channel.
+    """
+
+    __slots__ = ("credit", "exclusive", "no_ack", "priority", "queue", "shared", "sink", "tag", "waiting")
+
+    def __init__(
+        self,
+        tag: bytes,
+        sink: Sink,
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        priority: int = 0,
+        credit: Credit | None = None,
+        shared: Credit | None = None,
+    ) -> None:
+        self.tag = tag
+        self.sink = sink
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.credit = credit or Credit()
+        self.shared = shared or Credit()
+        self.queue: QueueIndex | None = None
+        """Set while it consumes."""
+        self.waiting = False
+        """It is out of the round."""
+
+    def resume(self) -> None:
+        """There may be credit, or room in the sink. Idempotent."""
+        if self.waiting and self.queue is not None:
+            self.queue.resume(self)
+
+    def charge(self) -> Credit | None:
+        """Use up credit for one delivery; returns what there is not enough of, and then uses up nothing."""
+        credit, shared = self.credit, self.shared
+        if credit.limit and credit.used >= credit.limit:
+            return credit
+        if shared.limit and shared.used >= shared.limit:
+            return shared
+        credit.used += 1
+        shared.used += 1
+        return None
+
+    def released(self) -> None:
+        """One of its deliveries is settled."""
+        self.credit.release()
+        self.shared.release()
+
+
+class Round:
+    """Consumers in turn, by priority."""
+
+    __slots__ = ("_all", "_levels", "active")
+
+    def __init__(self) -> None:
+        self.active = 0
+        """How many are in the round."""
+        self._all: dict[Consumer, None] = {}
+        self._levels: list[tuple[int, deque[Consumer]]] = []
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, consumer: object) -> bool:
+        return consumer in self._all
+
+    def all(self) -> list[Consumer]:
+        """All of them, as they came."""
+        return list(self._all)
+
+    def add(self, consumer: Consumer, name: str) -> None:
+        """Take *consumer* in.
+
+        Args:
+            consumer: in no queue yet.
+            name: the queue's, for people.
+
+        Raises:
+            XaError: 403 where it, or who is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused).
+        """
+        if self._all and (consumer.exclusive or next(iter(self._all)).exclusive):
+            raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")
+        self._all[consumer] = None
+        consumer.waiting = True
+        self.resume(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """It consumes no more."""
+        del self._all[consumer]
+        consumer.credit.leave(consumer)
+        consumer.shared.leave(consumer)
+        for priority, line in self._levels:
+            if priority == consumer.priority and not consumer.waiting:
+                line.remove(consumer)
+                self.active -= 1
+        # Levels come from clients' arguments: those that nobody uses must not pile up.
+        self._levels = [level for level in self._levels if level[1]]
+
+    def resume(self, consumer: Consumer) -> None:
+        """It comes into the round again, as the last."""
+        consumer.waiting = False
+        self.active += 1
+        for priority, line in self._levels:
+            if priority == consumer.priority:
+                line.append(consumer)
+                return
+        self._levels.append((consumer.priority, deque((consumer,))))
+        self._levels.sort(key=lambda level: -level[0])
+
+    def next(self) -> Consumer | None:
+        """Who gets the next message, already charged for it; ``None`` when nobody can take one."""
+        for _, line in self._levels:
+            while line:
+                consumer = line[0]
+                if not consumer.sink.full:
+                    spent = None if consumer.no_ack else consumer.charge()
+                    if spent is None:
+                        if len(line) > 1:
+                            line.rotate(-1)
+                        return consumer
+                    spent.await_release(consumer)
+                line.popleft()
+                self.active -= 1
+                consumer.waiting = True
+        return None

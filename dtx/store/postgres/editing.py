@@ -1,0 +1,228 @@
+"""Changing users, permissions and virtual hosts: for the command line, while dtx runs or not. No lease is needed."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import Connection, Table, delete, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from dtx.log.account_tables import account, account_version, permission, vhost
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.migrate import engine
+from dtx.log.tables import branch, exchange, queue
+from dtx.store.postgres.passwords import hash_password
+from dtx.store.postgres.permissions import BadPattern, Patterns, check_pattern
+from dtx.store.postgres.users import DEFAULT_PASSWORD, DEFAULT_USER, DEFAULT_VHOST, EVERYTHING, Snapshot, snapshot
+
+MAX_NAME: Final = 255
+"""Octets of a name: the wire carries it as a short string."""
+MAX_PASSWORD: Final = 1024
+"""Octets of a password: SASL responses must fit the smallest frame."""
+
+
+_CONTENTS: Final = (
+    (branch, "branches in doubt", "have them completed"),
+    (queue, "durable queues", "delete them"),
+    (exchange, "durable exchanges", "delete them"),
+)
+"""What a virtual host must not have when it is removed, and what to do about it."""
+
+
+class EditError(LogError):
+    """What was asked cannot be done; the message says why and what to do instead."""
+
+
+class AccountEditor:
+    """Changes the users of a resource manager, each call in a transaction of its own.
+
+    Every method raises EditError where it refuses, LogError where the tables are missing, and LogUnavailable where the
+    database is away.
+
+    Args:
+        url: the log's database.
+        rm: name of the resource manager.
+    """
+
+    def __init__(self, url: str, rm: str) -> None:
+        self._dsn = Dsn(url)
+        self._engine = engine(self._dsn)
+        self._rm = rm
+
+    def provision(self) -> bool:
+        """Make user guest and virtual host ``/`` if nobody ever made anything here; returns whether that was so."""
+        with self._transaction() as connection:
+            return self._provision(connection)
+
+    def _provision(self, connection: Connection) -> bool:
+        # Who inserts this row is the first, and others wait for its commit. Guest that was removed stays removed.
+        first = (
+            insert(account_version)
+            .values(rm=self._rm, version=0)
+            .on_conflict_do_nothing()
+            .returning(account_version.c.version)
+        )
+        if connection.execute(first).first() is None:
+            return False
+        hashed = hash_password(DEFAULT_PASSWORD)
+        tags = ["administrator"]
+        connection.execute(insert(vhost).values(rm=self._rm, name=DEFAULT_VHOST))
+        connection.execute(insert(account).values(rm=self._rm, name=DEFAULT_USER, password_hash=hashed, tags=tags))
+        key = {"rm": self._rm, "account": DEFAULT_USER, "vhost": DEFAULT_VHOST}
+        connection.execute(insert(permission).values(**key, configure=".*", write=".*", read=".*"))
+        return True
+
+    def read(self) -> Snapshot:
+        """All users and virtual hosts."""
+        with self._transaction(isolation_level="REPEATABLE READ") as connection:
+            rows: Any = [connection.execute(statement, {"rm": self._rm}).all() for statement in EVERYTHING]
+        return snapshot(*rows)
+
+    def add_user(self, name: str, password: bytes, tags: Collection[str] = ()) -> None:
+        """Make a user, who may enter no virtual host yet."""
+        _check_name("user", name)
+        hashed = _hashed(password)
+        new = insert(account).values(rm=self._rm, name=name, password_hash=hashed, tags=sorted(set(tags)))
+        with self._changing() as connection:
+            if connection.execute(new.on_conflict_do_nothing().returning(account.c.name)).first() is None:
+                raise EditError(f"user {name!r} is there already: dtx user passwd changes the password")
+
+    def set_password(self, name: str, password: bytes) -> None:
+        """Change a password; it counts at once for whoever connects, and closes nobody's connection."""
+        hashed = _hashed(password)
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            connection.execute(update(account).where(*self._is(account, name)).values(password_hash=hashed))
+
+    def remove_user(self, name: str) -> int:
+        """Remove a user with all permissions.
+
+        Returns:
+            How many branches in doubt it has started: only a configured coordinator can complete them from now on.
+        """
+        with self._changing() as connection:
+            if connection.execute(delete(account).where(*self._is(account, name))).rowcount == 0:
+                raise self._unknown_user(name)
+            owned = select(func.count()).where(branch.c.rm == self._rm, branch.c.owner == name)
+            return int(connection.execute(owned).scalar_one())
+
+    def grant(
+        self, name: str, where: str, *, configure: str | None = None, write: str | None = None, read: str | None = None
+    ) -> Patterns:
+        """Let a user into a virtual host, or change what it may do there.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            configure: regular expression; ``None`` leaves what there is, which is nothing at first.
+            write: likewise.
+            read: likewise.
+
+        Returns:
+            What it may do now.
+        """
+        given = {"configure": configure, "write": write, "read": read}
+        changed = {word: pattern for word, pattern in given.items() if pattern is not None}
+        for word, pattern in changed.items():
+            try:
+                if "\0" in pattern:
+                    raise BadPattern("it holds a NUL")
+                check_pattern(pattern)
+            except BadPattern as error:
+                raise EditError(f"the pattern {pattern!r} of --{word} cannot be used: {error}") from None
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            self._demand_vhost(connection, where)
+            key = {"rm": self._rm, "account": name, "vhost": where}
+            new = insert(permission).values(**key, **(dict.fromkeys(given, "") | changed))
+            new = (
+                new.on_conflict_do_update(constraint="permission_pkey", set_=changed)
+                if changed
+                else new.on_conflict_do_nothing()
+            )
+            connection.execute(new)
+            columns = (permission.c.configure, permission.c.write, permission.c.read)
+            found = connection.execute(select(*columns).where(permission.c.account == name, *self._in(where)))
+            return Patterns(*found.one())
+
+    def revoke(self, name: str, where: str) -> None:
+        """Take all permissions of a user in a virtual host back: it may not enter any more."""
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            gone = delete(permission).where(permission.c.account == name, *self._in(where))
+            if connection.execute(gone).rowcount == 0:
+                raise EditError(f"user {name!r} has no permissions in virtual host {where!r}")
+
+    def add_vhost(self, name: str) -> None:
+        """Make a virtual host."""
+        _check_name("virtual host", name)
+        new = insert(vhost).values(rm=self._rm, name=name).on_conflict_do_nothing().returning(vhost.c.name)
+        with self._changing() as connection:
+            if connection.execute(new).first() is None:
+                raise EditError(f"virtual host {name!r} is there already")
+
+    def remove_vhost(self, name: str) -> None:
+        """Remove a virtual host that nothing is kept in: removing must never lose a message or a prepared branch."""
+        with self._changing() as connection:
+            self._demand_vhost(connection, name)
+            for table, things, what_to_do in _CONTENTS:
+                held = select(literal(1)).where(table.c.rm == self._rm, table.c.vhost == name).limit(1)
+                if connection.execute(held).first() is not None:
+                    raise EditError(f"virtual host {name!r} still has {things}: {what_to_do} first")
+            connection.execute(delete(vhost).where(*self._is(vhost, name)))
+
+    def _is(self, table: Table, name: str) -> tuple[Any, ...]:
+        return table.c.rm == self._rm, table.c.name == name
+
+    def _in(self, where: str) -> tuple[Any, ...]:
+        return permission.c.rm == self._rm, permission.c.vhost == where
+
+    def _demand_user(self, connection: Connection, name: str) -> None:
+        # locked: it is still there when the change that needs it is written
+        if connection.execute(select(account.c.name).where(*self._is(account, name)).with_for_update()).first() is None:
+            raise self._unknown_user(name)
+
+    def _demand_vhost(self, connection: Connection, name: str) -> None:
+        if connection.execute(select(vhost.c.name).where(*self._is(vhost, name)).with_for_update()).first() is None:
+            raise EditError(f"there is no virtual host {name!r}: dtx vhost list shows those there are")
+
+    def _unknown_user(self, name: str) -> EditError:
+        return EditError(f"there is no user {name!r}: dtx user list shows those there are")
+
+    @contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A change before the first start must not make dtx believe that there was one: guest and ``/`` come first."""
+        with self._transaction() as connection:
+            self._provision(connection)
+            yield connection
+
+    @contextmanager
+    def _transaction(self, **options: Any) -> Iterator[Connection]:
+        try:
+            with self._engine.connect().execution_options(**options) as connection, connection.begin():
+                yield connection
+        except SQLAlchemyError as error:
+            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+            if isinstance(cause, psycopg.errors.UndefinedTable):
+                raise LogError(f"there are no tables of users in {self._dsn.shown}: run dtx migrate") from None
+            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(cause)}") from None
+        except (psycopg.Error, OSError) as error:
+            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(error)}") from None
+
+
+def _check_name(what: str, name: str) -> None:
+    try:
+        octets = len(name.encode())
+    except UnicodeEncodeError:
+        raise EditError(f"the name of a {what} must be UTF-8") from None
+    if not 1 <= octets <= MAX_NAME or "\0" in name:
+        raise EditError(f"the name of a {what} has 1 to {MAX_NAME} octets, and no NUL")
+
+
+def _hashed(password: bytes) -> str:
+    if not 1 <= len(password) <= MAX_PASSWORD or b"\0" in password:
+        raise EditError(f"a password has 1 to {MAX_PASSWORD} octets, and no NUL")
+    return hash_password(password)

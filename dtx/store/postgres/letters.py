@@ -1,0 +1,176 @@
+"""The way of dead letters: out of one queue and into others, in one transaction."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dtx.log.api import LeaseLost, LogConflict, LogError, MessageLog
+from dtx.log.changes import Change, Slot, Store, StoredMessage
+from dtx.store.postgres.cache import cost
+from dtx.store.postgres.deadletter import Death, Reason, dead_letter, would_cycle
+from dtx.store.postgres.exchanges import QueueSpec
+from dtx.store.postgres.host import Letter
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.registry import Entry, Registry
+from dtx.store.postgres.routing import sender_selected
+from dtx.store.postgres.topology import VirtualHost
+from dtx.store.postgres.traits import traits
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.properties import Property
+from dtx.xa.codes import XaError
+
+LETTERS_AT_ONCE: Final = 200
+"""Dead letters in one record."""
+MAX_OCTETS: Final = 32 << 20
+"""Of messages that wait here in memory; of those beyond it only the position is kept, and the message read again."""
+_READ_OCTETS: Final = 8 << 20
+_RETRY_SECONDS: Final = 0.5
+
+log = get_logger(part="store")
+
+Post = tuple[QueueSpec, list[Letter], Reason]
+
+
+class DeadLetters:
+    """Moves dead letters, one queue's after the other, in their order. What is moved leaves its queue when it is safe.
+
+    Args:
+        log_: open.
+        recorder: says what became of a write of unknown outcome.
+        registry: of queues.
+        host: the virtual host of a name.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        log_: MessageLog,
+        recorder: Recorder,
+        registry: Registry,
+        host: Callable[[str], VirtualHost],
+        clock: Callable[[], float],
+    ) -> None:
+        self._log = log_
+        self._recorder = recorder
+        self._registry = registry
+        self._host = host
+        self._clock = clock
+        self._posts: deque[Post] = deque()
+        self._octets = 0
+        self._working = False
+
+    def post(self, queue: QueueIndex, letters: Sequence[Letter], reason: Reason) -> None:
+        """They leave *queue* for its dead letter exchange."""
+        entry = self._registry.find(queue.id)
+        if entry is None:
+            return  # the queue is gone, and its messages go with it
+        self._posts.append((entry.spec, [self._admit(letter) for letter in letters], reason))
+        if not self._working:
+            self._working = True
+            self._recorder.spawn(self._work())
+
+    def _admit(self, letter: Letter) -> Letter:
+        position, message = letter
+        if message is None or self._octets > MAX_OCTETS:
+            return position, None
+        self._octets += cost(message)
+        return letter
+
+    async def _work(self) -> None:
+        try:
+            while self._posts:
+                spec, letters, reason = self._posts[0]
+                await self._move(spec, letters[:LETTERS_AT_ONCE], reason)
+                del letters[:LETTERS_AT_ONCE]
+                if not letters:
+                    self._posts.popleft()
+        finally:
+            self._working = False
+
+    async def _move(self, spec: QueueSpec, letters: Sequence[Letter], reason: Reason) -> None:
+        left = list(letters)
+        while left:
+            missing = [Slot(spec.id, position) for position, message in left if message is None]
+            read = await self._read(missing) if missing else {}
+            count = len(left)
+            if len(read) < len(missing) and read:
+                # the answer has ended with so many octets, or some are gone already
+                count = 1 + left.index((next(reversed(read)).position, None))
+            batch = [message or read.get(Slot(spec.id, position)) for position, message in left[:count]]
+            await self._write(spec, [message for message in batch if message is not None], reason)
+            del left[:count]
+        self._octets -= sum([cost(message) for _, message in letters if message is not None])
+
+    async def _read(self, slots: Sequence[Slot]) -> dict[Slot, StoredMessage]:
+        while True:
+            try:
+                return await self._log.read_messages(slots, _READ_OCTETS)
+            except LeaseLost:
+                raise
+            except LogError as error:
+                log.warning("dead letters could not be read, trying again", error=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _write(self, spec: QueueSpec, messages: Sequence[StoredMessage], reason: Reason) -> None:
+        """Move *messages*; returns when that is durable, whatever it takes."""
+        if not messages:
+            return
+        drops = [message.slot for message in messages]
+        while True:
+            # Routed anew each time: the log may have been away for long.
+            moved = [pair for message in messages for pair in self._address(spec, message, reason)]
+            try:
+                await self._log.write(Store(change=Change(puts=[put for _, put in moved], drops=drops)))
+            except LeaseLost:
+                raise
+            except LogError as error:
+                log.warning("dead letters could not be moved, trying again", queue=spec.where, error=str(error))
+                if isinstance(error, LogConflict):  # pragma: no cover - slots are new
+                    await asyncio.sleep(_RETRY_SECONDS)
+                if await self._recorder.existing(drops):
+                    self._withdraw(moved)
+                    continue
+            self._show(moved)
+            return
+
+    def _address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
+        """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
+        settings = spec.settings
+        now = self._clock()
+        death = Death(spec.name, reason, message.exchange, message.routing_key, now)
+        new_key = settings.dead_letter_routing_key
+        exchange = settings.dead_letter_exchange
+        assert exchange is not None, "the index posts letters of queues that have one"
+        try:
+            raw = dead_letter(message.properties, death, new_key=new_key is not None)
+            more, raw = sender_selected(raw)
+            headers = properties.read(raw).value(Property.HEADERS) or b""
+            key = message.routing_key if new_key is None else new_key
+            targets = self._host(spec.vhost).route(exchange, key, headers, more)
+        except (WireError, XaError) as error:
+            log.warning("a dead letter is malformed and was dropped", queue=spec.where, error=str(error))
+            return []
+        found: list[tuple[Entry, StoredMessage]] = []
+        for target in targets:
+            entry = self._registry.find(target.spec.id)
+            if entry is None or (reason is not Reason.REJECTED and would_cycle(raw, target.spec.name)):
+                continue
+            if entry.refuses and not entry.index.admit(len(message.body)):
+                continue
+            found.append((entry, self._registry.stored(entry, exchange, key, raw, message.body, traits(raw), now)))
+        return found
+
+    def _show(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:
+        self._withdraw(moved)
+        now = self._clock()
+        for entry, message in moved:
+            entry.index.put(message, now)
+
+    def _withdraw(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:
+        for entry, message in moved:
+            if entry.refuses:
+                entry.index.withdraw(len(message.body))

@@ -1,0 +1,122 @@
+"""What the indexes of queues ask for: their turn to dispatch, bodies, and the removal of what is settled."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from dtx.log.api import LeaseLost, LogError, MessageLog
+from dtx.log.changes import Slot
+from dtx.store.postgres.deadletter import Reason
+from dtx.store.postgres.host import Letter
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.recording import Recorder
+from dtx.telemetry import get_logger
+
+FETCH_OCTETS: Final = 8 << 20
+"""Bodies that one queue reads at once: with large messages a few are enough to keep consumers busy."""
+_RETRY_SECONDS: Final = 0.5
+"""Before bodies are asked for again that could not be read."""
+
+log = get_logger(part="store")
+
+
+class Letters(Protocol):
+    """Takes dead letters."""
+
+    def post(self, queue: QueueIndex, letters: Sequence[Letter], reason: Reason) -> None:
+        """They leave *queue* for its dead letter exchange."""
+
+
+class Pump:
+    """See :class:`dtx.store.postgres.host.Host`.
+
+    Args:
+        log_: open.
+        recorder: removes what is settled.
+        letters: takes dead letters.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, log_: MessageLog, recorder: Recorder, letters: Letters, clock: Callable[[], float]) -> None:
+        self._log = log_
+        self._recorder = recorder
+        self._letters = letters
+        self._clock = clock
+        self._waiting: list[QueueIndex] = []
+        self._timers: dict[QueueIndex, tuple[float, asyncio.TimerHandle]] = {}
+        self.touched: set[QueueIndex] = set()
+        """Queues that may have handed out messages since somebody took them from here."""
+
+    def close(self) -> None:
+        """Nothing is dispatched any more."""
+        for _, timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def schedule(self, queue: QueueIndex) -> None:
+        """Dispatch *queue* in the next turn of the event loop."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._dispatch)
+        self._waiting.append(queue)
+
+    def _dispatch(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        now = self._clock()
+        for queue in waiting:
+            at = queue.dispatch(now)
+            self.touched.add(queue)
+            if at is not None:
+                self._call_at(queue, at, now)
+
+    def _call_at(self, queue: QueueIndex, at: float, now: float) -> None:
+        known = self._timers.get(queue)
+        if known is not None:
+            if known[0] <= at:
+                return
+            known[1].cancel()
+        self._timers[queue] = at, asyncio.get_running_loop().call_later(max(0.0, at - now), self._wake, queue)
+
+    def _wake(self, queue: QueueIndex) -> None:
+        del self._timers[queue]
+        self.schedule(queue)
+
+    def forget(self, queue: QueueIndex) -> None:
+        """The queue is gone."""
+        known = self._timers.pop(queue, None)
+        if known is not None:
+            known[1].cancel()
+        self.touched.discard(queue)
+
+    def fetch(self, queue: QueueIndex, positions: list[int]) -> None:
+        """Read bodies."""
+        self._recorder.spawn(self._fetch(queue, positions))
+
+    async def _fetch(self, queue: QueueIndex, positions: list[int]) -> None:
+        slots = [Slot(queue.id, position) for position in positions]
+        try:
+            found = await self._log.read_messages(slots, FETCH_OCTETS)
+            if len(found) < len(slots):
+                # The answer may have ended with the octets: only what is missing before its last message is not there.
+                missing = await self._missing([slot for slot in slots if slot not in found])
+                if missing:
+                    log.error("messages are not in the database any more", queue=queue.name, count=len(missing))
+                    queue.vanished(missing)
+        except LeaseLost:
+            return
+        except LogError as error:
+            log.warning("messages could not be read, trying again", queue=queue.name, error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
+            found = {}
+        queue.arrived(positions, found.values())
+
+    async def _missing(self, slots: Sequence[Slot]) -> list[int]:
+        there = await self._log.which_exist(slots)
+        return [slot.position for slot in slots if slot not in there]
+
+    def drop(self, queue: QueueIndex, positions: list[int]) -> None:
+        """Remove rows."""
+        self._recorder.drop([Slot(queue.id, position) for position in positions])
+
+    def dead_letter(self, queue: QueueIndex, letters: list[Letter], reason: Reason) -> None:
+        """Move messages to the dead letter exchange."""
+        self._letters.post(queue, letters, reason)

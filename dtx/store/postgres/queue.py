@@ -1,0 +1,595 @@
+"""The index of one queue: which messages wait, who gets them, and what leaves otherwise. Pure of I/O.
+
+Theory of operation. A message is *ready*, then *handed out* (unacknowledged, or held for a branch), then settled; given
+back, it is ready again in its old place. All that is ready is known by position alone; bodies are in memory for as many
+as the cache has room for, and are otherwise asked for when their turn comes (:meth:`Host.fetch`). The order is safe
+because nobody is served out of turn: while the head has no body, nothing is handed out, so nothing that is on its way
+has been promised to anyone, and whoever dies meanwhile has nothing to give back.
+
+Time is an argument (seconds since the epoch). The host, not the index, knows the event loop and the database: it is
+told through :class:`Host`, whose methods must not call back into the index, and it calls :meth:`QueueIndex.dispatch`
+when it was asked to, and at the time that this returned. A message is put here when its row is committed, and its row
+is dropped after it was settled here: what dies in between is handed out again, never lost.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
+from dtx.store.postgres.arguments import QueueArguments
+from dtx.store.postgres.bodies import FETCH_MESSAGES, Bodies
+from dtx.store.postgres.cache import MessageCache
+from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round
+from dtx.store.postgres.deadletter import Reason
+from dtx.store.postgres.host import Getter, Host, Letter
+from dtx.store.postgres.limits import NEVER, Limits
+from dtx.store.postgres.ready import PriorityReady, Ready
+
+DISPATCH_MESSAGES: Final = 1000
+"""Messages that one call hands out at most, a few milliseconds: other queues and sockets want their turn."""
+EXPIRE_MESSAGES: Final = 1000
+"""Messages that expire in one step at most: what the host then has to drop in one statement."""
+
+
+class QueueIndex:
+    """The messages and consumers of one queue.
+
+    Args:
+        id: in :class:`~dtx.log.changes.Slot`.
+        name: for people, ``queue 'q' in vhost '/'``.
+        host: see there.
+        cache: what bodies may take, of all queues together.
+        arguments: of its declaration.
+        now: it begins to be unused.
+    """
+
+    __slots__ = (
+        "_again",
+        "_automatic",
+        "_bodies",
+        "_detailed",
+        "_getters",
+        "_held",
+        "_host",
+        "_limits",
+        "_mark",
+        "_ready",
+        "_round",
+        "_scheduled",
+        "_used_at",
+        "arguments",
+        "closed",
+        "delivered",
+        "id",
+        "name",
+        "ready",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the row's name for it
+        name: str,
+        host: Host,
+        cache: MessageCache,
+        arguments: QueueArguments,
+        now: float,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.arguments = arguments
+        self.closed = False
+        self.ready = 0
+        """Messages that wait: the message-count of declare-ok."""
+        self.unacked = 0
+        """Messages that are handed out and not settled, those held for branches included."""
+        self.delivered = 0
+        """The greatest position that was ever handed out."""
+        self._host = host
+        self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
+        self._round = Round()
+        self._getters: deque[Getter] = deque()
+        self._scheduled = False
+        self._bodies = Bodies(cache, lambda: bool(self._round.active or self._getters))
+        # Redelivered: what was given back, and what may have been handed out before a restart.
+        self._again: set[int] = set()
+        self._mark = 0
+        self._limits = Limits(arguments)
+        # Something has to be forgotten of each message that is settled.
+        self._detailed = arguments.max_priority > 0 or self._limits.weighs
+        self._held: dict[int, Delivery] = {}
+        # Sent without acknowledgement in this dispatch.
+        self._automatic: list[int] = []
+        self._used_at = now
+
+    # -- messages come ------------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        positions: Collection[int],
+        *,
+        delivered: int = 0,
+        expiries: Mapping[int, float] | None = None,
+        octets: Mapping[int, int] | None = None,
+        priorities: Mapping[int, int] | None = None,
+    ) -> None:
+        """What the database has at start, before anything else happens to the queue.
+
+        Args:
+            positions: ready messages, in order.
+            delivered: up to here they may have been handed out before.
+            expiries: when those expire that do.
+            octets: of the bodies, where :attr:`QueueArguments.max_length_bytes` is set.
+            priorities: of those that have one, where the queue has priorities.
+        """
+        self._ready.restore(positions, priorities or {})
+        self.ready += len(positions)
+        self._mark = delivered
+        self.delivered = max(self.delivered, delivered)
+        self._limits.restore(expiries or {}, octets or {})
+        self._detailed |= bool(expiries)
+        if self.ready:
+            self._schedule()
+
+    def restore_held(
+        self, position: int, *, priority: int = 0, octets: int = 0, expires_at: float | None = None
+    ) -> None:
+        """A message that a branch holds since before the restart; it is not among those of :meth:`restore`.
+
+        Args:
+            position: where it is.
+            priority: of the message; needed where :attr:`QueueArguments.max_priority` is set.
+            octets: of its body; needed where :attr:`QueueArguments.max_length_bytes` is set.
+            expires_at: when it expires, if it does.
+        """
+        delivery = Delivery(self, position, redelivered=True, consumer=None)
+        delivery.state = DeliveryState.HELD
+        self._held[position] = delivery
+        self.unacked += 1
+        self.delivered = max(self.delivered, position)
+        self._note(position, octets, expires_at)
+        self._ready.remember(position, priority)
+
+    def put(self, message: StoredMessage, now: float) -> None:
+        """A message whose row is committed, and that everybody may see."""
+        if self.closed:
+            return
+        position = message.position
+        expires_at = message.expires_at
+        if self._detailed or expires_at is not None:
+            self._note(position, len(message.body), expires_at)
+            if expires_at is not None and expires_at <= now and self._hand_over(message):
+                return
+            self._limits.came(position)
+        self._ready.append(position, message.flags >> PRIORITY_SHIFT & 0xFF)
+        self.ready += 1
+        # In a long queue that is not in memory anyway, those at the end would be the first to be let go.
+        if self.ready - len(self._bodies) <= FETCH_MESSAGES:
+            self._bodies.keep(message)
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        if not self._scheduled and (self._round.active or expires_at is not None):
+            self._schedule()
+
+    def reveal(
+        self, position: int, now: float, *, priority: int = 0, octets: int = 0, expires_at: float | None = None
+    ) -> None:
+        """As :meth:`put`, of a message whose body is not in memory.
+
+        Args:
+            position: where it is.
+            now: seconds since the epoch.
+            priority: as in :meth:`restore_held`.
+            octets: as in :meth:`restore_held`.
+            expires_at: when it expires, if it does.
+        """
+        if self.closed:
+            return
+        self._note(position, octets, expires_at)
+        self._limits.came(position)
+        self._ready.append(position, priority)
+        self.ready += 1
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        self._schedule()
+
+    def reappear(self, messages: Iterable[StoredMessage], now: float) -> None:
+        """Messages that were settled here, and whose rows are still there: the write of that failed."""
+        for message in messages:
+            if not self.closed:
+                self._again.add(message.position)
+                self.put(message, now)
+
+    def admit(self, octets: int) -> bool:
+        """Whether the queue takes one more message, with what is on its way to it (reject-publish).
+
+        A message that was admitted counts until :meth:`withdraw`, which is called when it is put, or will not be.
+
+        Args:
+            octets: of its body.
+        """
+        return self._limits.admit(self.ready, octets)
+
+    def withdraw(self, octets: int) -> None:
+        """The other end of :meth:`admit`."""
+        self._limits.withdraw(octets)
+
+    def _note(self, position: int, octets: int, expires_at: float | None) -> None:
+        self._limits.note(position, octets, expires_at)
+        self._detailed |= expires_at is not None
+
+    def _hand_over(self, message: StoredMessage) -> bool:
+        """Give a message that has expired on arrival to a consumer that waits.
+
+        RabbitMQ: a TTL of 0 expires messages "upon reaching a queue unless they can be delivered to a consumer
+        immediately".
+        """
+        consumer = None if self.ready else self._round.next()
+        if consumer is None:
+            return False
+        self._deliver(message, consumer)
+        self._flush()
+        return True
+
+    # -- messages go to consumers -------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._host.schedule(self)
+
+    def dispatch(self, now: float) -> float | None:
+        """Expire what has expired at the head, then hand out as long as there is somebody to take it.
+
+        Returns:
+            When to call again at the latest: the next message at the head expires then.
+        """
+        self._scheduled = False
+        if self.closed:
+            return None
+        bodies, ready, turns = self._bodies, self._ready, self._round
+        left = DISPATCH_MESSAGES
+        expiries = self._limits.expiries
+        if expiries:
+            self._expire(now)
+        while self.ready:
+            position = ready.head()
+            assert position is not None
+            if not left or (expiries and expiries.get(position, NEVER) <= now):
+                self._schedule()
+                break
+            left -= 1
+            message = bodies.find(position)
+            if message is None:
+                if self._getters or turns.active:
+                    wanted = bodies.ask(ready.first)
+                    if wanted:
+                        self._host.fetch(self, wanted)
+                break
+            if self._getters:
+                self._take()
+                self._answer(message, self._getters.popleft())
+                continue
+            consumer = turns.next()
+            if consumer is None:
+                break
+            self._take()
+            self._deliver(message, consumer)
+        while self._getters and not self.ready:
+            self._getters.popleft().got(None, 0)
+        if self._automatic:
+            self._flush()
+        return self._limits.next_expiry(ready.heads()) if expiries else None
+
+    def _take(self) -> None:
+        """The message at the head leaves what is ready."""
+        position = self._ready.pop()
+        self.ready -= 1
+        self._bodies.take(position)
+        if self._detailed:
+            self._limits.went(position)
+
+    def _hand_out(self, position: int, consumer: Consumer | None, *, no_ack: bool) -> Delivery:
+        redelivered = position <= self._mark
+        if self._again and position in self._again:
+            self._again.remove(position)
+            redelivered = True
+        self.delivered = max(self.delivered, position)
+        delivery = Delivery(self, position, redelivered, consumer)
+        if no_ack:
+            delivery.state = DeliveryState.SETTLED
+            self._forget(position)
+            self._automatic.append(position)
+        else:
+            self.unacked += 1
+        return delivery
+
+    def _flush(self) -> None:
+        automatic, self._automatic = self._automatic, []
+        if automatic:
+            self._host.drop(self, automatic)
+
+    def _deliver(self, message: StoredMessage, consumer: Consumer) -> None:
+        consumer.sink.deliver(consumer, self._hand_out(message.position, consumer, no_ack=consumer.no_ack), message)
+
+    def _answer(self, message: StoredMessage, getter: Getter) -> None:
+        getter.got((self._hand_out(message.position, None, no_ack=getter.no_ack), message), self.ready)
+
+    def get(self, getter: Getter, now: float) -> None:
+        """Give *getter* the message at the head: at once, or when its body was read."""
+        self._used_at = now
+        self._getters.append(getter)
+        self._run(now)
+
+    def cancel_get(self, getter: Getter) -> None:
+        """It does not want an answer any more."""
+        if getter in self._getters:
+            self._getters.remove(getter)
+
+    def _run(self, now: float) -> None:
+        """Dispatch now; the host hears of the new time to call at its next call."""
+        if self.dispatch(now) is not None:
+            self._schedule()
+
+    # -- bodies -------------------------------------------------------------------------------------------------------
+
+    def arrived(self, positions: Iterable[int], messages: Iterable[StoredMessage]) -> None:
+        """The answer to :meth:`Host.fetch`.
+
+        Args:
+            positions: as they were asked for.
+            messages: what was read of them, perhaps not all, perhaps none; the rest is asked for again. A message that
+                is known to have no row must be named to :meth:`vanished` as well.
+        """
+        self._bodies.arrived(positions, messages)
+        if not self.closed:
+            self._schedule()
+
+    def vanished(self, positions: Iterable[int]) -> None:
+        """These messages have no rows: somebody removed them behind our back."""
+        for position in positions:
+            if self._ready.discard(position):
+                self._gone(position)
+        if self.ready:
+            self._schedule()
+
+    # -- what was handed out ------------------------------------------------------------------------------------------
+
+    def ack(self, delivery: Delivery) -> None:
+        """It is settled; the caller drops its slot (in its own record, with whatever else belongs to that).
+
+        Raises:
+            ValueError: it is not unacknowledged.
+        """
+        self._settle(delivery, DeliveryState.UNACKED)
+        if self._detailed:
+            self._forget(delivery.position)
+
+    def hold(self, delivery: Delivery) -> None:
+        """It was acknowledged within a branch: nobody sees it until the branch ends. It uses up credit until then.
+
+        Raises:
+            ValueError: it is not unacknowledged.
+        """
+        if delivery.state is not DeliveryState.UNACKED:
+            raise _wrong(delivery)
+        delivery.state = DeliveryState.HELD
+        self._held[delivery.position] = delivery
+
+    def commit(self, positions: Iterable[int]) -> None:
+        """The branch that held these has committed, and their rows are dropped.
+
+        Raises:
+            KeyError: one of them is not held.
+        """
+        for delivery in self._let_go(positions):
+            self._settle(delivery, DeliveryState.HELD)
+            self._forget(delivery.position)
+
+    def requeue(self, deliveries: Iterable[Delivery], now: float) -> None:
+        """They are ready again, each in its old place (nack, reject and recover with requeue; a channel that closed).
+
+        Raises:
+            ValueError: one of them is not unacknowledged.
+        """
+        self._give_back(deliveries, DeliveryState.UNACKED, now)
+
+    def rollback(self, positions: Iterable[int], now: float) -> None:
+        """The branch that held these is rolled back: as :meth:`requeue`.
+
+        Raises:
+            KeyError: one of them is not held.
+        """
+        self._give_back(self._let_go(positions), DeliveryState.HELD, now)
+
+    def _let_go(self, positions: Iterable[int]) -> list[Delivery]:
+        """These are held no more: all of them, or (KeyError) none."""
+        deliveries = [self._held[position] for position in positions]
+        for delivery in deliveries:
+            del self._held[delivery.position]
+        return deliveries
+
+    def reject(self, deliveries: Iterable[Delivery]) -> None:
+        """They are not wanted (nack and reject without requeue): to the dead letter exchange, or away.
+
+        Raises:
+            ValueError: one of them is not unacknowledged.
+        """
+        letters: list[Letter] = []
+        for delivery in _all_in(DeliveryState.UNACKED, deliveries):
+            self._settle(delivery, DeliveryState.UNACKED)
+            self._forget(delivery.position)
+            letters.append((delivery.position, None))
+        if letters and not self.closed:
+            self._leave(letters, Reason.REJECTED)
+
+    def _settle(self, delivery: Delivery, expected: DeliveryState) -> None:
+        if delivery.state is not expected:
+            raise _wrong(delivery)
+        delivery.state = DeliveryState.SETTLED
+        self.unacked -= 1
+        if delivery.consumer is not None:
+            delivery.consumer.released()
+
+    def _give_back(self, deliveries: Iterable[Delivery], expected: DeliveryState, now: float) -> None:
+        # From the last on, so that each is the least of all that is ready: the cheap case.
+        for delivery in sorted(_all_in(expected, deliveries), key=lambda delivery: -delivery.position):
+            position = delivery.position
+            self._settle(delivery, expected)
+            if self.closed:
+                continue
+            self._again.add(position)
+            self._ready.put_back(position)
+            self.ready += 1
+            if self._detailed:
+                self._limits.came(position)
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        if self.ready:
+            self._schedule()
+
+    # -- messages that leave without a consumer -----------------------------------------------------------------------
+
+    def _overflow(self, now: float) -> None:
+        """Drop from the head what is too much; but first let consumers have what they can take."""
+        if self._round.active:
+            self._run(now)
+        letters: list[Letter] = []
+        while self.ready and self._limits.over(self.ready):
+            position = self._ready.pop()
+            letters.append((position, self._gone(position)))
+        if letters:
+            self._leave(letters, Reason.MAXLEN)
+            if self._limits.expiries:
+                # What is at the head now may have expired long ago.
+                self._schedule()
+
+    def _expire(self, now: float) -> None:
+        """Remove what has expired at the head, up to a limit.
+
+        RabbitMQ: "queues will only expire messages from the head"; in a queue with priorities, at the head of each.
+        """
+        letters: list[Letter] = []
+        ready = self._ready
+        while len(letters) < EXPIRE_MESSAGES:
+            expired = self._limits.expired(ready.heads(), now)
+            if not expired:
+                break
+            for position in expired:
+                ready.discard(position)
+                letters.append((position, self._gone(position)))
+        if letters:
+            self._leave(letters, Reason.EXPIRED)
+
+    def _leave(self, letters: list[Letter], reason: Reason) -> None:
+        if self.arguments.dead_letter_exchange is not None:
+            self._host.dead_letter(self, letters, reason)
+        else:
+            self._host.drop(self, [position for position, _ in letters])
+
+    def _gone(self, position: int) -> StoredMessage | None:
+        """What was just taken out of what is ready leaves for good; its message where that was in memory."""
+        self.ready -= 1
+        self._again.discard(position)
+        if self._detailed:
+            self._limits.went(position)
+        self._forget(position)
+        return self._bodies.take(position)
+
+    def _forget(self, position: int) -> None:
+        self._limits.forget(position)
+        self._ready.forget(position)
+
+    def purge(self) -> "array[int]":
+        """Remove all that is ready (AMQP 0-9-1, queue.purge: "not awaiting acknowledgment").
+
+        Returns:
+            Their positions; the caller drops the slots.
+        """
+        positions = self._ready.drain()
+        self.ready = 0
+        self._limits.emptied()
+        self._again.difference_update(positions)
+        self._bodies.clear()
+        if self._detailed:
+            for position in positions:
+                self._forget(position)
+        return positions
+
+    # -- consumers and the queue's own life ---------------------------------------------------------------------------
+
+    @property
+    def consumers(self) -> int:
+        """How many there are: the consumer-count of declare-ok."""
+        return len(self._round)
+
+    def consume(self, consumer: Consumer) -> None:
+        """*consumer* takes part from now on.
+
+        Raises:
+            XaError: 403 where it, or who is there, is exclusive.
+        """
+        self._round.add(consumer, self.name)
+        consumer.queue = self
+        if self.ready:
+            self._schedule()
+
+    def resume(self, consumer: Consumer) -> None:
+        """See :meth:`Consumer.resume`."""
+        self._round.resume(consumer)
+        if self.ready:
+            self._schedule()
+
+    def cancel(self, consumer: Consumer, now: float) -> bool:
+        """*consumer* takes part no more; what it has not acknowledged stays with its channel. Idempotent.
+
+        Returns:
+            Whether it was the last one: a queue with auto-delete then goes.
+        """
+        if consumer not in self._round:
+            return False
+        self._round.remove(consumer)
+        consumer.queue = None
+        self._used_at = now
+        return not self._round
+
+    def touch(self, now: float) -> None:
+        """The queue was declared again."""
+        self._used_at = now
+
+    def unused_until(self) -> float | None:
+        """When the queue goes unless somebody uses it (x-expires); ``None`` while it has consumers, or never."""
+        expires = self.arguments.expires
+        return None if expires is None or self._round else self._used_at + expires / 1000
+
+    def close(self) -> list[Consumer]:
+        """The queue is deleted. Its rows are the caller's; what was handed out may still be settled, to no effect.
+
+        Returns:
+            The consumers, to be told.
+        """
+        self.closed = True
+        consumers = self._round.all()
+        for consumer in consumers:
+            self._round.remove(consumer)
+            consumer.queue = None
+        while self._getters:
+            self._getters.popleft().got(None, 0)
+        self.purge()
+        self._bodies.close()
+        return consumers
+
+
+def _all_in(state: DeliveryState, deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """*deliveries*, each once; all of them are in *state*, or (ValueError) nothing happens to any."""
+    each = list(dict.fromkeys(deliveries))
+    for delivery in each:
+        if delivery.state is not state:
+            raise _wrong(delivery)
+    return each
+
+
+def _wrong(delivery: Delivery) -> ValueError:
+    return ValueError(f"delivery {delivery.position} of {delivery.queue.name} is {delivery.state.value}")

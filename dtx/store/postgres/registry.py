@@ -1,0 +1,92 @@
+"""Every queue that is there, by its id, and the form in which a message is stored in it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from dtx.log.changes import PRIORITY_SHIFT, MessageFlag, Slot, StoredMessage
+from dtx.store.postgres.arguments import Overflow
+from dtx.store.postgres.deadletter import expiry
+from dtx.store.postgres.exchanges import QueueSpec
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.traits import Traits
+
+_PERSISTENT: Final = int(MessageFlag.PERSISTENT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One queue.
+
+    Args:
+        spec: what it was declared as.
+        index: its messages and consumers.
+        refuses: it is one that refuses messages when it is full.
+        expires: its messages expire whether they say so or not.
+    """
+
+    spec: QueueSpec
+    index: QueueIndex
+    refuses: bool
+    expires: bool
+
+
+class Registry:
+    """The queues of all virtual hosts, and the counter that orders their messages.
+
+    Args:
+        position: where the counter begins.
+    """
+
+    def __init__(self, position: int = 0) -> None:
+        self.queues: Final[dict[int, Entry]] = {}
+        self.position = position
+
+    def add(self, spec: QueueSpec, index: QueueIndex) -> None:
+        """A queue is there."""
+        settings = spec.settings
+        refuses = settings.overflow is Overflow.REJECT_PUBLISH
+        self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None)
+
+    def find(self, queue: int) -> Entry | None:
+        """The queue with this id, unless it is gone."""
+        return self.queues.get(queue)
+
+    def stored(
+        self,
+        entry: Entry,
+        exchange: bytes,
+        routing_key: bytes,
+        properties: bytes,
+        body: bytes,
+        traits: Traits,
+        now: float,
+    ) -> StoredMessage:
+        """A message in a new slot of a queue.
+
+        Args:
+            entry: the queue.
+            exchange: as published, and so the following.
+            routing_key: see there.
+            properties: see there.
+            body: see there.
+            traits: of *properties*.
+            now: seconds since the epoch: it begins to expire.
+        """
+        self.position += 1
+        flags = _PERSISTENT if traits.persistent else 0
+        settings = entry.spec.settings
+        if traits.priority and settings.max_priority:
+            flags |= traits.priority << PRIORITY_SHIFT
+        expires_at = None
+        if entry.expires or traits.expiration is not None:
+            expires_at = expiry(traits.expiration, settings.message_ttl, now)
+        return StoredMessage(entry.spec.id, self.position, exchange, routing_key, flags, properties, body, expires_at)
+
+
+def by_queue(slots: Iterable[Slot]) -> dict[int, list[int]]:
+    """The positions in each queue."""
+    found: dict[int, list[int]] = {}
+    for queue, position in slots:
+        found.setdefault(queue, []).append(position)
+    return found

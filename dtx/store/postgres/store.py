@@ -1,0 +1,399 @@
+"""The message store of standalone mode: exchanges, queues and messages in the log's own database.
+
+Theory of operation. What is durable is in the log; what is here is an index of it. Everything is written first and
+shown afterwards: a message can be seen when its row is committed, a message leaves its index when it is handed out and
+its row when it was settled. Whatever dies in between, the database is right and the index is made from it again.
+
+Nobody waits for a record: a change is submitted, others follow, and the commit of each calls back. All messages, also
+those of queues that do not survive a restart, have a row while they wait: so no queue is limited by memory. Positions
+come from one counter, which begins ahead of the clock's microseconds at each start: no slot is ever used twice.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
+from dtx.log.changes import Change, Define, Slot, StoredMessage
+from dtx.log.records import BranchRecord
+from dtx.store.api import Plan
+from dtx.store.postgres.branches import Branches
+from dtx.store.postgres.cache import MessageCache
+from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.exchanges import Queue, QueueSpec
+from dtx.store.postgres.letters import DeadLetters
+from dtx.store.postgres.loading import Loading
+from dtx.store.postgres.pump import Pump
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.registry import Entry, Registry, by_queue
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.traits import traits
+from dtx.store.work import HeldPublish, HeldWork
+from dtx.telemetry import get_logger
+
+CACHE_BYTES: Final = 128 << 20
+"""Default of ``--message-cache-bytes``."""
+HIDDEN_SHARE: Final = 4
+"""The part of the cache (a fourth) that messages of branches may take which have voted."""
+UPKEEP_SECONDS: Final = 1.0
+"""Between two looks at queues that nobody uses, and at what was delivered."""
+
+Done = Callable[[LogError | None], None]
+Put = tuple[Entry, StoredMessage]
+
+log = get_logger(part="store")
+
+
+class PostgresStore:
+    """Messages live in the log's database; see :class:`dtx.store.api.LocalStore`.
+
+    Args:
+        log_: opened before the store, and closed after it.
+        cache_bytes: octets of messages in memory.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, log_: MessageLog, *, cache_bytes: int = CACHE_BYTES, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._log = log_
+        self._clock = clock
+        self._cache = MessageCache(cache_bytes - cache_bytes // HIDDEN_SHARE)
+        self._hosts: dict[str, VirtualHost] = {}
+        self._registry = Registry(int(clock() * 1_000_000))
+        self._delivered: dict[int, int] = {}
+        self._loading: Loading | None = None
+        self._strays: list[int] = []
+        self._upkeep: asyncio.Task[None] | None = None
+        self._recorder = Recorder(log_)
+        letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
+        self._pump = Pump(log_, self._recorder, letters, clock)
+        self._branches = Branches(log_, self._recorder, self._registry, clock, cache_bytes // HIDDEN_SHARE)
+
+    async def open(self) -> None:
+        """Load topology and positions; branches come next, by :meth:`restore`.
+
+        Raises:
+            LogUnavailable: the database is away.
+        """
+        found = await self._log.load_definitions()
+        names = {row.vhost for row in found.exchanges} | {row.vhost for row in found.queues}
+        for name in names | {row.vhost for row in found.bindings}:
+            dangling = self._host(name).restore(
+                [row for row in found.exchanges if row.vhost == name],
+                [row for row in found.queues if row.vhost == name],
+                [row for row in found.bindings if row.vhost == name],
+            )
+            if dangling is not None:
+                await self._recorder.define(dangling)
+        self._delivered = {row.id: row.delivered for row in found.queues}
+        self._loading = loading = Loading(self._registry, self._branches)
+        queues = [row.id for row in found.queues]
+        detailed = [
+            entry.spec.id
+            for entry in self._registry.queues.values()
+            if entry.spec.settings.max_priority or entry.spec.settings.max_length_bytes is not None
+        ]
+        last = max(self._delivered.values(), default=0)
+        async for contents in self._log.load_queues(queues, detailed=frozenset(detailed)):
+            loading.add(contents)
+            if contents.positions:
+                last = max(last, contents.positions[-1])
+        self._registry.position = max(self._registry.position, last)
+        self._strays = await self._log.stray_queues(queues)
+
+    def _begin(self) -> None:
+        """All branches are restored: fill the queues, and clear away what a restart does not keep."""
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return
+        dropped = loading.finish(self._delivered)
+        if dropped or self._strays:
+            log.info("removing what a restart does not keep", messages=len(dropped), queues=len(self._strays))
+            self._recorder.spawn(self._clear(dropped, self._strays))
+        self._upkeep = asyncio.ensure_future(self._keep_up())
+
+    async def close(self) -> None:
+        """Write what is known, and let go of everything. The log stays open."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
+            self._mark_delivered()
+        self._pump.close()
+        await self._recorder.close()
+
+    # -- topology -----------------------------------------------------------------------------------------------------
+
+    def virtual_host(self, name: str) -> VirtualHost:
+        """The virtual host of that name; empty the first time."""
+        self._begin()
+        return self._host(name)
+
+    def _host(self, name: str) -> VirtualHost:
+        host = self._hosts.get(name)
+        if host is None:
+            host = self._hosts[name] = VirtualHost(name, self._index)
+        return host
+
+    def _index(self, spec: QueueSpec) -> QueueIndex:
+        index = QueueIndex(spec.id, spec.where, self._pump, self._cache, spec.settings, self._clock())
+        self._registry.add(spec, index)
+        return index
+
+    async def define(self, define: Define | None) -> None:
+        """Make a change of the topology durable, in the order of the calls.
+
+        Raises:
+            LogError: it is not, or nobody knows; it will be as soon as the log can.
+        """
+        if define is not None:
+            await self._recorder.define(define)
+
+    def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
+        """Queues are gone: their messages are removed in the background.
+
+        Returns:
+            Their consumers, to be told.
+        """
+        consumers: list[Consumer] = []
+        for queue in queues:
+            consumers += queue.index.close()
+            self._pump.forget(queue.index)
+            self._registry.queues.pop(queue.spec.id, None)
+        if queues:
+            self._recorder.spawn(self._clear((), [queue.spec.id for queue in queues]))
+        return consumers
+
+    async def _clear(self, slots: Sequence[Slot], queues: Sequence[int]) -> None:
+        """Remove messages, and all that *queues* have, whatever it takes."""
+        await self._recorder.drop_slowly(slots)
+        if queues:
+            await self._recorder.settled()
+            async for contents in self._log.load_queues(queues):
+                await self._recorder.drop_slowly([Slot(contents.queue, position) for position in contents.positions])
+
+    async def purge(self, queue: Queue) -> int:
+        """Remove what is ready; how many messages. Returns when that is durable.
+
+        Raises:
+            LogError: it is not, or nobody knows; it will be as soon as the log can.
+        """
+        slots = [Slot(queue.spec.id, position) for position in queue.index.purge()]
+        try:
+            await self._recorder.drop_now(slots)
+        except LogError:
+            self._recorder.drop(slots)
+            raise
+        return len(slots)
+
+    # -- messages outside of branches ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        vhost: str,  # noqa: ARG002 - ids of queues are the resource manager's
+        publishes: Sequence[HeldPublish],
+        acked: Sequence[Delivery],
+        done: Done,
+        *,
+        whole: bool = False,
+    ) -> Sequence[int]:
+        """Write publishes and acknowledgements in one transaction.
+
+        Args:
+            vhost: of the connection.
+            publishes: routed; each message is put into those of its queues that are still there.
+            acked: settled in their indexes from now on; their messages leave.
+            done: called once, when it is durable, or with the error; not before this returns.
+            whole: when a queue refuses one publish, nothing at all happens, and *done* is not called.
+
+        Returns:
+            Indexes of the publishes that a full queue refuses; they are put nowhere.
+        """
+        now = self._clock()
+        registry = self._registry
+        puts: list[Put] = []
+        refused: list[int] = []
+        unsure = self._recorder.unsure
+        if unsure and any(not unsure.isdisjoint(publish.queues) for publish in publishes):
+            self._decline(acked, done, whole=whole)
+            return ()
+        for number, publish in enumerate(publishes):
+            entries = [entry for entry in map(registry.queues.get, publish.queues) if entry is not None]
+            if not self._admit(entries, len(publish.body)):
+                refused.append(number)
+                continue
+            facts = traits(publish.properties)
+            for entry in entries:
+                message = registry.stored(
+                    entry, publish.exchange, publish.routing_key, publish.properties, publish.body, facts, now
+                )
+                puts.append((entry, message))
+        if whole and refused:
+            self._withdraw(puts)
+            return refused
+        for delivery in acked:
+            delivery.queue.ack(delivery)
+        if not puts and not acked:
+            asyncio.get_running_loop().call_soon(done, None)
+            return refused
+        drops = [delivery.slot for delivery in acked]
+        self._recorder.submit(
+            Change(puts=[message for _, message in puts], drops=drops),
+            lambda error: self._written(puts, drops, done, error),
+        )
+        return refused
+
+    def _decline(self, acked: Sequence[Delivery], done: Done, *, whole: bool) -> None:
+        """The log does not have a queue that is published to: what is put there could be lost."""
+        error = LogUnavailable("the database does not have the queue yet")
+        if whole:
+            now = self._clock()
+            for delivery in acked:
+                delivery.queue.requeue((delivery,), now)
+        else:
+            for delivery in acked:
+                delivery.queue.ack(delivery)
+            self._recorder.drop([delivery.slot for delivery in acked])
+        asyncio.get_running_loop().call_soon(done, error)
+
+    @staticmethod
+    def _admit(entries: Sequence[Entry], octets: int) -> bool:
+        admitted: list[Entry] = []
+        for entry in entries:
+            if entry.refuses:
+                if not entry.index.admit(octets):
+                    for other in admitted:
+                        other.index.withdraw(octets)
+                    return False
+                admitted.append(entry)
+        return True
+
+    @staticmethod
+    def _withdraw(puts: Iterable[Put]) -> None:
+        for entry, message in puts:
+            if entry.refuses:
+                entry.index.withdraw(len(message.body))
+
+    def _written(self, puts: Sequence[Put], drops: Sequence[Slot], done: Done, error: LogError | None) -> None:
+        self._withdraw(puts)
+        if error is None:
+            self._show(puts)
+        else:
+            log.warning("a change of messages may not be written", error=str(error), puts=len(puts), drops=len(drops))
+            self._recorder.spawn(self._resync(puts, drops, isinstance(error, LogConflict)))
+        done(error)
+
+    def _show(self, puts: Iterable[Put]) -> None:
+        now = self._clock()
+        gone: list[Slot] = []
+        for entry, message in puts:
+            index = entry.index
+            if index.closed:
+                gone.append(message.slot)
+            else:
+                index.put(message, now)
+        if gone:
+            self._recorder.drop(gone)
+
+    async def _resync(self, puts: Sequence[Put], drops: Sequence[Slot], conflict: bool) -> None:
+        """Follow what the database says of a change whose outcome was not known.
+
+        Acknowledgements that stand alone are written again, for the client has settled those messages. Those that came
+        with publishes are one transaction with them, which has not happened where none of the publishes is there.
+        """
+        existing = await self._recorder.existing([*(message.slot for _, message in puts), *drops])
+        there = [put for put in puts if put[1].slot in existing]
+        left = [slot for slot in drops if slot in existing]
+        if there and not conflict:
+            self._show(there)
+        elif left and puts:
+            await self._reappear(left)
+            return
+        self._recorder.drop(left)
+
+    async def _reappear(self, slots: Sequence[Slot]) -> None:
+        """These were acknowledged in a transaction that did not happen."""
+        found = await self._log.read_messages(slots)
+        now = self._clock()
+        for queue, positions in by_queue(list(found)).items():
+            entry = self._registry.find(queue)
+            if entry is not None:
+                entry.index.reappear([found[Slot(queue, position)] for position in positions], now)
+
+    # -- branches -----------------------------------------------------------------------------------------------------
+
+    def restore(self, record: BranchRecord) -> None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        assert self._loading is not None, "branches are restored before clients come"
+        self._loading.restore(record)
+
+    def plan(self, vhost: str, work: HeldWork) -> Plan:  # noqa: ARG002 - ids of queues are the resource manager's
+        """See :class:`dtx.store.api.LocalStore`.
+
+        Raises:
+            XaError: 541: see :meth:`Branches.plan`.
+        """
+        return self._branches.plan(work)
+
+    def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
+        """See :class:`dtx.store.api.LocalStore`."""
+        return self._branches.committing(published, consumed)
+
+    def rolling_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
+        """See :class:`dtx.store.api.LocalStore`."""
+        return self._branches.rolling_back(published, consumed)
+
+    def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        self._begin()
+        self._branches.committed(published, consumed)
+
+    def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        self._begin()
+        self._branches.rolled_back(published, consumed)
+
+    # -- upkeep -------------------------------------------------------------------------------------------------------
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            self._mark_delivered()
+            await self._remove_unused()
+
+    def _mark_delivered(self) -> None:
+        """Keep how far durable queues were delivered: what a restart hands out again is redelivered.
+
+        Up to a second late: what was delivered in that time and comes again after a crash does not say so. AMQP 0-9-1
+        asks for no more: "the server SHOULD try to signal redelivered messages when it can".
+        """
+        touched, self._pump.touched = self._pump.touched, set()
+        marks: list[tuple[int, int]] = []
+        for index in touched:
+            entry = self._registry.find(index.id)
+            if entry is not None and entry.spec.durable and index.delivered > self._delivered.get(index.id, 0):
+                self._delivered[index.id] = index.delivered
+                marks.append((index.id, index.delivered))
+        if marks:
+            self._recorder.mark(marks)
+
+    async def _remove_unused(self) -> None:
+        """Remove queues that nobody has used for as long as they were declared to live without (x-expires)."""
+        now = self._clock()
+        for entry in [entry for entry in self._registry.queues.values() if entry.spec.settings.expires is not None]:
+            until = entry.index.unused_until()
+            if until is not None and until <= now:
+                host = self._host(entry.spec.vhost)
+                queue = host.queues.get(entry.spec.name)
+                if queue is not None and queue.index is entry.index:
+                    log.info("a queue that nobody used is removed", queue=entry.spec.where)
+                    await self._remove(host.remove_queue(queue))
+
+    async def _remove(self, gone: Gone) -> None:
+        self.close_queues(gone.queues)
+        try:
+            await self.define(gone.define)
+        except LogError as error:
+            log.warning("a queue's removal is not written yet", error=str(error))

@@ -1,0 +1,215 @@
+"""A virtual host under RabbitMQ's rules: what clients may declare, bind and delete. Pure, in memory.
+
+Every operation does all of what it was asked, or raises and does nothing. What it changed of durable things comes back
+as a :class:`~dtx.log.changes.Define`, for the log: the peer is answered when that is written. ``None`` in its place
+says that nothing durable changed. Queues that went come back too: their consumers and messages are the caller's.
+
+The refusals are RabbitMQ's, in its words: 403 for what is the broker's own, 404 for what is not there, 405 for the
+exclusive queue of another connection, 406 for a declaration that differs. Who may do what is judged by the caller.
+"""
+
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from secrets import token_bytes
+from typing import Final
+
+from dtx.log.changes import BindingRow, Define, ExchangeRow, QueueRow
+from dtx.store.postgres.arguments import check_equivalent, check_field, queue_arguments
+from dtx.store.postgres.exchange_rules import ExchangeRules
+from dtx.store.postgres.exchanges import Owner, Queue, QueueSpec, describe
+from dtx.store.postgres.graph import Changes
+from dtx.store.postgres.matching import ExchangeType
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.refusals import check_name, check_owner, failed
+from dtx.xa.codes import ReplyCode, XaError
+
+_GENERATED: Final = b"amq.gen-"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The answer to queue.declare.
+
+    Args:
+        queue: the one that is there now.
+        created: it was not there before.
+        define: for the log.
+    """
+
+    queue: Queue
+    created: bool
+    define: Define | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What went.
+
+    Args:
+        queues: their consumers are to be cancelled, and their messages removed.
+        define: for the log.
+    """
+
+    queues: tuple[Queue, ...] = ()
+    define: Define | None = None
+
+
+class VirtualHost(ExchangeRules):
+    """A virtual host.
+
+    Args:
+        name: what clients call it.
+        index: makes the index of a new queue.
+        entropy: random octets, as many as asked for.
+    """
+
+    def __init__(
+        self, name: str, index: Callable[[QueueSpec], QueueIndex], entropy: Callable[[int], bytes] = token_bytes
+    ) -> None:
+        super().__init__(name, index)
+        self._entropy = entropy
+
+    def restore(
+        self, exchanges: Iterable[ExchangeRow], queues: Iterable[QueueRow], bindings: Iterable[BindingRow]
+    ) -> Define | None:
+        """Take over what the log has kept of this virtual host; nothing else has happened to it yet.
+
+        Returns:
+            What the log should lose: bindings of which an end is not there.
+
+        Raises:
+            XaError: arguments that nothing could have been declared with.
+        """
+        for row in exchanges:
+            self._add_exchange(
+                self._exchange(
+                    row.name,
+                    ExchangeType(row.type),
+                    durable=True,
+                    auto_delete=row.auto_delete,
+                    internal=row.internal,
+                    arguments=row.arguments,
+                )
+            )
+        for queue in queues:
+            self._add_queue(
+                self._spec(
+                    queue.name, queue.id, durable=True, auto_delete=queue.auto_delete, arguments=queue.arguments
+                ),
+                None,
+            )
+        changes = Changes()
+        for binding in bindings:
+            source = self.exchanges.get(binding.source)
+            destination = self.destination(binding.destination_kind, binding.destination)
+            if source is None or destination is None:
+                changes.bindings_gone.append(binding)
+            else:
+                self._link(binding, source, destination)
+        return changes.define()
+
+    def _spec(
+        self,
+        name: bytes,
+        number: int,
+        *,
+        durable: bool,
+        exclusive: bool = False,
+        auto_delete: bool,
+        arguments: bytes,
+    ) -> QueueSpec:
+        return QueueSpec(
+            vhost=self.name,
+            id=number,
+            name=name,
+            durable=durable and not exclusive,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            arguments=arguments,
+            settings=queue_arguments(arguments, describe("queue", name, self.name)),
+        )
+
+    def declare_queue(
+        self,
+        name: bytes,
+        owner: Owner,
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: bytes = b"",
+    ) -> Declared:
+        """queue.declare, not passive.
+
+        Args:
+            name: empty for a name of the server's: ``amq.gen-`` and 128 random bits.
+            owner: the connection that asks.
+            durable: it survives a restart; an exclusive one is never durable, whatever it was declared as.
+            exclusive: it belongs to *owner*, and goes with it (:meth:`disconnected`).
+            auto_delete: it is to go with its last consumer (:meth:`remove_queue`, by the caller).
+            arguments: as on the wire, without the length.
+
+        Raises:
+            XaError: 403 for a new name in ``amq.*``, 405 for the exclusive queue of another, 406 for arguments that are
+                not acceptable, or differ from those of the one that is there; 540 for what standalone mode has not.
+            WireError: 502 when *arguments* are malformed.
+        """
+        there = self.queues.get(name)
+        if there is not None:
+            where = there.spec.where
+            check_owner(there, owner if exclusive else None, strict=True)
+            check_field(durable and not exclusive, there.durable, "durable", where)
+            check_field(auto_delete, there.spec.auto_delete, "auto_delete", where)
+            check_equivalent(arguments, there.spec.arguments, where)
+            return Declared(there, created=False, define=None)
+        check_name("queue", name)
+        name = name or _GENERATED + urlsafe_b64encode(self._entropy(16)).rstrip(b"=")
+        number = int.from_bytes(self._entropy(8), "big") >> 2
+        spec = self._spec(
+            name, number, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
+        )
+        queue = self._add_queue(spec, owner if exclusive else None)
+        return Declared(queue, created=True, define=Define(queues=(spec.row,)) if spec.durable else None)
+
+    def find_queue(self, name: bytes, owner: Owner) -> Queue:
+        """queue.declare, passive; and the queue of every other method that uses one.
+
+        Raises:
+            XaError: 404 when there is none of that name, 405 for the exclusive queue of another than *owner*.
+        """
+        queue = self.queues.get(name)
+        if queue is None:
+            raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', name, self.name)}")
+        check_owner(queue, owner)
+        return queue
+
+    def delete_queue(self, name: bytes, owner: Owner, *, if_unused: bool = False, if_empty: bool = False) -> Gone:
+        """queue.delete; one that is not there is no error, as in RabbitMQ.
+
+        Raises:
+            XaError: 405 for the exclusive queue of another, 406 when it has messages or consumers and must not.
+        """
+        queue = self.queues.get(name)
+        if queue is None:
+            return Gone()
+        check_owner(queue, owner)
+        if if_empty and queue.index.ready:
+            raise failed(f"{queue.spec.where} not empty")
+        if if_unused and queue.index.consumers:
+            raise failed(f"{queue.spec.where} in use")
+        return self.remove_queue(queue)
+
+    def remove_queue(self, queue: Queue) -> Gone:
+        """*queue* goes by itself: it expired, or deletes itself with its last consumer. Idempotent."""
+        return self._remove([queue] if self.queues.get(queue.name) is queue else [])
+
+    def disconnected(self, owner: Owner) -> Gone:
+        """The connection is gone, and its exclusive queues go with it. Idempotent."""
+        return self._remove(list(self._owned.get(owner, ())))
+
+    def _remove(self, queues: list[Queue]) -> Gone:
+        changes = Changes()
+        for queue in queues:
+            self._drop_queue(queue, changes)
+        return Gone(tuple(queues), changes.define())

@@ -1,0 +1,1 @@
+"""Alongside mode: messages live in RabbitMQ, dtx stands before it."""

@@ -1,0 +1,528 @@
+"""The lane: where phase two happens. One connection for each vhost, with dtx's own credentials, and k channels on it.
+
+A unit is one AMQP transaction of one branch. Only commit-ok completes it, or after a crash a trusted receipt. What the
+lane may know about a unit whose connection is lost, it finds out in :meth:`Lane.resolve`, and by nothing else.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Literal
+from uuid import UUID, uuid4
+
+from dtx.log.records import Unit, Work
+from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.store.rabbitmq.receipts import Receipts, is_gone
+from dtx.store.rabbitmq.room import Room, Share
+from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.frames import MIN_FRAME
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="lane")
+
+Replay = Literal["auto", "receipts", "always"]
+_LOCK_POLL: Final = 0.25
+"""Seconds between two looks at a lock that is not free; its owner's heartbeat bounds the wait."""
+_BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+"""Seconds before the broker is tried again."""
+_TURN: Final = 2.0
+"""Seconds of one generation of receipts."""
+_TRUST: Final = 60.0
+"""Seconds between two looks at the policies that could eat receipts."""
+_EMPTY: Final = properties.build({})
+_POISON: Final = 5
+"""Connections lost in a row under one unit after which it is taken for the cause, and stands aside for others."""
+_MOST_UNDER_WAY: Final = 256 << 20
+"""Octets of messages in the units of all lanes that are under way: four branches of the largest size that is the
+default. Each octet is there up to three times, as it came from the log, in its frame, and in the socket's buffer."""
+_GROWTH: Final = 8
+"""How often a lane may multiply its channels while dead queues hold the others."""
+
+Build = Callable[[int, int, UUID, Sequence[Work]], list[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSettings:
+    """How lanes work.
+
+    Args:
+        rm: name of the resource manager.
+        channels: units at the same time.
+        deadline: seconds after which a unit that the broker does not answer no longer counts against *channels*.
+        replay: what is done with units whose outcome is not known.
+        management: to judge receipts; ``None`` when there is none.
+        active: whether this dtx is the active one: receipts may be its successor's otherwise, and are left alone.
+        room: memory for the messages of units, shared by all lanes that have these settings.
+    """
+
+    rm: str
+    channels: int = 16
+    deadline: float = 30.0
+    replay: Replay = "auto"
+    management: Management | None = None
+    active: Callable[[], bool] = lambda: True
+    room: Room = field(default_factory=lambda: Room(_MOST_UNDER_WAY))
+
+
+class Lane:
+    """Phase two in one vhost.
+
+    Args:
+        broker: with dtx's own credentials.
+        vhost: name.
+        settings: how lanes work.
+    """
+
+    def __init__(self, broker: Broker, vhost: str, settings: LaneSettings) -> None:
+        self.broker = broker
+        self.vhost = vhost
+        self.settings = settings
+        self.receipts = Receipts(settings.rm)
+        self.distrust: str | None = "receipts have not been judged yet"
+        """Why receipts are not believed; ``None`` when they are."""
+        self.frame_max = MIN_FRAME
+        """Octets of a frame that the broker takes from dtx."""
+        self._judging = asyncio.Lock()
+        self._judged = float("-inf")
+        self.impersonates = False
+        """Whether dtx's user may publish messages with somebody else's user-id."""
+        self.problem: str | None = "not connected yet"
+        """Why the lane is not working; ``None`` when it is."""
+        self._connection: ServiceConnection | None = None
+        self._control: OwnChannel | None = None
+        self._up = asyncio.Event()
+        self._free: deque[OwnChannel] = deque()
+        self._waiters: deque[asyncio.Future[OwnChannel]] = deque()
+        self._opened = 0
+        self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
+        self._locks: dict[str, asyncio.Task[None]] = {}
+
+    # -- connection
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the broker takes no publishes at the moment (memory or disk alarm)."""
+        return self._connection is not None and self._connection.blocked
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until the lane works.
+
+        Raises:
+            XaError: 541 with the reason, when it does not within *seconds*.
+        """
+        if self._up.is_set():
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._up.wait()
+        except TimeoutError:
+            raise XaError(
+                ReplyCode.INTERNAL_ERROR, f"dtx cannot work in vhost {self.vhost!r} of the broker: {self.problem}"
+            ) from None
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            connection: ServiceConnection | None = None
+            try:
+                connection = ServiceConnection(self.broker, f"dtx {self.settings.rm} {self.vhost}")
+                await connection.login(self.vhost)
+                await self._set_up(connection)
+                failures = 0
+                _log.info("lane ready", vhost=self.vhost, broker=str(self.broker), distrust=self.distrust)
+                await self._serve(connection)
+            except (OSError, UpstreamLost, LoginRefused, ChannelClosed) as error:
+                self.problem = str(error) or "the broker does not answer"
+                if failures < 3 or failures % 20 == 0:
+                    _log.warning("lane is down", vhost=self.vhost, broker=str(self.broker), reason=self.problem)
+            except Exception as error:  # noqa: BLE001 - logged; a lane that ends would hold every commit for ever
+                self.problem = f"the lane failed: {type(error).__name__}"
+                _log.exception("lane failed", vhost=self.vhost)
+            finally:
+                self._up.clear()
+                self._connection = self._control = None
+                self._free.clear()
+                self._opened = 0
+                if connection is not None:
+                    connection.abort("the lane starts anew")
+            await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
+            failures += 1
+
+    async def _set_up(self, connection: ServiceConnection) -> None:
+        control = await OwnChannel(connection).open()
+        lock = f"dtx.lock.{self.settings.rm}.{uuid4()}"
+        await control.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+        connection.lock = lock
+        await self.receipts.declare(control)
+        await self.receipts.recognise(connection)
+        self.impersonates = await self._may_impersonate(connection)
+        self._connection = connection
+        self._control = control
+        self.frame_max = connection.frame_max
+        for _ in range(self.settings.channels):
+            await self._open_channel(connection)
+        await self._judge()
+        self.problem = None
+        self._up.set()
+
+    async def _may_impersonate(self, connection: ServiceConnection) -> bool:
+        channel = await self._tx_channel(connection)
+        stranger = properties.build({properties.Property.USER_ID: b"dtx somebody else"})
+        probe = messages.probe(channel.number, b"", self.receipts.queues[0], 0, stranger)
+        try:
+            await channel.send_raw(probe, keys.TX_ROLLBACK_OK)
+        except ChannelClosed:
+            return False
+        await channel.close()
+        return True
+
+    async def _tx_channel(self, connection: ServiceConnection) -> OwnChannel:
+        channel = await OwnChannel(connection).open()
+        await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        return channel
+
+    async def _open_channel(self, connection: ServiceConnection) -> None:
+        channel = await self._tx_channel(connection)
+        self._opened += 1
+        self._give(channel)
+
+    async def _serve(self, connection: ServiceConnection) -> None:
+        control = self._control
+        assert control is not None
+        canary = await self._tx_channel(connection)
+        while not connection.is_lost:
+            self._look_out(canary)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TURN):
+                    await asyncio.shield(connection.gone)
+            if not connection.gone.done() and self.settings.active():
+                await self.receipts.turn(control)
+            await self._judge(since=asyncio.get_running_loop().time() - _TRUST)
+        raise UpstreamLost("the connection to the broker is gone")
+
+    def _look_out(self, canary: OwnChannel) -> None:
+        """Publish something, and roll it back: RabbitMQ tells of an alarm only who publishes while there is one.
+
+        Whoever learns it that way is not read from until the alarm is over. So that is not left to the connections of
+        clients: they can still acknowledge, alone.
+        """
+        if canary.closed is None and not canary.busy:
+            canary.send_raw(messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), keys.TX_ROLLBACK_OK)
+
+    async def _judge(self, *, since: float | None = None) -> None:
+        """Judge whether receipts can be believed, unless that was begun after *since* (default: now)."""
+        loop = asyncio.get_running_loop()
+        since = loop.time() if since is None else since
+        async with self._judging:
+            if self._judged < since:
+                began = loop.time()
+                await self._judge_now()
+                self._judged = began
+
+    async def _judge_now(self) -> None:
+        before = self.distrust
+        match self.settings.replay:
+            case "always":
+                self.distrust = "replay is set to always"
+            case "receipts":
+                self.distrust = None
+            case "auto":
+                self.distrust = await self._ask_management()
+        if self.distrust is not None and self.distrust != before:
+            _log.warning("receipts are not trusted", vhost=self.vhost, reason=self.distrust)
+
+    async def _ask_management(self) -> str | None:
+        management = self.settings.management
+        if management is None:
+            return "no management API is configured"
+        try:
+            if await self._is_of_another_broker(management):
+                return f"the management API at {management.url} is another broker's: it does not see dtx's connection"
+            return await management.distrust(self.vhost, [queue.decode() for queue in self.receipts.queues])
+        except ManagementError as error:
+            return str(error)
+        except (LookupError, TypeError, AttributeError) as error:
+            return f"the management API answers something else than was asked: {type(error).__name__} {error}"
+
+    async def _is_of_another_broker(self, management: Management) -> bool:
+        """Whether the API does not know the lock of this lane, while the broker does.
+
+        Names of nodes and clusters are no proof: machines made from one image share them.
+
+        Raises:
+            UpstreamLost: the lane's connection is gone, and its lock with it.
+        """
+        control = self._control
+        if control is None:
+            raise UpstreamLost("the lane is not connected")
+        lock = control.upstream.lock
+        if await management.has_queue(self.vhost, lock):
+            return False
+        try:
+            await control.call(requests.queue_declare(lock.encode(), passive=True), keys.QUEUE_DECLARE_OK)
+        except ChannelClosed as closed:
+            # Without it a successor would believe that nothing of this connection can happen any more.
+            control.upstream.abort(f"its lock is gone: {closed}")
+            raise UpstreamLost("the lock of the lane is gone") from closed
+        return True
+
+    async def close(self) -> None:
+        """End the lane."""
+        connection = self._connection
+        for task in (self._task, *self._locks.values()):
+            task.cancel()
+        await asyncio.gather(self._task, *self._locks.values(), return_exceptions=True)
+        if connection is not None:
+            connection.close()
+
+    # -- units
+
+    @property
+    def leaves_receipts(self) -> bool:
+        """Whether a unit that is made now leaves a receipt.
+
+        Not while receipts are distrusted: when that is over nobody could tell that this one had proved nothing.
+        """
+        return self.distrust is None
+
+    def next_unit(self) -> Unit:
+        """The unit that phase two of a branch would use now; without a lock when the lane is not connected."""
+        lock = self._connection.lock if self._connection is not None else ""
+        return Unit(
+            number=0,
+            lock=lock,
+            nonce=uuid4(),
+            incarnation=self.receipts.incarnation,
+            receipt=self.leaves_receipts,
+        )
+
+    async def resolve(self, unit: Unit) -> UnitOutcome:
+        """What became of a unit that this lane's present connection has not sent.
+
+        Waits until the unit's lock is free: until then a stalled predecessor's unit may still be applied.
+        """
+        if not unit.lock:
+            return UnitOutcome.NEVER
+        while True:
+            connection = await self._connected()
+            try:
+                if unit.lock != connection.lock:
+                    await self._until_free(unit.lock)
+                found = await self.receipts.left_by(unit.lock, connection)
+                await self._judge()  # a policy of the last minute may have eaten the receipt
+            except UpstreamLost:
+                continue
+            except XaError:  # all channels of the connection ask for something at the moment
+                await asyncio.sleep(_LOCK_POLL)
+                continue
+            except ChannelClosed as closed:
+                self.problem = f"receipts cannot be read: {closed}"
+                _log.error("receipts cannot be read", vhost=self.vhost, reason=str(closed))
+                return UnitOutcome.UNKNOWN
+            if self.distrust is not None or not unit.receipt:
+                return UnitOutcome.UNKNOWN
+            if unit.nonce in found.nonces:
+                return UnitOutcome.HAPPENED
+            if unit.incarnation in found.markers:
+                return UnitOutcome.NEVER
+            return UnitOutcome.UNKNOWN
+
+    async def _connected(self) -> ServiceConnection:
+        while self._connection is None or self._connection.is_lost or not self._up.is_set():
+            # Units hear of a lost connection before the lane's own task does: whoever asks again must not spin.
+            self._up.clear()
+            await self._up.wait()
+        return self._connection
+
+    async def _until_free(self, lock: str) -> None:
+        task = self._locks.get(lock)
+        if task is None:
+            task = self._locks[lock] = asyncio.create_task(self._watch(lock))
+            task.add_done_callback(lambda _: self._locks.pop(lock, None))
+        await asyncio.shield(task)
+
+    async def _watch(self, lock: str) -> None:
+        waited = False
+        while True:
+            connection = await self._connected()
+            with suppress(UpstreamLost, XaError):  # lost, or all its channels are in use
+                if await is_gone(lock.encode(), connection):
+                    # A channel of it may be in the midst of tx.commit: its end has no order with the lock's.
+                    await asyncio.sleep(_LOCK_POLL)
+                    return
+                if not waited:
+                    _log.info("waiting for a predecessor's connection to end", vhost=self.vhost, lock=lock)
+                    waited = True
+            await asyncio.sleep(_LOCK_POLL)
+
+    async def apply(self, phase: PhaseTwo) -> Applied | Refused:
+        """Publish the messages of a branch."""
+        return await self._complete(phase, messages.commit_frames, messages.ID)
+
+    async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
+        """Put the consumed messages of a branch back."""
+        result = await self._complete(phase, messages.put_back_frames, messages.PUT_BACK)
+        if isinstance(result, Refused):
+            return result
+        gone = {returned.position for returned in result.returned}
+        reason = ""
+        work = await phase.work() if gone or result.proved else ()
+        if gone:
+            first = result.returned[0]
+            reason = f"{first.code} {first.text.decode('utf-8', 'replace')}"
+        elif result.proved:
+            missing = await self._missing({item.queue for item in work if item.queue is not None})
+            gone = {item.position for item in work if item.queue in missing}
+            reason = "404 queue is gone"
+        if not gone:
+            return result
+        return Refused(
+            reason=f"{len(gone)} message(s) could not be put back: {reason}",
+            settled=tuple(item.position for item in work if item.position not in gone),
+        )
+
+    async def _missing(self, queues: Iterable[bytes]) -> set[bytes]:
+        """Which queues are not there: a receipt does not tell what a dead dtx was returned."""
+        while True:
+            connection = await self._connected()
+            with suppress(UpstreamLost):
+                return {queue for queue in queues if await is_gone(queue, connection)}
+
+    async def _complete(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
+        unit = phase.unit
+        losses = 0
+        sent = phase.retry and not phase.renew
+        renew = phase.renew
+        repeated = False
+        while True:
+            if sent:
+                outcome = await self.resolve(unit)
+                if outcome is UnitOutcome.HAPPENED:
+                    return Applied(repeated=repeated, proved=True)
+                repeated |= outcome is UnitOutcome.UNKNOWN
+            channel = await self._take_channel()
+            share = self.settings.room.share(phase.size)
+            try:
+                await share.take()
+                if sent or renew or unit.lock != channel.upstream.lock:
+                    # Before a unit may happen, the log must know under which lock and with which nonce.
+                    unit = self.next_unit()
+                    sent = renew = False
+                    await phase.assign(unit)
+                work = await phase.work()  # not earlier: units that wait for a channel, or for room, hold no bodies
+            except BaseException:
+                share.release()
+                self._give(channel)
+                raise
+            try:
+                if channel.closed is not None or unit.lock != channel.upstream.lock:
+                    continue
+                return await self._send(channel, unit, phase.branch_id, build, work, header, repeated, share)
+            except UpstreamLost:
+                sent = True
+                losses += 1
+                if losses >= _POISON:
+                    return Refused(
+                        reason="the broker ended dtx's connection each time that this was sent", partial=True
+                    )
+            except ChannelClosed as closed:
+                # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
+                return Refused(reason=words(closed.close), partial=closed.close.key == keys.TX_COMMIT)
+            finally:
+                work = ()
+                share.release()
+
+    async def _send(
+        self,
+        channel: OwnChannel,
+        unit: Unit,
+        branch_id: UUID,
+        build: Build,
+        work: Sequence[Work],
+        header: bytes,
+        repeated: bool,
+        share: Share,
+    ) -> Applied:
+        number = channel.number
+        upstream = channel.upstream
+        frames = build(number, upstream.frame_max, branch_id, work)
+        receipt = b""
+        if unit.receipt:
+            receipt = messages.receipt(number, self.receipts.use(unit), messages.receipt_body(branch_id, unit))
+        overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
+        try:
+            await channel.send_raw(messages.unit_frames(number, frames, receipt), keys.TX_COMMIT_OK)
+        except ChannelClosed:
+            self._replace(channel)
+            raise
+        finally:
+            overdue.cancel()
+        returned = tuple(_returned(channel, header)) if channel.returned else ()
+        self._give(channel)
+        return Applied(repeated=repeated, returned=returned)
+
+    # -- channels
+
+    async def _take_channel(self) -> OwnChannel:
+        while True:
+            await self._connected()
+            while self._free:
+                channel = self._free.pop()
+                if channel.closed is None and channel.upstream is self._connection:
+                    return channel
+            waiter: asyncio.Future[OwnChannel] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            lost = self._connection.gone if self._connection is not None else None
+            await asyncio.wait([waiter, *([lost] if lost is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+            if waiter.done():
+                return waiter.result()
+            waiter.cancel()
+
+    def _give(self, channel: OwnChannel) -> None:
+        if channel.closed is not None or channel.upstream is not self._connection:
+            return
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(channel)
+                return
+        self._free.append(channel)
+
+    def _overdue(self, channel: OwnChannel, share: Share) -> None:
+        """A unit hangs, for example because its queue has no leader: it goes on, others get its channel and room."""
+        _log.warning("a unit has not been answered in time", vhost=self.vhost, seconds=self.settings.deadline)
+        share.release()
+        self._replace(channel)
+
+    def _replace(self, channel: OwnChannel) -> None:
+        connection = self._connection
+        if connection is None or channel.upstream is not connection or connection.is_lost:
+            return
+        if channel.closed is not None:
+            self._opened -= 1
+        if self._opened < self.settings.channels * _GROWTH:
+            task = asyncio.get_running_loop().create_task(self._open_channel(connection))
+            task.add_done_callback(_consume)
+
+
+def _consume(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.warning("a channel of the lane could not be opened", reason=str(error))
+
+
+def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:
+    messages_back, channel.returned = channel.returned, []
+    found = []
+    for message in messages_back:
+        position = messages.returned_position(message.properties, header)
+        if position is not None:
+            back = content.returned(message.method)
+            found.append(Returned(position=position, code=back.reply_code, text=back.reply_text))
+    return found

@@ -1,0 +1,147 @@
+"""What RabbitMQ's management API tells dtx: whether a receipt proves what it seems to prove.
+
+Read with the standard library in a thread: a handful of requests at start and every minute do not earn a dependency.
+"""
+
+import asyncio
+import base64
+import json
+import re
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+_TIMEOUT: Final = 5.0
+_MAX_ANSWER: Final = 32 * 1024 * 1024
+"""Octets of one answer: a broker with many queues, without ever filling the memory."""
+_LIMITING: Final = frozenset({"message-ttl", "max-length", "max-length-bytes", "expires"})
+_REFUSING: Final = frozenset({"reject-publish", "reject-publish-dlx"})
+
+
+class ManagementError(Exception):
+    """The management API could not be asked; the message says why and holds no secret.
+
+    Args:
+        reason: for people.
+        status: of the HTTP answer, where there was one.
+    """
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """The management API.
+
+    Args:
+        url: ``http[s]://host:port``, without credentials.
+        user, password: for basic authentication.
+    """
+
+    url: str
+    user: str
+    password: str
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_url(cls, url: str, *, user: str, password: str) -> "Management":
+        """*user* and *password* are used where *url* has none of its own."""
+        parts = urlsplit(url)
+        netloc = parts.hostname or "127.0.0.1"
+        if ":" in netloc:
+            netloc = f"[{netloc}]"
+        port = parts.port or (15671 if parts.scheme == "https" else 15672)
+        return cls(
+            url=f"{parts.scheme}://{netloc}:{port}{parts.path.rstrip('/')}",
+            user=unquote(parts.username) if parts.username else user,
+            password=unquote(parts.password) if parts.password else password,
+            tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        )
+
+    async def get(self, path: str) -> Any:
+        """The decoded answer to ``GET /api/…``.
+
+        Raises:
+            ManagementError: it cannot be reached, refuses, or answers no JSON.
+        """
+        return await asyncio.to_thread(self._get, path)
+
+    def _get(self, path: str) -> Any:
+        request = urllib.request.Request(f"{self.url}/api/{path}")  # noqa: S310 - settings allow http and https only
+        token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {token}")
+        # No proxy: the credentials are for the broker's host and for nobody in between.
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self.tls)
+        )
+        try:
+            with opener.open(request, timeout=_TIMEOUT) as answer:
+                return json.loads(answer.read(_MAX_ANSWER))
+        except urllib.error.HTTPError as error:
+            with error:
+                reason = f"the management API at {self.url} answers {error.code} {error.reason}"
+                raise ManagementError(reason, error.code) from None
+        except (OSError, ValueError) as error:
+            raise ManagementError(f"the management API at {self.url} cannot be asked: {error}") from error
+
+    async def has_queue(self, vhost: str, queue: str) -> bool:
+        """Whether the broker behind this API has *queue*.
+
+        Raises:
+            ManagementError: as :meth:`get`.
+        """
+        try:
+            await self.get(f"queues/{quote(vhost, safe='')}/{quote(queue, safe='')}?columns=name")
+        except ManagementError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def distrust(self, vhost: str, receipt_queues: list[str]) -> str | None:
+        """Why a receipt in *vhost* does not prove that its unit happened in full; ``None`` when it does.
+
+        Raises:
+            ManagementError: as :meth:`get`.
+        """
+        nodes = await self.get("nodes?columns=name,running")
+        if len(nodes) != 1:
+            return f"the broker has {len(nodes)} nodes"
+        where = quote(vhost, safe="")
+        queues = await self.get(f"queues/{where}?columns=name,type,arguments,effective_policy_definition")
+        policies = [*await self.get(f"policies/{where}"), *await self.get(f"operator-policies/{where}")]
+        mine = set(receipt_queues)
+        for queue in queues:
+            limits = {**(queue.get("effective_policy_definition") or {}), **_arguments(queue)}
+            if queue["name"] in mine:
+                if eaten := sorted(_LIMITING & limits.keys()):
+                    return f"a policy with {', '.join(eaten)} applies to dtx's own queue {queue['name']}"
+            elif limits.get("overflow") in _REFUSING:
+                return f"queue {queue['name']!r} refuses messages when it is full (overflow {limits['overflow']})"
+        for policy in policies:
+            definition = policy.get("definition") or {}
+            if definition.get("overflow") in _REFUSING:
+                return f"policy {policy['name']!r} lets queues refuse messages (overflow {definition['overflow']})"
+            if _LIMITING & definition.keys() and any(_matches(policy, name) for name in mine):
+                return f"policy {policy['name']!r} applies to dtx's own queues"
+        return None
+
+
+def _arguments(queue: dict[str, Any]) -> dict[str, Any]:
+    arguments = queue.get("arguments") or {}
+    return {key.removeprefix("x-"): value for key, value in arguments.items()}
+
+
+def _matches(policy: dict[str, Any], name: str) -> bool:
+    if policy.get("apply-to") == "exchanges":
+        return False
+    try:
+        return re.search(policy.get("pattern", ""), name) is not None
+    except re.error:
+        return True  # what cannot be judged is not trusted

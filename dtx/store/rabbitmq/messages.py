@@ -1,0 +1,126 @@
+"""Messages on their way into the broker: the work of a branch as frames of one unit.
+
+Every message carries ``x-dtx-id``: should it ever be repeated, both copies have the same.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+from uuid import UUID
+
+from dtx.log.records import Unit, Work, WorkKind
+from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09.content import MANDATORY
+from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+
+ID: Final = b"x-dtx-id"
+PUT_BACK: Final = b"x-dtx-put-back"
+_EXCHANGE: Final = b"x-dtx-original-exchange"
+_KEY: Final = b"x-dtx-original-routing-key"
+_STREAM_OFFSET: Final = b"x-stream-offset"
+_REDELIVERED: Final = b"x-dtx-redelivered"
+_COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
+_BASIC: Final = keys.BASIC_PUBLISH >> 16
+_TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
+TX_COMMIT: Final = requests.TX_COMMIT
+
+
+def from_stream(raw: bytes) -> bool:
+    """Whether properties are of a message that a stream delivered: it can be acknowledged, and not given back."""
+    return properties.has_header(raw, _STREAM_OFFSET)
+
+
+def message_id(branch_id: UUID, position: int) -> bytes:
+    """The value of ``x-dtx-id``."""
+    return f"{branch_id}/{position}".encode()
+
+
+def position_of(value: bytes) -> int:
+    """The position in an id that :func:`message_id` made."""
+    return int(value.rpartition(b"/")[2])
+
+
+def receipt_body(branch_id: UUID, unit: Unit) -> bytes:
+    """What the receipt of a unit says: the row, and a nonce that only dtx and the broker know."""
+    return branch_id.bytes + unit.nonce.bytes
+
+
+def nonce_of(body: bytes) -> UUID | None:
+    """The nonce in a receipt; ``None`` for anything else that lies in the queue."""
+    return UUID(bytes=bytes(body[16:32])) if len(body) == 32 else None
+
+
+def receipt(channel: int, queue: bytes, body: bytes) -> bytes:
+    """The frames that publish a receipt: transient, to dtx's own queue by the default exchange."""
+    return b"".join(
+        (
+            method_frame(channel, requests.publish(b"", queue)),
+            header_frame(channel, _BASIC, len(body), _TRANSIENT),
+            *body_frames(channel, body, 0),
+        )
+    )
+
+
+def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: bytes) -> bytes:
+    """A publish that never happens: the real method and properties, an empty body, and tx.rollback.
+
+    A broker judges permissions, exchange and properties when it gets the message; it routes at tx.commit.
+    """
+    return b"".join(
+        (
+            method_frame(channel, requests.publish(exchange, routing_key, flags)),
+            header_frame(channel, _BASIC, 0, raw),
+            method_frame(channel, requests.TX_ROLLBACK),
+        )
+    )
+
+
+def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> list[bytes]:
+    """The publishes of a branch."""
+    frames: list[bytes] = []
+    for item in work:
+        if item.kind is not WorkKind.PUBLISH:
+            continue
+        raw = properties.set_header(item.properties, ID, message_id(branch_id, item.position))
+        frames.append(method_frame(channel, requests.publish(item.exchange, item.routing_key, item.flags & MANDATORY)))
+        frames.append(header_frame(channel, _BASIC, len(item.body), raw))
+        frames.extend(body_frames(channel, item.body, frame_max))
+    return frames
+
+
+def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> list[bytes]:
+    """The consumed messages of a branch, each back to its queue and to no other."""
+    frames: list[bytes] = []
+    for item in work:
+        if item.kind is not WorkKind.CONSUME:
+            continue
+        raw = _marked(branch_id, item)
+        frames.append(method_frame(channel, requests.publish(b"", item.queue or b"", MANDATORY)))
+        frames.append(header_frame(channel, _BASIC, len(item.body), raw))
+        frames.extend(body_frames(channel, item.body, frame_max))
+    return frames
+
+
+def _marked(branch_id: UUID, item: Work) -> bytes:
+    raw = properties.rename_headers(item.properties, _COPIES)
+    view = properties.read(raw)
+    here = message_id(branch_id, item.position)
+    values = {PUT_BACK: (b"S", here)}
+    # A message that was put back before keeps what it was then; one that dtx published keeps its id.
+    if view.header(_EXCHANGE) is None:
+        values[_EXCHANGE] = (b"S", item.exchange)
+        values[_KEY] = (b"S", item.routing_key)
+    if view.header(ID) is None:
+        values[ID] = (b"S", here)
+    values[_REDELIVERED] = (b"t", bytes((item.flags & 1,)))
+    return properties.set_headers(raw, values)
+
+
+def returned_position(raw: bytes, header: bytes) -> int | None:
+    """Which message of the unit came back; *header* is :data:`ID` or :data:`PUT_BACK`."""
+    entry = properties.read(raw).header(header)
+    return None if entry is None else position_of(entry.value)
+
+
+def unit_frames(channel: int, frames: Sequence[bytes], receipt_frames: bytes) -> bytes:
+    """One unit: its messages, its receipt (may be empty), and tx.commit."""
+    return b"".join((*frames, receipt_frames, method_frame(channel, TX_COMMIT)))

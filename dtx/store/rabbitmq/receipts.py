@@ -1,0 +1,213 @@
+"""Receipts: how dtx learns, after a crash, whether a unit happened.
+
+Theory of operation. A unit publishes, in its own AMQP transaction, a transient message with a nonce that the log knows
+too. A dtx that finds a logged unit without an outcome waits until the unit's lock is free (then it cannot happen any
+more) and looks for the nonce. The queues are durable but the receipts are not: a broker that restarts forgets them, and
+its *marker*, a transient message too, tells that this has happened.
+
+Receipts are never consumed one by one. Units leave theirs in the queue of the current generation; when the log has the
+outcome of all units of a past generation, its queue is purged.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID, uuid4
+
+from dtx.log.records import Unit
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
+from dtx.wire.amqp09 import content, keys, requests, tables
+
+GENERATIONS: Final = 4
+_KEEP_SCANS: Final = 64
+"""Locks whose receipts are remembered; each is one dead connection."""
+_IN_USE: Final = 403
+"""Reply code of a consume on a queue that somebody consumes exclusively."""
+_RETRY: Final = 0.25
+"""Seconds before a queue in exclusive use is tried again."""
+_MARKER: Final = b"marker:"
+_CLASSIC: Final = tables.entry(b"x-queue-type", b"S", b"classic")
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What lay in all receipt queues at one time.
+
+    Args:
+        nonces: of the receipts.
+        markers: those that lay in every queue. A queue that lost receipts (the broker restarted, the queue was deleted
+            or has crashed, a policy dropped the oldest) has lost its marker before them.
+    """
+
+    nonces: frozenset[UUID]
+    markers: frozenset[str]
+
+
+class Receipts:
+    """The receipts of one vhost.
+
+    Args:
+        rm: name of the resource manager; part of the names of its queues.
+    """
+
+    def __init__(self, rm: str) -> None:
+        self.queues: Final = tuple(f"dtx.receipts.{rm}.{generation}".encode() for generation in range(GENERATIONS))
+        self.incarnation: str | None = None
+        self._current = 0
+        self._pending = [0] * GENERATIONS
+        self._used = [True] * GENERATIONS  # what a predecessor left is purged like the rest
+        self._generation: dict[UUID, int] = {}
+        self._foreign: set[UUID] = set()
+        self._scanning = asyncio.Lock()
+        self._scans: OrderedDict[str, Scan] = OrderedDict()
+
+    # -- life of a receipt
+
+    def use(self, unit: Unit) -> bytes:
+        """The queue for the receipt of *unit*, which is about to be sent."""
+        generation = self._current
+        if unit.nonce not in self._generation:
+            self._generation[unit.nonce] = generation
+            self._pending[generation] += 1
+            self._used[generation] = True
+        return self.queues[self._generation[unit.nonce]]
+
+    def logged(self, unit: Unit) -> None:
+        """The log has the outcome of *unit*."""
+        generation = self._generation.pop(unit.nonce, None)
+        if generation is not None:
+            self._pending[generation] -= 1
+        self._foreign.discard(unit.nonce)
+
+    def expect(self, unit: Unit) -> None:
+        """Somebody else may have sent *unit*: nothing is purged before the log has its outcome."""
+        if unit.lock:
+            self._foreign.add(unit.nonce)
+
+    async def turn(self, channel: OwnChannel) -> None:
+        """Begin a new generation if one is free, and purge those that nobody needs."""
+        if self._foreign:
+            return
+        if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
+            free = (generation for generation, used in enumerate(self._used) if not used)
+            self._current = next(free, self._current)
+        for generation, queue in enumerate(self.queues):
+            if generation != self._current and self._used[generation] and not self._pending[generation]:
+                await channel.call(requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
+                self._used[generation] = False
+                if self.incarnation is not None:
+                    channel.upstream.write(messages.receipt(channel.number, queue, _marker(self.incarnation)))
+
+    # -- asking the broker
+
+    async def declare(self, channel: OwnChannel) -> None:
+        """Make the queues: durable, classic, so that a transient message in them dies with the broker and not before.
+
+        Raises:
+            ChannelClosed: dtx's user may not, or a queue of that name is something else.
+        """
+        for queue in self.queues:
+            await channel.call(requests.queue_declare(queue, durable=True, arguments=_CLASSIC), keys.QUEUE_DECLARE_OK)
+
+    async def recognise(self, upstream: Upstream) -> None:
+        """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
+
+        Raises:
+            ChannelClosed, UpstreamLost.
+        """
+        async with self._scanning:
+            markers = (await self._scan(upstream)).markers
+            if markers:
+                self.incarnation = min(markers)
+                return
+            incarnation = str(uuid4())
+            channel = await OwnChannel(upstream).open()
+            await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+            frames = [messages.receipt(channel.number, queue, _marker(incarnation)) for queue in self.queues]
+            await channel.send_raw(messages.unit_frames(channel.number, frames, b""), keys.TX_COMMIT_OK)
+            await channel.close()
+            self.incarnation = incarnation
+
+    async def left_by(self, lock: str, upstream: Upstream) -> Scan:
+        """All receipts, read once after *lock* was seen free.
+
+        Raises:
+            ChannelClosed, UpstreamLost.
+        """
+        async with self._scanning:
+            if lock == upstream.lock:
+                return await self._scan(upstream)  # our own: what is there now is not the last word
+            known = self._scans.get(lock)
+            if known is None:
+                known = self._scans[lock] = await self._scan(upstream)
+                while len(self._scans) > _KEEP_SCANS:
+                    self._scans.popitem(last=False)
+            return known
+
+    async def _scan(self, upstream: Upstream) -> Scan:
+        """Look at every receipt and leave them all where they are.
+
+        A receipt that somebody else is looking at would not be seen, and a unit that happened would be taken for one
+        that did not. So all queues are consumed exclusively: whoever looks at the same time, a stalled predecessor
+        for example, is waited for.
+        """
+        nonces: set[UUID] = set()
+        markers: list[set[str]] = []
+
+        def note(message: Content) -> None:
+            body = bytes(message.body)
+            nonce = messages.nonce_of(body)
+            if nonce is not None:
+                nonces.add(nonce)
+            elif body.startswith(_MARKER):
+                markers[-1].add(body.removeprefix(_MARKER).decode("ascii", "replace"))
+
+        for queue in self.queues:
+            markers.append(set())
+            channel = await self._consume_alone(queue, upstream, note)
+            waiting = -1
+            while waiting:
+                # What is counted after the consumer began has been delivered before the answer, or still waits.
+                _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+                waiting = content.declare_ok(answer).message_count
+            await channel.close()  # they go back where they were
+        return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))
+
+    async def _consume_alone(self, queue: bytes, upstream: Upstream, note: Callable[[Content], None]) -> OwnChannel:
+        while True:
+            channel = await OwnChannel(upstream).open()
+            channel.on_delivery = note
+            try:
+                await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+            except ChannelClosed as closed:
+                if closed.close.reply_code != _IN_USE:
+                    raise
+                await asyncio.sleep(_RETRY)
+            else:
+                return channel
+
+
+def _marker(incarnation: str) -> bytes:
+    return _MARKER + incarnation.encode()
+
+
+async def is_gone(queue: bytes, upstream: Upstream) -> bool:
+    """Whether *queue* is not there; an exclusive one goes with the connection that owned it.
+
+    Raises:
+        ChannelClosed: the broker refuses the question.
+    """
+    channel = await OwnChannel(upstream).open()
+    try:
+        await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    except ChannelClosed as closed:
+        if closed.close.reply_code == 404:
+            return True
+        if closed.close.reply_code == 405:
+            return False
+        raise
+    await channel.close()
+    return False

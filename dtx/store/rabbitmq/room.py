@@ -1,0 +1,68 @@
+"""Memory that those who work at the same time share: each takes what it needs, and waits while that is not there."""
+
+import asyncio
+from collections import deque
+
+
+class Room:
+    """A number of octets, given away in the order in which they are asked for: who needs much is not passed by.
+
+    Args:
+        limit: octets. Who needs more gets all of them, alone.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._free = limit
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def share(self, size: int) -> "Share":
+        """A part of *size* octets, not taken yet."""
+        return Share(self, min(size, self._limit))
+
+    async def take(self, size: int) -> None:
+        """Wait until *size* octets are free, and take them."""
+        if not self._waiters and size <= self._free:
+            self._free -= size
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((size, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            # It may have been given them in the same moment; if not, others waited behind it.
+            self.give_back(0 if waiter.cancelled() else size)
+            raise
+
+    def give_back(self, size: int) -> None:
+        """*size* octets are free again."""
+        self._free += size
+        while self._waiters:
+            wanted, waiter = self._waiters[0]
+            if not waiter.done():
+                if wanted > self._free:
+                    return
+                self._free -= wanted
+                waiter.set_result(None)
+            self._waiters.popleft()
+
+
+class Share:
+    """What one of them takes; see :meth:`Room.share`."""
+
+    __slots__ = ("_room", "_size", "_taken")
+
+    def __init__(self, room: Room, size: int) -> None:
+        self._room = room
+        self._size = size
+        self._taken = 0
+
+    async def take(self) -> None:
+        """Wait for it, and take it."""
+        await self._room.take(self._size)
+        self._taken = self._size
+
+    def release(self) -> None:
+        """Give it back if it is taken. Idempotent."""
+        taken, self._taken = self._taken, 0
+        self._room.give_back(taken)

@@ -1,0 +1,182 @@
+"""dtx's own connections to the broker, with its service credentials."""
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import dtx
+from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost, words
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import content, handshake, keys, requests, tables
+from dtx.wire.amqp09.frames import Protocol, method_frame
+
+_log = get_logger(part="service connection")
+_CAPABILITIES: Final = (
+    b"connection.blocked",
+    b"consumer_cancel_notify",
+    b"authentication_failure_close",
+    b"basic.nack",
+)
+_FRAME_MAX: Final = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Where the broker is, and who dtx is there.
+
+    Args:
+        host, port: its address.
+        user, password: dtx's own.
+        tls: for ``amqps://``.
+        heartbeat: seconds between signs of life, on every upstream connection.
+        connect_timeout: seconds.
+    """
+
+    host: str
+    port: int
+    user: str
+    password: str
+    tls: ssl.SSLContext | None = None
+    heartbeat: int = 10
+    connect_timeout: float = 10.0
+
+    @classmethod
+    def from_url(cls, url: str, *, ca: Path | None = None, heartbeat: int = 10) -> "Broker":
+        """Read ``amqp[s]://user:password@host:port``; parts that are missing are those of a fresh RabbitMQ."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "amqps"
+        return cls(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or (5671 if secure else 5672),
+            user=unquote(parts.username) if parts.username else "guest",
+            password=unquote(parts.password) if parts.password else "guest",
+            tls=ssl.create_default_context(cafile=ca) if secure else None,
+            heartbeat=heartbeat,
+        )
+
+    async def connect(self, protocol: Upstream) -> None:
+        """Open a socket to the broker for *protocol*.
+
+        Raises:
+            OSError: it is not there (TimeoutError included).
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.connect_timeout):
+            await loop.create_connection(
+                lambda: protocol,
+                self.host,
+                self.port,
+                ssl=self.tls,
+                server_hostname=self.host if self.tls is not None else None,
+            )
+
+    def __str__(self) -> str:
+        return f"{'amqps' if self.tls else 'amqp'}://{self.host}:{self.port}"
+
+
+class LoginRefused(Exception):
+    """The broker does not let dtx in; the message says why."""
+
+
+class ServiceConnection(Upstream):
+    """A connection on which dtx is the client.
+
+    Args:
+        broker: where to.
+        name: shown in the broker's list of connections.
+    """
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        super().__init__()
+        self._broker = broker
+        self._name = name
+        self._step: asyncio.Future[bytes] | None = None
+        self._wanted = 0
+        self.server_properties = b""
+        self.gone = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when the connection is lost."""
+        self.handlers[0] = self
+
+    async def login(self, vhost: str) -> None:
+        """Connect, authenticate and open *vhost*.
+
+        Raises:
+            OSError, UpstreamLost: the broker is not there, or went away.
+            LoginRefused: wrong credentials, or no access to the vhost.
+        """
+        await self._broker.connect(self)
+        try:
+            async with asyncio.timeout(self._broker.connect_timeout):
+                await self._handshake(vhost)
+        except BaseException:
+            self.abort("login failed")
+            raise
+
+    async def _handshake(self, vhost: str) -> None:
+        broker = self._broker
+        start = handshake.decode_start(await self._say(Protocol.AMQP_0_9_1.value, keys.CONNECTION_START))
+        self.server_properties = start.server_properties
+        start_ok = handshake.StartOk(
+            client_properties=self._properties(),
+            mechanism=handshake.PLAIN,
+            response=handshake.plain(broker.user.encode(), broker.password.encode()),
+            locale=b"en_US",
+        )
+        frame = method_frame(0, handshake.encode_start_ok(start_ok))
+        tune = handshake.decode_tune(await self._say(frame, keys.CONNECTION_TUNE))
+        agreed = handshake.Tune(
+            channel_max=tune.channel_max or 0xFFFF,
+            frame_max=min(tune.frame_max or _FRAME_MAX, _FRAME_MAX),
+            heartbeat=broker.heartbeat,
+        )
+        self.channel_max, self.frame_max = agreed.channel_max, agreed.frame_max
+        self.splitter.max_frame = agreed.frame_max
+        self.start_heartbeats(agreed.heartbeat)
+        frames = method_frame(0, handshake.encode_tune_ok(agreed))
+        frames += method_frame(0, handshake.encode_open(vhost.encode()))
+        await self._say(frames, keys.CONNECTION_OPEN_OK)
+
+    def _properties(self) -> bytes:
+        capabilities = b"".join(tables.entry(name, b"t", b"\x01") for name in _CAPABILITIES)
+        texts = {b"product": b"dtx", b"version": dtx.__version__.encode(), b"connection_name": self._name.encode()}
+        entries = [tables.entry(key, b"S", value) for key, value in texts.items()]
+        return b"".join((*entries, tables.entry(b"capabilities", b"F", capabilities)))
+
+    async def _say(self, data: bytes, wanted: int) -> bytes:
+        self._wanted = wanted
+        self._step = asyncio.get_running_loop().create_future()
+        self.write(data)
+        return await self._step
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame on channel 0."""
+        payload = buffer[start + 7 : end - 1]
+        if self._step is not None and not self._step.done() and key == self._wanted:
+            self._step.set_result(payload)
+        elif key == keys.CONNECTION_CLOSE:
+            close = content.close(payload)
+            self.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
+            self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}"))
+            self.abort(f"the broker closed the connection: {words(close)}")
+        elif key == keys.CONNECTION_BLOCKED:
+            self.blocked = True
+            _log.warning("the broker takes no publishes, it has an alarm (memory or disk)", connection=self._name)
+        elif key == keys.CONNECTION_UNBLOCKED:
+            self.blocked = False
+            _log.info("the broker takes publishes again", connection=self._name)
+
+    def _refuse(self, error: Exception) -> None:
+        if self._step is not None and not self._step.done():
+            self._step.set_exception(error)
+
+    def lost(self, reason: str) -> None:
+        """As a handler of channel 0: the login cannot go on."""
+        self._refuse(UpstreamLost(reason))
+
+    def on_lost(self, reason: str) -> None:
+        """Tell whoever waits for the end."""
+        if not self.gone.done():
+            self.gone.set_result(reason)

@@ -1,0 +1,504 @@
+"""T: the upstream channel, in tx mode, on which a selected channel consumes.
+
+Acknowledgements outside a branch are committed at once; those within a branch are held, and taken in one unit when the
+branch is prepared. RabbitMQ closes the whole *connection* (504) for any frame between tx.commit and commit-ok, so
+everything that goes out passes a gate.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+from dtx.log.records import Unit
+from dtx.store.api import UnitOutcome
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.upstream import Content, Upstream, UpstreamLost
+from dtx.store.work import Budget, Delivery
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.content import Close, Settle
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="taking")
+REPLY_TO: Final = b"amq.rabbitmq.reply-to"
+"""The pseudo-queue of direct replies: they come to the channel that published the request."""
+_TX_COMMIT: Final = requests.TX_COMMIT
+_MAX_WAITING: Final = 1 << 20
+"""Octets that wait behind commit-ok; beyond them the client is not read from."""
+
+
+class Owner(Protocol):
+    """The client's channel before a T."""
+
+    def forward(self, buffer: bytes, start: int, end: int) -> None:
+        """Pass a frame on to the client."""
+
+    def upstream_closed(self, close: Close) -> None:
+        """The broker closed T (or P): an exception that the client caused, or that the broker has."""
+
+    def upstream_close_ok(self) -> None:
+        """The close that the client asked for is through."""
+
+
+class Keeper(Protocol):
+    """The connection that T belongs to."""
+
+    def held_lost(self, branch: object, reason: str) -> None:
+        """Deliveries that *branch* holds went back to the broker with their channel."""
+
+    def taking_ended(self) -> None:
+        """A T is no more."""
+
+    def taking_rests(self) -> None:
+        """A T whose channel is gone has nothing more to do than to hold deliveries."""
+
+    def hold_client(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+
+    def release_client(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _UnitRequest:
+    deliveries: Sequence[Delivery]
+    receipt: bytes
+    done: "asyncio.Future[UnitOutcome | None]"
+
+
+@dataclass(slots=True, eq=False)
+class _Frames:
+    data: bytes
+    dirty: bool
+    """Needs tx.commit behind it."""
+    last: bool
+    """channel.close: nothing goes with it, not even a commit."""
+
+
+@dataclass(slots=True)
+class _Consumer:
+    queue: bytes
+    no_ack: bool
+
+
+class TakingChannel:
+    """The upstream channel T of one selected channel.
+
+    Args:
+        upstream: the client's connection to the broker.
+        number: of the channel, which is open and in tx mode.
+        max_kept: octets of message contents that are kept for deliveries not settled.
+        budget: what all clients may hold together.
+        last_queue: the queue that the client declared last on this channel.
+        keeper: the connection that it belongs to.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        number: int,
+        max_kept: int,
+        budget: Budget,
+        last_queue: bytes,
+        keeper: Keeper,
+    ) -> None:
+        self.upstream = upstream
+        self.number = number
+        self.owner: Owner | None = None
+        self.gone: str | None = None
+        """Why the channel is no more; ``None`` while it is."""
+        self._max_kept = max_kept
+        self._keeper = keeper
+        self._kept = 0
+        self._budget = budget
+        self._open: dict[int, Delivery] = {}
+        self._held: dict[int, tuple[Delivery, object]] = {}
+        self._last_tag = 0
+        self._queue: deque[_Frames | _UnitRequest] = deque()
+        self._waiting = 0
+        self._committing = False
+        self._selecting: asyncio.Future[None] | None = None
+        self._unit: _UnitRequest | None = None
+        self._consumers: dict[bytes, _Consumer] = {}
+        self._consuming: deque[_Consumer] = deque()
+        self._getting: deque[_Consumer] = deque()
+        self._last_queue = last_queue
+        self._delivery: Delivery | None = None
+        self._content: Content | None = None
+        self._skip = False
+        upstream.handlers[number] = self
+
+    # -- what the client asks
+
+    @property
+    def lock(self) -> str:
+        """Name of the exclusive queue of the connection."""
+        return self.upstream.lock
+
+    @property
+    def holds(self) -> bool:
+        """Whether deliveries are held for branches."""
+        return bool(self._held) or self._unit is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether holding deliveries is all that it does."""
+        return self.holds and not self._committing and not self._queue
+
+    def request(self, key: int, payload: bytes) -> None:
+        """Pass a method of the client on; what dtx has to know of it, it notes."""
+        match key:
+            case keys.BASIC_CONSUME:
+                consume = content.consume(payload)
+                consumer = _Consumer(consume.queue or self._last_queue, consume.no_ack)
+                if consume.no_wait:
+                    self._consumers[consume.consumer_tag] = consumer
+                else:
+                    self._consuming.append(consumer)
+            case keys.BASIC_GET:
+                get = content.get(payload)
+                self._getting.append(_Consumer(get.queue or self._last_queue, get.no_ack))
+            case keys.QUEUE_DECLARE:
+                self._last_queue = payload[7 : 7 + int.from_bytes(payload[6:7], "big")] or self._last_queue
+            case _:
+                pass
+        self._send(method_frame(self.number, payload))
+
+    @property
+    def gets_replies(self) -> bool:
+        """Whether the client has asked for direct replies here."""
+        return any(consumer.queue == REPLY_TO for consumer in self._consumers.values())
+
+    def publish(self, frames: bytes) -> None:
+        """Publish one message outside a branch, whole frames for this channel."""
+        self._send(frames, dirty=True)
+
+    async def start_tx(self) -> None:
+        """Put the channel in tx mode.
+
+        Raises:
+            UpstreamLost: the channel or the connection is gone.
+        """
+        self._selecting = asyncio.get_running_loop().create_future()
+        self._send(method_frame(self.number, requests.TX_SELECT))
+        await self._selecting
+
+    def select(self, settle: Settle) -> list[Delivery]:
+        """The deliveries that a settlement means, without those held already.
+
+        Raises:
+            XaError: 406, no such delivery.
+        """
+        tag = settle.delivery_tag
+        if settle.multiple:
+            if tag > self._last_tag:
+                raise _unknown(tag)
+            return [delivery for delivery in self._open.values() if not tag or delivery.tag <= tag]
+        delivery = self._open.get(tag)
+        if delivery is None:
+            raise _unknown(tag)
+        return [delivery]
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Acknowledge outside a branch: "NOT transactional", so it is committed at once."""
+        self._settle(deliveries, [requests.ack(delivery.tag) for delivery in deliveries])
+
+    def nack(self, deliveries: Sequence[Delivery], *, requeue: bool) -> None:
+        """Refuse deliveries; that is not consumption, so it happens at once, within a branch too."""
+        self._settle(deliveries, [requests.nack(delivery.tag, requeue=requeue) for delivery in deliveries])
+
+    def recover(self) -> None:
+        """basic.recover: give everything back that is not held."""
+        self._give_back(list(self._open.values()))
+
+    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        # The broker closes the whole connection (540) for a nack of what a stream delivered.
+        self.nack([delivery for delivery in deliveries if not messages.from_stream(delivery.properties)], requeue=True)
+
+    def hold(self, deliveries: Sequence[Delivery], branch: object) -> None:
+        """Acknowledge within *branch*: nothing is sent before it is prepared."""
+        for delivery in deliveries:
+            self._held[delivery.tag] = (self._open.pop(delivery.tag), branch)
+
+    def _settle(self, deliveries: Sequence[Delivery], payloads: Sequence[bytes]) -> None:
+        if not deliveries or self.gone is not None:
+            return
+        for delivery in deliveries:
+            self._forget(delivery)
+        self._send(b"".join([method_frame(self.number, payload) for payload in payloads]), dirty=True)
+
+    def _forget(self, delivery: Delivery) -> None:
+        known = self._open.pop(delivery.tag, None) or self._held.pop(delivery.tag, None)
+        if known is not None and delivery.body is not None:
+            self._kept -= delivery.size
+            self._budget.used -= delivery.size
+
+    # -- what branches ask
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Give held deliveries back; those that were taken, or went with the channel, are not ours any more."""
+        self.nack([delivery for delivery in deliveries if delivery.tag in self._held], requeue=True)
+        self._close_if_idle()
+
+    def take(
+        self, deliveries: Sequence[Delivery], branch_id: UUID, unit: Unit, receipt_queue: bytes
+    ) -> "asyncio.Future[UnitOutcome | None]":
+        """Acknowledge held deliveries in one unit.
+
+        Returns:
+            A future: happened, never, or ``None`` when the connection was lost and the receipt has to tell.
+        """
+        done: asyncio.Future[UnitOutcome | None] = asyncio.get_running_loop().create_future()
+        if self.gone is not None or any(delivery.tag not in self._held for delivery in deliveries):
+            done.set_result(UnitOutcome.NEVER)
+            return done
+        receipt = b""
+        if unit.receipt:
+            receipt = messages.receipt(self.number, receipt_queue, messages.receipt_body(branch_id, unit))
+        self._queue.append(_UnitRequest(deliveries, receipt, done))
+        self._flush()
+        return done
+
+    # -- the gate
+
+    def _send(self, data: bytes, *, dirty: bool = False, last: bool = False) -> None:
+        """Send frames, now or behind commit-ok; *dirty* ones are committed."""
+        if self.gone is None:
+            self._queue.append(_Frames(data, dirty, last))
+            self._flush()
+            if self._queue:
+                self._waiting += len(data)
+                if self._waiting > _MAX_WAITING:
+                    self._keeper.hold_client(self)
+
+    def _flush(self) -> None:
+        commit = method_frame(self.number, _TX_COMMIT)
+        while self._queue and not self._committing and self.gone is None:
+            item = self._queue.popleft()
+            if isinstance(item, _UnitRequest):
+                self._unit = item
+                acks = [method_frame(self.number, requests.ack(delivery.tag)) for delivery in item.deliveries]
+                self._committing = True
+                self.upstream.write(b"".join((*acks, item.receipt, commit)))
+                return
+            frames, dirty, last = [item.data], item.dirty, item.last
+            while self._queue and not last:
+                following = self._queue[0]
+                if isinstance(following, _UnitRequest) or following.last:
+                    break
+                frames.append(following.data)
+                dirty |= following.dirty
+                self._queue.popleft()
+            if dirty:
+                frames.append(commit)
+                self._committing = True
+            if last:
+                self.gone = "closing"  # nothing may follow: for a frame on a closed channel the connection is closed
+            self.upstream.write(b"".join(frames))
+        if not self._queue:
+            self._nothing_waits()
+
+    def _nothing_waits(self) -> None:
+        if self._waiting:
+            self._waiting = 0
+            self._keeper.release_client(self)
+
+    def _committed(self) -> None:
+        self._committing = False
+        unit, self._unit = self._unit, None
+        if unit is not None:
+            for delivery in unit.deliveries:
+                self._forget(delivery)
+            _tell(unit.done, UnitOutcome.HAPPENED)
+        self._flush()
+        self._close_if_idle()
+        if self.owner is None and self.rests:
+            self._keeper.taking_rests()
+
+    # -- from the broker
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the broker."""
+        if key in (BODY, HEADER):
+            self._add_content(key, buffer[start + 7 : end - 1])
+        elif key in (keys.BASIC_DELIVER, keys.BASIC_GET_OK):
+            self._deliver(key, buffer[start + 7 : end - 1])
+        elif key == keys.TX_COMMIT_OK:
+            self._committed()
+            return
+        elif key == keys.TX_SELECT_OK and self._selecting is not None:
+            self._selecting.set_result(None)
+            self._selecting = None
+            return
+        elif key == keys.CHANNEL_CLOSE:
+            self._closed(content.close(buffer[start + 7 : end - 1]))
+            return
+        elif key == keys.CHANNEL_CLOSE_OK:
+            self.upstream.free(self.number)
+            owner, self.owner = self.owner, None
+            self._end("closed", None)
+            if owner is not None:
+                owner.upstream_close_ok()
+            return
+        else:
+            self._note(key, buffer[start + 7 : end - 1])
+        if self.owner is not None:
+            self.owner.forward(buffer, start, end)
+
+    def _note(self, key: int, payload: bytes) -> None:
+        match key:
+            case keys.BASIC_CONSUME_OK:
+                if self._consuming:
+                    self._consumers[content.consumer_tag(payload)] = self._consuming.popleft()
+            case keys.BASIC_CANCEL_OK:
+                self._consumers.pop(content.consumer_tag(payload), None)
+            case keys.BASIC_CANCEL:
+                self._consumers.pop(content.cancel(payload).consumer_tag, None)
+            case keys.BASIC_GET_EMPTY:
+                if self._getting:
+                    self._getting.popleft()
+            case keys.QUEUE_DECLARE_OK:
+                self._last_queue = content.declare_ok(payload).queue
+            case _:
+                pass
+
+    def _deliver(self, key: int, payload: bytes) -> None:
+        if key == keys.BASIC_DELIVER:
+            deliver = content.deliver(payload)
+            tag, redelivered = deliver.delivery_tag, deliver.redelivered
+            exchange, routing_key = deliver.exchange, deliver.routing_key
+            consumer = self._consumers.get(deliver.consumer_tag) or self._early(deliver.consumer_tag)
+        else:
+            got = content.get_ok(payload)
+            tag, redelivered, exchange, routing_key = got.delivery_tag, got.redelivered, got.exchange, got.routing_key
+            consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
+        self._last_tag = tag
+        self._content = Content(payload)
+        self._delivery = None
+        if not consumer.no_ack:
+            self._delivery = Delivery(
+                holder=self,
+                tag=tag,
+                queue=consumer.queue,
+                exchange=exchange,
+                routing_key=routing_key,
+                redelivered=redelivered,
+                properties=b"",
+                body=None,
+                size=0,
+            )
+
+    def _early(self, tag: bytes) -> _Consumer:
+        """A consumer whose consume-ok has not been seen: brokers send that first, so this is a consumer of theirs."""
+        _log.warning("delivery for an unknown consumer", consumer=tag)
+        return _Consumer(b"", no_ack=False)
+
+    def _add_content(self, key: int, payload: bytes) -> None:
+        message, delivery = self._content, self._delivery
+        if message is None:
+            return
+        if key == HEADER:
+            header = content.header(payload)
+            message.size = header.body_size
+            message.properties = header.properties
+            size = header.body_size + len(header.properties)
+            fits = self._kept + size <= self._max_kept and self._budget.has_room(size)
+            self._skip = delivery is None or not fits
+            left = header.body_size
+        else:
+            left = message.size - len(payload)
+            message.size = left
+            if not self._skip:
+                message.body += payload
+        if left <= 0:
+            self._content = self._delivery = None
+            if delivery is not None:
+                self._arrived(delivery, message)
+
+    def _arrived(self, delivery: Delivery, message: Content) -> None:
+        delivery.properties = message.properties
+        if not self._skip:
+            delivery.body = bytes(message.body)
+            delivery.size = len(delivery.body) + len(delivery.properties)
+            self._kept += delivery.size
+            self._budget.used += delivery.size
+        self._open[delivery.tag] = delivery
+        if self.owner is None:
+            self._give_back([delivery])
+
+    # -- the end
+
+    def close(self, code: int = 200, text: bytes = b"closed by the client") -> None:
+        """channel.close, behind whatever is still to be committed; the owner hears when it is through."""
+        self._send(method_frame(self.number, requests.close(keys.CHANNEL_CLOSE, code, text)), last=True)
+
+    def detach(self) -> None:
+        """The client's channel is gone: keep what branches hold until they are through, give back all else."""
+        self.owner = None
+        if self.gone is not None:
+            return
+        for tag in self._consumers:
+            self._send(method_frame(self.number, requests.cancel(tag, no_wait=True)))
+        self._consumers.clear()
+        self.recover()
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self.owner is None and self.gone is None and not self._held and not self._committing and not self._queue:
+            self.gone = "closing"
+            self.upstream.write(method_frame(self.number, requests.close(keys.CHANNEL_CLOSE, 200, b"done")))
+
+    def _closed(self, close: Close) -> None:
+        self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+        if self.gone is not None:
+            return  # both sides close at once: the broker's close-ok follows
+        self.upstream.free(self.number)
+        owner = self.owner
+        # Behind tx.commit anything may have happened, and at no method (a delivery was not acknowledged in time) nobody
+        # knows whether that came behind it. At any other method the channel took its transaction with it.
+        known = close.key not in (keys.TX_COMMIT, 0)
+        in_doubt = self._unit is not None and not known
+        self._end(f"the broker closed it: {close.reply_code}", UnitOutcome.NEVER if known else None)
+        if owner is not None:
+            owner.upstream_closed(close)
+        if in_doubt:
+            self.upstream.abort("the outcome of a unit is asked for when its connection has ended")
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        self._end(reason, None)
+
+    def _end(self, reason: str, unit_outcome: UnitOutcome | None) -> None:
+        self.gone = reason
+        if self._selecting is not None:
+            self._selecting.set_exception(UpstreamLost(reason))
+            self._selecting = None
+        unit, self._unit = self._unit, None
+        if unit is not None:
+            _tell(unit.done, unit_outcome)
+        for item in self._queue:
+            if isinstance(item, _UnitRequest):
+                _tell(item.done, UnitOutcome.NEVER)
+        self._queue.clear()
+        self._nothing_waits()
+        branches = {id(branch): branch for _, branch in self._held.values()}
+        self._open.clear()
+        self._held.clear()
+        self._budget.used -= self._kept
+        self._kept = 0
+        for branch in branches.values():
+            self._keeper.held_lost(branch, reason)
+        self._keeper.taking_ended()
+
+
+def _tell(done: "asyncio.Future[UnitOutcome | None]", outcome: UnitOutcome | None) -> None:
+    if not done.done():  # whoever asked may have been cancelled, at the end of the service
+        done.set_result(outcome)
+
+
+def _unknown(tag: int) -> XaError:
+    return XaError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}")

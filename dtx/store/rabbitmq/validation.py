@@ -1,0 +1,108 @@
+"""V: the side channel on which the broker judges a publish before it is held for a branch.
+
+The real method and properties are published with an empty body in tx mode, and rolled back: permissions (topics too),
+exchange, user-id, CC/BCC and expiration are judged by the broker itself with the client's own credentials, and nothing
+is enqueued. What was judged good is remembered for a while.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from typing import Final
+
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.upstream import Upstream
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.content import Close, Publish
+from dtx.wire.amqp09.frames import method_frame
+
+_FRESH: Final = 10.0
+"""Seconds for which a good judgement holds; a permission taken away later is noticed at commit."""
+_CACHE: Final = 1024
+"""Judgements remembered for one connection."""
+
+
+class Judgement(asyncio.Future[Close | None]):
+    """``None`` when the broker would take the publish, else its words; cancelled when the connection is lost."""
+
+
+class Validator:
+    """The side channel of one client connection.
+
+    Args:
+        upstream: the client's connection to the broker.
+        number: of a channel that is open and in tx mode.
+    """
+
+    def __init__(self, upstream: Upstream, number: int) -> None:
+        self._upstream = upstream
+        self._number = number
+        self._waiting: deque[tuple[tuple[bytes, bytes, bytes], bytes, Judgement]] = deque()
+        self._good: OrderedDict[tuple[bytes, bytes, bytes], float] = OrderedDict()
+        self._opening = False
+        upstream.handlers[number] = self
+
+    def judge(self, publish: Publish, raw: bytes) -> Judgement | None:
+        """Ask what the broker thinks of a publish.
+
+        Args:
+            publish: the method.
+            raw: the properties.
+
+        Returns:
+            ``None`` when it is known to be good.
+
+        Raises:
+            WireError: 502, the properties are malformed.
+        """
+        key = (publish.exchange, publish.routing_key, properties.checked(raw))
+        loop = asyncio.get_running_loop()
+        until = self._good.get(key)
+        if until is not None and until > loop.time():
+            return None
+        judgement = Judgement(loop=loop)
+        self._ask(
+            key, messages.probe(self._number, publish.exchange, publish.routing_key, publish.flags, raw), judgement
+        )
+        return judgement
+
+    def _ask(self, key: tuple[bytes, bytes, bytes], frames: bytes, judgement: Judgement) -> None:
+        self._waiting.append((key, frames, judgement))
+        if not self._opening:
+            self._upstream.write(frames)
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the broker."""
+        if key == keys.TX_ROLLBACK_OK:
+            if self._waiting:
+                good, _, judgement = self._waiting.popleft()
+                self._good[good] = asyncio.get_running_loop().time() + _FRESH
+                self._good.move_to_end(good)
+                while len(self._good) > _CACHE:
+                    self._good.popitem(last=False)
+                _settle(judgement, None)
+        elif key == keys.CHANNEL_CLOSE:
+            self._refused(content.close(buffer[start + 7 : end - 1]))
+        elif key == keys.TX_SELECT_OK:
+            self._opening = False
+            self._upstream.write(b"".join(frames for _, frames, _ in self._waiting))
+
+    def _refused(self, close: Close) -> None:
+        """The channel is closed by the first publish that waits; the others are asked again on a new one."""
+        number = self._number
+        opening = (requests.CHANNEL_CLOSE_OK, requests.CHANNEL_OPEN, requests.TX_SELECT)
+        self._opening = True
+        self._upstream.write(b"".join(method_frame(number, payload) for payload in opening))
+        if self._waiting:
+            _, _, judgement = self._waiting.popleft()
+            _settle(judgement, close)
+
+    def lost(self, reason: str) -> None:  # noqa: ARG002
+        """The connection is gone."""
+        for _, _, judgement in self._waiting:
+            judgement.cancel()
+        self._waiting.clear()
+
+
+def _settle(judgement: Judgement, verdict: Close | None) -> None:
+    if not judgement.done():
+        judgement.set_result(verdict)

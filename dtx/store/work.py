@@ -1,0 +1,214 @@
+"""The work of a branch that has not voted: messages held back in memory, in the order in which they came.
+
+Nothing here is durable, and nothing needs to be: what has not been prepared is presumed aborted.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dtx.log.changes import Slot
+from dtx.log.records import Work, WorkKind
+from dtx.xa.model import Vote
+
+
+class Budget:
+    """Memory for messages that nobody has voted on, shared by all clients: what each may hold, together they may not.
+
+    Args:
+        limit: octets.
+    """
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether *size* more octets are within the limit."""
+        return self.used + size <= self.limit
+
+
+class Returner(Protocol):
+    """The channel that published a message, if it still wants to hear of it."""
+
+    def returned(self, work: Work, code: int, text: bytes) -> None:
+        """A mandatory message could not be routed when its branch was committed."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A message that was delivered on a selected channel and is not settled.
+
+    Args:
+        tag: the broker's delivery tag on *holder*.
+        queue: where it came from.
+        body: ``None`` when its content was too much to keep.
+        slot: standalone mode: where it is stored; its content is not kept here.
+    """
+
+    holder: "Holder"
+    tag: int
+    queue: bytes
+    exchange: bytes
+    routing_key: bytes
+    redelivered: bool
+    properties: bytes
+    body: bytes | None
+    size: int
+    slot: Slot | None = None
+
+
+class Holder(Hashable, Protocol):
+    """An upstream channel on which deliveries are held for branches."""
+
+    @property
+    def lock(self) -> str:
+        """Name of the exclusive queue of the upstream connection."""
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Give *deliveries* back to the broker (requeued)."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldPublish:
+    """A message that was published within a branch.
+
+    Args:
+        origin: hears of it when no queue takes a mandatory message.
+        queues: standalone mode: ids of the queues that it was routed to when it was published (RabbitMQ routes so, too,
+            in tx mode): an exchange or binding that goes away later cannot make a prepared branch fail.
+    """
+
+    exchange: bytes
+    routing_key: bytes
+    mandatory: bool
+    properties: bytes
+    body: bytes
+    origin: Returner | None = None
+    queues: tuple[int, ...] = ()
+
+
+class HeldWork:
+    """What one branch holds: publishes, and deliveries that were acknowledged.
+
+    Args:
+        limit_bytes: octets of bodies and properties.
+        limit_messages: messages.
+        budget: of all branches together.
+    """
+
+    __slots__ = ("_charged", "budget", "bytes", "consumes", "items", "limit_bytes", "limit_messages", "publishes")
+
+    def __init__(self, limit_bytes: int, limit_messages: int, budget: Budget) -> None:
+        self.budget = budget
+        self._charged = 0
+        self.items: list[HeldPublish | Delivery] = []
+        self.publishes = 0
+        self.consumes = 0
+        self.bytes = 0
+        self.limit_bytes = limit_bytes
+        self.limit_messages = limit_messages
+
+    def fits(self, size: int, count: int = 1, *, charged: bool = False) -> bool:
+        """Whether *count* more messages of together *size* octets may be held.
+
+        Args:
+            size: octets of all of them.
+            count: how many.
+            charged: whether the budget has them already.
+        """
+        return self._within(size, count) and (charged or self.budget.has_room(size))
+
+    def _within(self, size: int, count: int) -> bool:
+        return len(self.items) + count <= self.limit_messages and self.bytes + size <= self.limit_bytes
+
+    def excess(self, size: int, count: int = 1) -> str:
+        """Why they do not fit, for people."""
+        if self._within(size, count):
+            return f"all branches together may hold {self.budget.limit} octets (--max-held-bytes)"
+        return f"limits of a branch exceeded: {len(self.items) + count} messages, {self.bytes + size} octets"
+
+    def add_publish(self, publish: HeldPublish) -> None:
+        """Hold a publish."""
+        self.items.append(publish)
+        self.publishes += 1
+        size = len(publish.body) + len(publish.properties)
+        self.bytes += size
+        self.budget.used += size
+        self._charged += size
+
+    def add_consume(self, delivery: Delivery) -> None:
+        """Hold an acknowledged delivery; its content was charged when it was kept."""
+        self.items.append(delivery)
+        self.consumes += 1
+        self.bytes += delivery.size
+
+    @property
+    def vote(self) -> Vote:
+        """What the branch would have to vote about."""
+        return Vote.of(self.publishes, self.consumes)
+
+    def holders(self) -> dict[Holder, list[Delivery]]:
+        """The held deliveries by the channel that holds them, in order."""
+        groups: dict[Holder, list[Delivery]] = {}
+        for item in self.items:
+            if isinstance(item, Delivery):
+                groups.setdefault(item.holder, []).append(item)
+        return groups
+
+    def discard(self, wanted: Callable[[Delivery], bool] = lambda _: True) -> None:
+        """Forget the publishes and give the deliveries that are *wanted* back. Idempotent."""
+        for holder, deliveries in self.holders().items():
+            back = [delivery for delivery in deliveries if wanted(delivery)]
+            if back:
+                holder.release(back)
+        self.items.clear()
+        self.publishes = self.consumes = self.bytes = 0
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The messages are in the log, or gone: they count no more."""
+        self.budget.used -= self._charged
+        self._charged = 0
+
+    def origins(self) -> dict[int, Returner]:
+        """By position, the channels that published mandatory messages."""
+        return {
+            position: item.origin
+            for position, item in enumerate(self.items)
+            if isinstance(item, HeldPublish) and item.origin is not None
+        }
+
+    def to_log(self, units: dict[Holder, int]) -> tuple[Work, ...]:
+        """The rows of this work; *units* numbers the holders."""
+        rows = []
+        for position, item in enumerate(self.items):
+            if isinstance(item, HeldPublish):
+                rows.append(
+                    Work(
+                        position=position,
+                        kind=WorkKind.PUBLISH,
+                        exchange=item.exchange,
+                        routing_key=item.routing_key,
+                        flags=int(item.mandatory),
+                        properties=item.properties,
+                        body=item.body,
+                    )
+                )
+            else:
+                rows.append(
+                    Work(
+                        position=position,
+                        kind=WorkKind.CONSUME,
+                        exchange=item.exchange,
+                        routing_key=item.routing_key,
+                        queue=item.queue,
+                        flags=int(item.redelivered),
+                        properties=item.properties,
+                        body=item.body or b"",
+                        unit=units[item.holder],
+                    )
+                )
+        return tuple(rows)

@@ -1,0 +1,122 @@
+"""Structured logs: one event a line, on stderr, JSON for programs or text for people.
+
+Fields that recur have one name each: ``xid``, ``vhost``, ``connection``, ``channel``, ``user``, ``branch``. Message
+bodies are never logged; passwords are taken out of every text, tracebacks and foreign log records included.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any, Final, Literal, TextIO, cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+from dtx.config.values import redact
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["auto", "json", "console"]
+
+SECRET_KEYS: Final = frozenset(
+    {"authorization", "body", "content", "passwd", "password", "response", "secret", "token"}
+)
+"""Fields that are dropped, whoever logs them: credentials, SASL responses, message bodies."""
+_FIRST: Final = ("at", "level", "event")
+_MANY_LINES: Final = frozenset({"exception", "stack"})
+_MAX_TEXT: Final = 16 * 1024
+"""Characters of one field: a traceback fits, a runaway text does not fill the disk."""
+
+
+def get_logger(**fields: object) -> FilteringBoundLogger:
+    """A logger that adds *fields* to each of its events; cheap to make, to be made once and kept."""
+    return cast("FilteringBoundLogger", structlog.get_logger(**fields))
+
+
+def configure(level: Level = "info", form: Format = "auto", stream: TextIO | None = None) -> None:
+    """Say once, at the start of the process, what is logged and how.
+
+    Args:
+        level: events below it cost almost nothing.
+        form: ``auto`` is text where *stream* is a terminal, else JSON.
+        stream: where to; default stderr.
+    """
+    out = stream or sys.stderr
+    console = form == "console" or (form == "auto" and out.isatty())
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        safe_fields,
+    ]
+    # Tracebacks are text by then, so that the one processor before has seen them.
+    render: Processor = (
+        structlog.dev.ConsoleRenderer(colors=out.isatty(), timestamp_key="at")
+        if console
+        else structlog.processors.JSONRenderer(sort_keys=False)
+    )
+    structlog.configure(
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=lambda *_: _Lines(out),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *shared, render],
+        )
+    )
+    # Libraries speak only when something is wrong: pika and asyncio at info would drown what dtx says.
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+    logging.raiseExceptions = False
+
+
+def safe_fields(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Drop secret fields, and make of every other value something that fits one line and holds no password."""
+    ordered = {key: event[key] for key in _FIRST if key in event}
+    ordered |= {key: value for key, value in event.items() if key not in SECRET_KEYS}
+    return {key: _plain(value, keep="\n" if key in _MANY_LINES else "") for key, value in ordered.items()}
+
+
+def _plain(value: object, *, keep: str = "") -> object:
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case bytes() | bytearray() | memoryview():
+            return _printable(redact(bytes(value[:_MAX_TEXT]).decode("ascii", "backslashreplace")), keep)
+        case Mapping():
+            return {_printable(str(key)): _plain(item) for key, item in value.items() if str(key) not in SECRET_KEYS}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in value]
+        case _:
+            return _printable(redact(str(value)[:_MAX_TEXT]), keep)
+
+
+def _printable(text: str, keep: str = "") -> str:
+    """Control characters escaped: a name chosen by a client must not move the cursor of whoever reads the log."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+class _Lines:
+    """Writes each event as one line. A log that nobody reads any more must not stop the service."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def _write(self, line: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg = _write

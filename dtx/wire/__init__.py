@@ -1,0 +1,1 @@
+"""Protocol code without input and output: bytes in, values and bytes out."""

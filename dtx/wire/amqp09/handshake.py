@@ -1,0 +1,292 @@
+"""The opening of a connection: connection.start, start-ok, tune, tune-ok, open, and what SASL responses say.
+
+Every decoder takes a method payload, class and method first, and raises WireError 502 when it is malformed. Responses
+hold passwords: they appear in no error and in no repr.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final
+
+from dtx.wire.amqp09 import keys, tables
+from dtx.wire.amqp09.errors import HardCode, WireError, syntax_error
+
+PLAIN: Final = b"PLAIN"
+AMQPLAIN: Final = b"AMQPLAIN"
+PASSED: Final = (PLAIN, AMQPLAIN)
+"""The mechanisms that can pass a proxy: they tell the user's name, and are not bound to the transport."""
+CAPABILITY: Final = b"dtx"
+
+_TUNE: Final = Struct(">IHIH")
+_LONG: Final = Struct(">I")
+_CAPABILITIES: Final = b"capabilities"
+_TRUE: Final = b"\x01"
+_TOKEN: Final = re.compile(rb"eyJ[\w-]+\.[\w-]+\.[\w-]*")
+"""A JSON Web Token in its compact form (RFC 7519): its first part is a JSON object, in base64url."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """connection.start.
+
+    Args:
+        major, minor: protocol version.
+        server_properties: a table without its length.
+        mechanisms: names with spaces between them.
+        locales: names with spaces between them.
+    """
+
+    major: int
+    minor: int
+    server_properties: bytes
+    mechanisms: bytes
+    locales: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOk:
+    """connection.start-ok.
+
+    Args:
+        client_properties: a table without its length.
+        mechanism: name.
+        response: SASL response; holds the password.
+        locale: name.
+    """
+
+    client_properties: bytes
+    mechanism: bytes
+    response: bytes = field(repr=False)
+    locale: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """connection.tune and connection.tune-ok.
+
+    Args:
+        channel_max: highest channel number, 0 for no limit.
+        frame_max: octets, 0 for no limit.
+        heartbeat: seconds, 0 for none.
+    """
+
+    channel_max: int
+    frame_max: int
+    heartbeat: int
+
+
+def decode_start(payload: bytes) -> Start:
+    """Read connection.start."""
+    properties, position = tables.long_string(payload, 6)
+    mechanisms, position = tables.long_string(payload, position)
+    locales, position = tables.long_string(payload, position)
+    if position != len(payload):
+        raise syntax_error("connection.start is too long")
+    return Start(
+        major=payload[4], minor=payload[5], server_properties=properties, mechanisms=mechanisms, locales=locales
+    )
+
+
+def encode_start(start: Start) -> bytes:
+    """The payload of connection.start."""
+    version = bytes((start.major, start.minor))
+    strings = map(tables.put_long, (start.server_properties, start.mechanisms, start.locales))
+    return keys.CONNECTION_START.to_bytes(4, "big") + version + b"".join(strings)
+
+
+def decode_start_ok(payload: bytes) -> StartOk:
+    """Read connection.start-ok."""
+    properties, position = tables.long_string(payload, 4)
+    mechanism, position = tables.short_string(payload, position)
+    response, position = tables.long_string(payload, position)
+    locale, position = tables.short_string(payload, position)
+    if position != len(payload):
+        raise syntax_error("connection.start-ok is too long")
+    return StartOk(client_properties=properties, mechanism=mechanism, response=response, locale=locale)
+
+
+def encode_start_ok(start_ok: StartOk) -> bytes:
+    """The payload of connection.start-ok."""
+    return b"".join(
+        (
+            keys.CONNECTION_START_OK.to_bytes(4, "big"),
+            tables.put_long(start_ok.client_properties),
+            tables.put_short(start_ok.mechanism),
+            tables.put_long(start_ok.response),
+            tables.put_short(start_ok.locale),
+        )
+    )
+
+
+def decode_tune(payload: bytes) -> Tune:
+    """Read connection.tune or connection.tune-ok."""
+    if len(payload) != _TUNE.size:
+        raise syntax_error("connection.tune is truncated or too long")
+    _, channel_max, frame_max, heartbeat = _TUNE.unpack(payload)
+    return Tune(channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat)
+
+
+def encode_tune(tune: Tune) -> bytes:
+    """The payload of connection.tune."""
+    return _TUNE.pack(keys.CONNECTION_TUNE, tune.channel_max, tune.frame_max, tune.heartbeat)
+
+
+def encode_tune_ok(tune: Tune) -> bytes:
+    """The payload of connection.tune-ok."""
+    return _TUNE.pack(keys.CONNECTION_TUNE_OK, tune.channel_max, tune.frame_max, tune.heartbeat)
+
+
+def decode_open(payload: bytes) -> bytes:
+    """Read connection.open: the virtual host."""
+    vhost, position = tables.short_string(payload, 4)
+    _, position = tables.short_string(payload, position)
+    if position + 1 != len(payload):
+        raise syntax_error("connection.open is truncated or too long")
+    return vhost
+
+
+def encode_open(vhost: bytes) -> bytes:
+    """The payload of connection.open."""
+    return keys.CONNECTION_OPEN.to_bytes(4, "big") + tables.put_short(vhost) + b"\x00\x00"
+
+
+def encode_open_ok() -> bytes:
+    """The payload of connection.open-ok."""
+    return keys.CONNECTION_OPEN_OK.to_bytes(4, "big") + b"\x00"
+
+
+def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes]) -> bytes:
+    """What a server says about itself in connection.start: a table without its length.
+
+    Args:
+        texts: by name, for example ``product``.
+        capabilities: what it can do; all are true.
+    """
+    able = b"".join(tables.entry(name, b"t", _TRUE) for name in capabilities)
+    parts = [tables.entry(_CAPABILITIES, b"F", able)]
+    parts += (tables.entry(name, b"S", text) for name, text in texts.items())
+    return b"".join(parts)
+
+
+def advertise(payload: bytes) -> bytes:
+    """A broker's connection.start as dtx passes it on.
+
+    Adds ``dtx: true`` to ``capabilities`` among the server's properties, keeping everything else, and offers only the
+    mechanisms of :data:`PASSED`.
+
+    Raises:
+        WireError: 502 when *payload* is malformed, 540 when the broker offers none of those mechanisms.
+    """
+    start = decode_start(payload)
+    mechanisms = [name for name in start.mechanisms.split() if name in PASSED]
+    if not mechanisms:
+        raise WireError(HardCode.NOT_IMPLEMENTED, "the broker offers neither PLAIN nor AMQPLAIN, nothing else can pass")
+    properties = tables.entries(start.server_properties)
+    inner = next((entry.value for entry in properties if entry.key == _CAPABILITIES and entry.kind == b"F"), b"")
+    kept = [entry.raw for entry in tables.entries(inner) if entry.key != CAPABILITY]
+    capabilities = b"".join((*kept, tables.entry(CAPABILITY, b"t", _TRUE)))
+    parts = [entry.raw for entry in properties if entry.key != _CAPABILITIES]
+    parts.append(tables.entry(_CAPABILITIES, b"F", capabilities))
+    return encode_start(
+        Start(
+            major=start.major,
+            minor=start.minor,
+            server_properties=b"".join(parts),
+            mechanisms=b" ".join(mechanisms),
+            locales=start.locales,
+        )
+    )
+
+
+def has_capability(properties: bytes, name: bytes) -> bool:
+    """Whether *properties* (server's or client's, a table without its length) have ``capabilities.name: true``.
+
+    Raises:
+        WireError: 502 when the table is malformed.
+    """
+    for entry in tables.entries(properties):
+        if entry.key == _CAPABILITIES and entry.kind == b"F":
+            return any(
+                inner.key == name and inner.kind == b"t" and inner.value != b"\x00"
+                for inner in tables.entries(entry.value)
+            )
+    return False
+
+
+def user_name(mechanism: bytes, response: bytes) -> str | None:
+    """Who a SASL response authenticates as, read exactly as the broker reads it.
+
+    Returns:
+        ``None`` when it does not say, for example with an empty name beside a token, a name that is no UTF-8, or a
+        response that is malformed or says it twice: then the broker decides, and dtx knows nobody. The same for any
+        name beside a token (a JSON Web Token): the broker takes the name from the token, so the other one is hearsay.
+    """
+    if mechanism == PLAIN:
+        name, password = _plain(response)
+    elif mechanism == AMQPLAIN:
+        name, password = _amqplain(response)
+    else:
+        return None
+    if not name or _TOKEN.fullmatch(password):
+        return None
+    try:
+        return name.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a SASL response says.
+
+    Args:
+        user: name.
+        password: never shown.
+    """
+
+    user: bytes
+    password: bytes = field(repr=False)
+
+
+def credentials(mechanism: bytes, response: bytes) -> Credentials | None:
+    """User and password in a SASL response.
+
+    Returns:
+        ``None`` when the response is malformed, names nobody, or says it twice.
+
+    Raises:
+        WireError: 540 for a mechanism other than those of :data:`PASSED`.
+    """
+    if mechanism == PLAIN:
+        found = _plain(response)
+    elif mechanism == AMQPLAIN:
+        found = _amqplain(response)
+    else:
+        name = mechanism.decode("ascii", "replace")
+        raise WireError(HardCode.NOT_IMPLEMENTED, f"mechanism {name!r} is not supported, use PLAIN or AMQPLAIN")
+    return Credentials(*found) if found[0] else None
+
+
+def _plain(response: bytes) -> tuple[bytes, bytes]:
+    """RFC 4616 without an authorization identity, which brokers refuse: NUL, name, NUL, password."""
+    parts = response.split(b"\x00")
+    return (parts[1], parts[2]) if len(parts) == 3 and not parts[0] else (b"", b"")
+
+
+def _amqplain(response: bytes) -> tuple[bytes, bytes]:
+    """A table without its length, with ``LOGIN`` and ``PASSWORD``."""
+    try:
+        entries = tables.entries(response)
+    except WireError:
+        return b"", b""
+    names = [entry for entry in entries if entry.key == b"LOGIN"]
+    if len(names) != 1 or names[0].kind != b"S":
+        return b"", b""
+    return names[0].value, next((entry.value for entry in entries if entry.key == b"PASSWORD"), b"")
+
+
+def plain(user: bytes, password: bytes) -> bytes:
+    """The response of mechanism PLAIN."""
+    return b"\x00" + user + b"\x00" + password

@@ -1,0 +1,145 @@
+"""Payloads of the methods that dtx itself sends. Each starts with class and method, ready for a method frame.
+
+Names longer than a shortstr may be (255 octets) raise WireError 502.
+"""
+
+from struct import Struct
+from typing import Final
+
+from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09.tables import put_long, put_short
+
+NO_ARGUMENTS: Final = b""
+
+TX_SELECT: Final = keys.TX_SELECT.to_bytes(4, "big")
+TX_COMMIT: Final = keys.TX_COMMIT.to_bytes(4, "big")
+TX_ROLLBACK: Final = keys.TX_ROLLBACK.to_bytes(4, "big")
+CHANNEL_OPEN: Final = keys.CHANNEL_OPEN.to_bytes(4, "big") + b"\x00"
+CHANNEL_CLOSE_OK: Final = keys.CHANNEL_CLOSE_OK.to_bytes(4, "big")
+CONNECTION_CLOSE_OK: Final = keys.CONNECTION_CLOSE_OK.to_bytes(4, "big")
+CONFIRM_SELECT: Final = keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00"
+
+_SETTLE: Final = Struct(">IQB")
+_DELIVER: Final = Struct(">QB")
+_QOS: Final = Struct(">IIHB")
+_CODE: Final = Struct(">IH")
+_LONG: Final = Struct(">I")
+_PUBLISH: Final = keys.BASIC_PUBLISH.to_bytes(4, "big") + b"\x00\x00"
+_DELIVER_KEY: Final = keys.BASIC_DELIVER.to_bytes(4, "big")
+
+
+def _ticket(key: int) -> bytes:
+    """Class and method, and the ticket (reserved in 0-9-1) that comes first in many methods."""
+    return key.to_bytes(4, "big") + b"\x00\x00"
+
+
+def publish(exchange: bytes, routing_key: bytes, flags: int = 0) -> bytes:
+    """basic.publish; *flags* as in :class:`dtx.wire.amqp09.content.Publish`."""
+    return b"%b%b%b%c" % (_PUBLISH, put_short(exchange), put_short(routing_key), flags)
+
+
+def deliver(consumer_tag: bytes, delivery_tag: int, redelivered: bool, exchange: bytes, routing_key: bytes) -> bytes:
+    """basic.deliver."""
+    middle = _DELIVER.pack(delivery_tag, redelivered)
+    return b"".join((_DELIVER_KEY, put_short(consumer_tag), middle, put_short(exchange), put_short(routing_key)))
+
+
+def returned(code: int, text: bytes, exchange: bytes, routing_key: bytes) -> bytes:
+    """basic.return; *text* is at most 255 octets."""
+    head = _CODE.pack(keys.BASIC_RETURN, code)
+    return b"".join((head, put_short(text), put_short(exchange), put_short(routing_key)))
+
+
+def ack(delivery_tag: int, multiple: bool = False) -> bytes:
+    """basic.ack."""
+    return _SETTLE.pack(keys.BASIC_ACK, delivery_tag, multiple)
+
+
+def nack(delivery_tag: int, multiple: bool = False, requeue: bool = True) -> bytes:
+    """basic.nack."""
+    return _SETTLE.pack(keys.BASIC_NACK, delivery_tag, multiple | requeue << 1)
+
+
+def reject(delivery_tag: int, requeue: bool = True) -> bytes:
+    """basic.reject."""
+    return _SETTLE.pack(keys.BASIC_REJECT, delivery_tag, requeue)
+
+
+def qos(prefetch_count: int, everywhere: bool = False) -> bytes:
+    """basic.qos."""
+    return _QOS.pack(keys.BASIC_QOS, 0, prefetch_count, everywhere)
+
+
+def consume(
+    queue: bytes,
+    consumer_tag: bytes,
+    *,
+    no_ack: bool = False,
+    exclusive: bool = False,
+    no_wait: bool = False,
+    arguments: bytes = NO_ARGUMENTS,
+) -> bytes:
+    """basic.consume; *arguments* are a table without its length."""
+    bits = no_ack << 1 | exclusive << 2 | no_wait << 3
+    return (
+        _ticket(keys.BASIC_CONSUME) + put_short(queue) + put_short(consumer_tag) + bytes((bits,)) + put_long(arguments)
+    )
+
+
+def cancel(consumer_tag: bytes, no_wait: bool = False) -> bytes:
+    """basic.cancel; sent by a server, it tells that the consumer is gone."""
+    return keys.BASIC_CANCEL.to_bytes(4, "big") + put_short(consumer_tag) + bytes((no_wait,))
+
+
+def get(queue: bytes, no_ack: bool = False) -> bytes:
+    """basic.get."""
+    return _ticket(keys.BASIC_GET) + put_short(queue) + bytes((no_ack,))
+
+
+def queue_declare(
+    queue: bytes,
+    *,
+    passive: bool = False,
+    durable: bool = False,
+    exclusive: bool = False,
+    auto_delete: bool = False,
+    no_wait: bool = False,
+    arguments: bytes = NO_ARGUMENTS,
+) -> bytes:
+    """queue.declare; *arguments* are a table without its length."""
+    bits = passive | durable << 1 | exclusive << 2 | auto_delete << 3 | no_wait << 4
+    return _ticket(keys.QUEUE_DECLARE) + put_short(queue) + bytes((bits,)) + put_long(arguments)
+
+
+def queue_delete(queue: bytes, *, if_unused: bool = False, if_empty: bool = False, no_wait: bool = False) -> bytes:
+    """queue.delete."""
+    return _ticket(keys.QUEUE_DELETE) + put_short(queue) + bytes((if_unused | if_empty << 1 | no_wait << 2,))
+
+
+def queue_purge(queue: bytes, no_wait: bool = False) -> bytes:
+    """queue.purge."""
+    return _ticket(keys.QUEUE_PURGE) + put_short(queue) + bytes((no_wait,))
+
+
+def queue_bind(queue: bytes, exchange: bytes, routing_key: bytes, arguments: bytes = NO_ARGUMENTS) -> bytes:
+    """queue.bind; *arguments* are a table without its length."""
+    names = put_short(queue) + put_short(exchange) + put_short(routing_key)
+    return _ticket(keys.QUEUE_BIND) + names + b"\x00" + put_long(arguments)
+
+
+def exchange_declare(exchange: bytes, kind: bytes, *, passive: bool = False, durable: bool = False) -> bytes:
+    """exchange.declare; with *passive*, a question whether it is there."""
+    bits = bytes((passive | durable << 1,))
+    return _ticket(keys.EXCHANGE_DECLARE) + put_short(exchange) + put_short(kind) + bits + put_long(NO_ARGUMENTS)
+
+
+def close(key: int, code: int, text: bytes, failed: int = 0) -> bytes:
+    """channel.close or connection.close.
+
+    Args:
+        key: which of them.
+        code: reply code.
+        text: reply text, at most 255 octets.
+        failed: class << 16 | method of what failed; 0 where nothing did.
+    """
+    return _CODE.pack(key, code) + put_short(text) + _LONG.pack(failed)

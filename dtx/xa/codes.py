@@ -1,0 +1,79 @@
+"""XA answers and errors, with the numbers of the AMQP dtx classes.
+
+Sources: the constants of the AMQP 0-9 dtx preview (``xa-rbrollback`` … ``xa-ok``), and the return codes of
+X/Open CAE "Distributed Transaction Processing: The XA Specification", chapter 6.
+"""
+
+from enum import IntEnum, StrEnum
+
+
+class XaFlag(IntEnum):
+    """The ``flags`` field of start-ok, end-ok, prepare-ok, commit-ok and rollback-ok."""
+
+    RBROLLBACK = 1
+    RBTIMEOUT = 2
+    HEURHAZ = 3
+    HEURCOM = 4
+    HEURRB = 5
+    HEURMIX = 6
+    RDONLY = 7
+    OK = 8
+
+    @property
+    def wire_name(self) -> str:
+        """The constant's name in the XML, for example ``xa-rbrollback``."""
+        return f"xa-{self.name.lower()}"
+
+
+class ReplyCode(IntEnum):
+    """The AMQP reply codes that close a channel: those of the dtx classes, and of queues and exchanges of our own."""
+
+    ACCESS_REFUSED = 403
+    NOT_FOUND = 404
+    RESOURCE_LOCKED = 405
+    PRECONDITION_FAILED = 406
+    SYNTAX_ERROR = 502
+    COMMAND_INVALID = 503
+    RESOURCE_ERROR = 506
+    NOT_ALLOWED = 530
+    NOT_IMPLEMENTED = 540
+    INTERNAL_ERROR = 541
+
+
+class Heuristic(StrEnum):
+    """How a branch ended without its transaction manager."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    MIXED = "mixed"
+    HAZARD = "hazard"
+
+    @property
+    def flag(self) -> XaFlag:
+        """What commit and rollback answer until ``forget``."""
+        return _HEURISTIC_FLAG[self]
+
+
+_HEURISTIC_FLAG = {
+    Heuristic.COMMITTED: XaFlag.HEURCOM,
+    Heuristic.ROLLED_BACK: XaFlag.HEURRB,
+    Heuristic.MIXED: XaFlag.HEURMIX,
+    Heuristic.HAZARD: XaFlag.HEURHAZ,
+}
+
+
+class XaError(Exception):
+    """An operation was refused, or its outcome is not known.
+
+    Args:
+        code: the AMQP reply code that the peer is told.
+        reason: lower case, no full stop: what was tried, and on what.
+    """
+
+    def __init__(self, code: ReplyCode, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.code.value}: {self.reason}"

@@ -1,0 +1,266 @@
+"""The vocabulary of the branch machine: states, operations, votes, associations, events and effects.
+
+Events go in, effects come out (see :mod:`dtx.xa.branch`). Both are closed unions of frozen values.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+
+
+class State(StrEnum):
+    """The state of a branch; X/Open XA table 6-4 (S0 to S5), with the steps that a broker needs between them."""
+
+    UNKNOWN = "unknown"
+    """Never started, or ended: nobody knows the xid (S0)."""
+    ACTIVE = "active"
+    """Some channel is associated or suspended (S1)."""
+    IDLE = "idle"
+    """Ended on every channel (S2)."""
+    ROLLBACK_ONLY = "rollback-only"
+    """It can only be rolled back, and nobody has been told so finally (S4)."""
+    TIMED_OUT = "timed-out"
+    """As rollback-only, by its timeout; kept until that was answered once (S4)."""
+    TAKING = "taking"
+    """Logged; consumed messages are being taken from the broker. Not a vote yet."""
+    TAKING_ONE_PHASE = "taking-one-phase"
+    """As taking, on behalf of a one-phase commit."""
+    PREPARED = "prepared"
+    """Voted yes; only the transaction manager decides (S3)."""
+    COMMITTING = "committing"
+    """The decision to commit is durable, phase two is under way."""
+    ROLLING_BACK = "rolling-back"
+    """The decision to roll back is durable, consumed messages are being put back."""
+    HEURISTIC = "heuristic"
+    """Completed without the transaction manager; kept until forget (S5)."""
+
+
+class Operation(StrEnum):
+    """What can be asked of a branch, and what can befall it."""
+
+    START = "start"
+    JOIN = "join"
+    RESUME = "resume"
+    END = "end"
+    FAIL = "end-fail"
+    SUSPEND = "end-suspend"
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    ONE_PHASE = "commit-one-phase"
+    ROLLBACK = "rollback"
+    FORGET = "forget"
+    GET_TIMEOUT = "get-timeout"
+    SET_TIMEOUT = "set-timeout"
+    TIMEOUT = "timeout"
+    CHANNEL_LOST = "channel-lost"
+    DOOM = "doom"
+    EXPIRE = "expire"
+    TAKEN = "taken"
+    NOT_TAKEN = "not-taken"
+    TAKEN_IN_PART = "taken-in-part"
+    APPLIED = "applied"
+    PUT_BACK = "put-back"
+    STUCK = "stuck"
+
+
+REQUESTS = (
+    Operation.START,
+    Operation.JOIN,
+    Operation.RESUME,
+    Operation.END,
+    Operation.FAIL,
+    Operation.SUSPEND,
+    Operation.PREPARE,
+    Operation.COMMIT,
+    Operation.ONE_PHASE,
+    Operation.ROLLBACK,
+    Operation.FORGET,
+    Operation.GET_TIMEOUT,
+    Operation.SET_TIMEOUT,
+)
+"""The operations that a peer asks for; the others befall a branch."""
+
+
+def start_operation(*, join: bool, resume: bool) -> Operation:
+    """Which operation a start with these bits is.
+
+    Raises:
+        XaError: 503 when both are set (rule joinAndresume).
+    """
+    if join and resume:
+        raise XaError(ReplyCode.COMMAND_INVALID, "start is illegal with both join and resume")
+    if join:
+        return Operation.JOIN
+    return Operation.RESUME if resume else Operation.START
+
+
+def end_operation(*, fail: bool, suspend: bool) -> Operation:
+    """Which operation an end with these bits is.
+
+    Raises:
+        XaError: 503 when both are set (rule suspendAndfail).
+    """
+    if fail and suspend:
+        raise XaError(ReplyCode.COMMAND_INVALID, "end is illegal with both fail and suspend")
+    if fail:
+        return Operation.FAIL
+    return Operation.SUSPEND if suspend else Operation.END
+
+
+class Vote(StrEnum):
+    """What the branch would have to vote about."""
+
+    ASSOCIATED = "associated"
+    """Some channel is (still) associated or suspended: no vote is possible."""
+    NOTHING = "nothing"
+    PUBLISHED = "published"
+    CONSUMED = "consumed"
+    BOTH = "both"
+    LOCAL = "local"
+    """Work on messages that live in the log's own database: one transaction does it with the decision."""
+
+    @classmethod
+    def of(cls, publishes: int, consumes: int) -> "Vote":
+        """The vote of an unassociated branch with this many messages."""
+        if publishes:
+            return cls.BOTH if consumes else cls.PUBLISHED
+        return cls.CONSUMED if consumes else cls.NOTHING
+
+
+class Association(StrEnum):
+    """How one channel stands to one branch; X/Open XA table 6-2 (T0 to T2)."""
+
+    NONE = "none"
+    ASSOCIATED = "associated"
+    SUSPENDED = "suspended"
+
+
+ChannelId = Hashable
+"""Whatever identifies a channel to its owner; the core only compares it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demarcation:
+    """A start or end, in one of their forms, on a channel."""
+
+    operation: Operation
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A coordination request; *vote* says what the branch holds."""
+
+    operation: Operation
+    vote: Vote = Vote.NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimeout:
+    """A new timeout in seconds, 0 for none (the default has been filled in before)."""
+
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLost:
+    """A channel that was associated or suspended died."""
+
+    channel: ChannelId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """The result of an effect, or something from outside; *reason* for people."""
+
+    operation: Operation
+    vote: Vote = Vote.NOTHING
+    reason: str = ""
+
+
+Event = Demarcation | Request | SetTimeout | ChannelLost | Happened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Make this state durable, with the work when the branch was not logged before. Nothing later runs before it."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Take the consumed messages from the broker; ends in TAKEN, NOT_TAKEN or TAKEN_IN_PART."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Publish the branch's messages; ends in APPLIED or STUCK."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutBack:
+    """Put the taken messages back into their queues; ends in PUT_BACK or STUCK."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Discard publishes and return deliveries that are held but not taken. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """The branch leaves the log, the journal keeps how it ended; local work is done, or undone, with that."""
+
+    ending: "Ending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """The journal tells of a branch that is not logged; durable before what follows."""
+
+    ending: "Ending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteStuck:
+    """Phase two could not finish; the log keeps the broker's words."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember:
+    """Leave a tombstone: one further rollback is answered with *flag* instead of 404."""
+
+    flag: XaFlag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer the request."""
+
+    flag: XaFlag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Refuse the request; the state is what the log says."""
+
+    code: ReplyCode
+    reason: str
+
+
+class Ending(StrEnum):
+    """How a branch ended, for the journal."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    READ_ONLY = "read-only"
+    TIMED_OUT = "timed-out"
+    FORGOTTEN = "forgotten"
+
+
+Effect = Persist | Take | Apply | PutBack | Release | Complete | Note | NoteStuck | Remember | Answer | Refuse

@@ -1,0 +1,201 @@
+"""The transition table of a branch: what is absent is illegal.
+
+Theory of operation. A row is keyed by (state, operation, vote) and says the next state and the effects, in the order
+in which they must run. That order is the durability contract: whatever a reply promises stands as a ``Persist``,
+``Complete`` or ``Note`` before it, and that write is the first effect of its row, so that when it fails nothing has
+been released, taken or told. (The one exception: once the decision to commit is in the log and the messages are in the
+broker, nothing is missing that the answer promises. The log is told afterwards that it may forget the branch.) A row
+that ends in ``Take``, ``Apply`` or ``PutBack`` has no answer of its own: the
+result of that effect comes back as an operation, whose row answers. (The one exception: work taken in part is
+answered with xa-rbrollback first and put back then.) So a crash between any two effects finds a state in the log that
+has a row of its own.
+
+Sources: X/Open XA tables 6-2 and 6-4; the rules of the classes dtx-demarcation and dtx-coordination.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dtx.xa.codes import ReplyCode, XaFlag
+from dtx.xa.model import (
+    Answer,
+    Apply,
+    Association,
+    Complete,
+    Effect,
+    Ending,
+    Note,
+    Operation,
+    Persist,
+    PutBack,
+    Release,
+    Remember,
+    State,
+    Take,
+    Vote,
+)
+
+A, I, R, T = State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY, State.TIMED_OUT  # noqa: E741
+TAKING, TAKING_1P = State.TAKING, State.TAKING_ONE_PHASE
+P, C, B, H = State.PREPARED, State.COMMITTING, State.ROLLING_BACK, State.HEURISTIC
+GONE = State.UNKNOWN
+LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, H})
+"""The states in which the branch is in the log; every other one is presumed aborted."""
+IN_DOUBT: Final = frozenset({P, C, B, H})
+"""What a recovery scan lists."""
+DOOMED: Final = frozenset({R, T})
+"""The states in which only a rollback is left (S4)."""
+TIMED: Final = frozenset({A, I})
+"""The states in which the timeout runs: "they run until prepare and then stop for good"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The next state, and the effects that lead there, in order."""
+
+    to: State
+    effects: tuple[Effect, ...] = ()
+
+
+_V = Vote
+_BROKER: Final = (_V.NOTHING, _V.PUBLISHED, _V.CONSUMED, _V.BOTH)
+_FREE: Final = (*_BROKER, _V.LOCAL)
+_ALL: Final = (_V.ASSOCIATED, *_FREE)
+_WITH_CONSUMES: Final = (_V.CONSUMED, _V.BOTH)
+_WITH_PUBLISHES: Final = (_V.PUBLISHED, _V.BOTH)
+_OK: Final = Answer(flag=XaFlag.OK)
+_RB: Final = Answer(flag=XaFlag.RBROLLBACK)
+_RBTIMEOUT: Final = Answer(flag=XaFlag.RBTIMEOUT)
+_END_COMMITTED: Final = (Complete(ending=Ending.COMMITTED), _OK)
+_END_ROLLED_BACK: Final = (Complete(ending=Ending.ROLLED_BACK), _OK)
+_TOLD_RB: Final = (Release(), Remember(flag=XaFlag.RBROLLBACK), _RB)
+_TOLD_RBTIMEOUT: Final = (Release(), Remember(flag=XaFlag.RBTIMEOUT), _RBTIMEOUT)
+
+_Row = tuple[State | tuple[State, ...], Operation, tuple[Vote, ...], State, tuple[Effect, ...]]
+_O = Operation
+
+_ROWS: Final[tuple[_Row, ...]] = (
+    # dtx-demarcation.start
+    (GONE, _O.START, _ALL, A, (_OK,)),
+    ((A, I), _O.JOIN, _ALL, A, (_OK,)),
+    (A, _O.RESUME, _ALL, A, (_OK,)),
+    # "xa-rbrollback: the broker marked the transaction branch rollback-only": answered, not associated.
+    (R, _O.JOIN, _ALL, R, (_RB,)),
+    (T, _O.JOIN, _ALL, T, (_RB,)),
+    (R, _O.RESUME, (_V.ASSOCIATED,), R, (_RB,)),
+    (R, _O.RESUME, _FREE, R, (Release(), _RB)),
+    (T, _O.RESUME, (_V.ASSOCIATED,), T, (_RB,)),
+    (T, _O.RESUME, _FREE, T, (Release(), _RB)),
+    # dtx-demarcation.end
+    (A, _O.END, (_V.ASSOCIATED,), A, (_OK,)),
+    (A, _O.END, _FREE, I, (_OK,)),
+    (A, _O.SUSPEND, _ALL, A, (_OK,)),
+    # "If fail is specified then the transaction should be marked as rollback-only."
+    (A, _O.FAIL, (_V.ASSOCIATED,), R, (_RB,)),
+    (A, _O.FAIL, _FREE, R, (Release(), _RB)),
+    *(
+        row
+        for operation in (_O.END, _O.FAIL, _O.SUSPEND)
+        for row in (
+            (R, operation, (_V.ASSOCIATED,), R, (_RB,)),
+            (R, operation, _FREE, R, (Release(), _RB)),
+            (T, operation, (_V.ASSOCIATED,), T, (_RBTIMEOUT,)),
+            (T, operation, _FREE, T, (Release(), _RBTIMEOUT)),
+        )
+    ),
+    # dtx-coordination.prepare
+    (I, _O.PREPARE, (_V.NOTHING,), GONE, (Note(ending=Ending.READ_ONLY), Answer(flag=XaFlag.RDONLY))),
+    (I, _O.PREPARE, (_V.PUBLISHED, _V.LOCAL), P, (Persist(state=P), _OK)),
+    (I, _O.PREPARE, _WITH_CONSUMES, TAKING, (Persist(state=TAKING), Take())),
+    # A prepare that ended in 541 "may or may not have been prepared": asked again, it goes on from there.
+    (TAKING, _O.PREPARE, _BROKER, TAKING, (Take(),)),
+    (TAKING, _O.TAKEN, _BROKER, P, (Persist(state=P), _OK)),
+    (TAKING_1P, _O.TAKEN, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
+    (TAKING_1P, _O.TAKEN, (_V.CONSUMED,), GONE, _END_COMMITTED),
+    ((TAKING, TAKING_1P), _O.NOT_TAKEN, _BROKER, GONE, (Complete(ending=Ending.ROLLED_BACK), *_TOLD_RB)),
+    # Part was taken, or nobody knows: it is put back (a repeat, never a loss). The vote need not wait for that.
+    ((TAKING, TAKING_1P), _O.TAKEN_IN_PART, _BROKER, B, (Persist(state=B), *_TOLD_RB, PutBack())),
+    (R, _O.PREPARE, _FREE, GONE, _TOLD_RB),
+    (T, _O.PREPARE, _FREE, GONE, _TOLD_RBTIMEOUT),
+    # dtx-coordination.commit, one-phase
+    (I, _O.ONE_PHASE, (_V.NOTHING,), GONE, (Note(ending=Ending.COMMITTED), _OK)),
+    (I, _O.ONE_PHASE, (_V.LOCAL,), GONE, _END_COMMITTED),
+    (I, _O.ONE_PHASE, (_V.PUBLISHED,), C, (Persist(state=C), Apply())),
+    (I, _O.ONE_PHASE, _WITH_CONSUMES, TAKING_1P, (Persist(state=TAKING_1P), Take())),
+    (TAKING_1P, _O.ONE_PHASE, _BROKER, TAKING_1P, (Take(),)),
+    (C, _O.ONE_PHASE, _BROKER, C, (Apply(),)),
+    (R, _O.ONE_PHASE, _FREE, GONE, _TOLD_RB),
+    (T, _O.ONE_PHASE, _FREE, GONE, _TOLD_RBTIMEOUT),
+    # dtx-coordination.commit, two-phase
+    (P, _O.COMMIT, _WITH_PUBLISHES, C, (Persist(state=C), Apply())),
+    (P, _O.COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), GONE, _END_COMMITTED),
+    (C, _O.COMMIT, _BROKER, C, (Apply(),)),
+    (C, _O.APPLIED, _BROKER, GONE, (_OK, Complete(ending=Ending.COMMITTED))),
+    # dtx-coordination.rollback
+    (I, _O.ROLLBACK, _FREE, GONE, (Release(), _OK)),
+    (R, _O.ROLLBACK, _FREE, GONE, (Release(), _OK)),
+    (T, _O.ROLLBACK, _FREE, GONE, (Release(), _RBTIMEOUT)),
+    ((TAKING, TAKING_1P), _O.ROLLBACK, _BROKER, B, (Persist(state=B), Release(), PutBack())),
+    (P, _O.ROLLBACK, _WITH_CONSUMES, B, (Persist(state=B), PutBack())),
+    (P, _O.ROLLBACK, (_V.PUBLISHED, _V.NOTHING, _V.LOCAL), GONE, _END_ROLLED_BACK),
+    (B, _O.ROLLBACK, _BROKER, B, (PutBack(),)),
+    (B, _O.PUT_BACK, _BROKER, GONE, _END_ROLLED_BACK),
+    # dtx-coordination.forget; the answer of commit and rollback is the recorded outcome, which the step fills in.
+    (H, _O.FORGET, _FREE, GONE, (Complete(ending=Ending.FORGOTTEN), _OK)),
+    (H, _O.COMMIT, _FREE, H, ()),
+    (H, _O.ONE_PHASE, _FREE, H, ()),
+    (H, _O.ROLLBACK, _FREE, H, ()),
+    # dtx-coordination.get-timeout, set-timeout
+    *(
+        (state, operation, _ALL, state, (_OK,))
+        for state in State
+        if state is not GONE
+        for operation in (_O.GET_TIMEOUT, _O.SET_TIMEOUT)
+    ),
+    # What befalls a branch that has not voted. No row: a timer never decides a branch that has.
+    ((A, I), _O.TIMEOUT, _ALL, T, (Note(ending=Ending.TIMED_OUT), Release())),
+    ((A, R), _O.CHANNEL_LOST, (_V.ASSOCIATED,), R, ()),
+    ((A, R), _O.CHANNEL_LOST, _FREE, R, (Release(),)),
+    (T, _O.CHANNEL_LOST, (_V.ASSOCIATED,), T, ()),
+    (T, _O.CHANNEL_LOST, _FREE, T, (Release(),)),
+    ((A, I, R), _O.DOOM, (_V.ASSOCIATED,), R, ()),
+    ((A, I, R), _O.DOOM, _FREE, R, (Release(),)),
+    (T, _O.DOOM, _ALL, T, ()),
+    ((R, T), _O.EXPIRE, _FREE, GONE, (Release(),)),
+    # Phase two could not finish; the step fills in what the log keeps and the 541.
+    (C, _O.STUCK, _BROKER, C, ()),
+    (B, _O.STUCK, _BROKER, B, ()),
+)
+
+
+def _expand(rows: Iterable[_Row]) -> Iterator[tuple[tuple[State, Operation, Vote], Rule]]:
+    for states, operation, votes, to, effects in rows:
+        for state in states if isinstance(states, tuple) else (states,):
+            for vote in votes:
+                yield (state, operation, vote), Rule(to, effects)
+
+
+TRANSITIONS: Final[dict[tuple[State, Operation, Vote], Rule]] = dict(_expand(_ROWS))
+"""Every legal step of a branch."""
+
+ASSOCIATIONS: Final[dict[tuple[Association, Operation], Association]] = {
+    (Association.NONE, Operation.START): Association.ASSOCIATED,
+    (Association.NONE, Operation.JOIN): Association.ASSOCIATED,
+    (Association.SUSPENDED, Operation.RESUME): Association.ASSOCIATED,
+    (Association.ASSOCIATED, Operation.END): Association.NONE,
+    (Association.ASSOCIATED, Operation.FAIL): Association.NONE,
+    (Association.ASSOCIATED, Operation.SUSPEND): Association.SUSPENDED,
+    (Association.SUSPENDED, Operation.END): Association.NONE,
+    (Association.SUSPENDED, Operation.FAIL): Association.NONE,
+}
+"""Every legal step of a channel's association with a branch (X/Open XA table 6-2)."""
+
+
+def refusal(state: State, operation: Operation) -> ReplyCode:
+    """The code for a step that is not in the table."""
+    if state is State.UNKNOWN:
+        return ReplyCode.NOT_FOUND  # rule unknownXid
+    if operation is Operation.START:
+        return ReplyCode.NOT_ALLOWED  # rule alreadyAssociated: "previously been seen"
+    return ReplyCode.COMMAND_INVALID  # rule commandInvalid

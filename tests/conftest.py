@@ -1,0 +1,154 @@
+"""Fixtures for all tests: real PostgreSQL, real RabbitMQ, the real service."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import trustme
+
+from tests.support.postgres import PostgresServer
+from tests.support.processes import log_tails, short_directory
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+from tests.support.summary import Exercised
+
+EXERCISED = pytest.StashKey[Exercised]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count what is left out."""
+    config.stash[EXERCISED] = exercised = Exercised()
+    config.pluginmanager.register(exercised, "dtx-exercised")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the servers said with every failure."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"log of {name}", text) for name, text in log_tails()]
+    return report
+
+
+@pytest.fixture
+def left_out(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Call it with a sentence when a test could not exercise a part of what it is about."""
+    return request.config.stash[EXERCISED].left_out
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The PostgreSQL server that tests share; those that kill it use ``own_postgres``."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a fresh, empty database."""
+    url = postgres.create_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The URL of a fresh database with the log's tables."""
+    url = postgres.create_migrated_database()
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server for one test alone, to be killed, stopped and paused."""
+    with PostgresServer("own") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared_rabbitmq() -> Iterator[RabbitNode]:
+    """The node behind ``rabbitmq``."""
+    with RabbitNode() as node:
+        yield node
+
+
+@pytest.fixture
+def rabbitmq(shared_rabbitmq: RabbitNode) -> RabbitNode:
+    """The RabbitMQ node that tests share, up and well. A test may kill it: the next one finds it mended."""
+    shared_rabbitmq.mend()
+    return shared_rabbitmq
+
+
+@pytest.fixture
+def own_rabbitmq() -> Iterator[RabbitNode]:
+    """A RabbitMQ node for one test alone."""
+    with RabbitNode() as node:
+        yield node
+
+
+@pytest.fixture
+def vhost(rabbitmq: RabbitNode) -> Iterator[str]:
+    """A fresh virtual host of the shared node, which guest may use."""
+    name = rabbitmq.add_vhost()
+    yield name
+    rabbitmq.mend()
+    rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture(scope="session")
+def certificates() -> Iterator[Path]:
+    """A directory with ``ca.pem``, and ``server`` and ``client`` certificates (``.pem``, ``.key``) for 127.0.0.1."""
+    authority = trustme.CA()
+    with short_directory("tls") as directory:
+        authority.cert_pem.write_to_path(directory / "ca.pem")
+        for name in ("server", "client"):
+            certificate = authority.issue_cert("127.0.0.1", "localhost", common_name=name)
+            certificate.private_key_pem.write_to_path(directory / f"{name}.key")
+            for position, part in enumerate(certificate.cert_chain_pems):
+                part.write_to_path(directory / f"{name}.pem", append=position > 0)
+        yield directory
+
+
+class ServiceFactory(Protocol):
+    """Starts services that end with the test."""
+
+    def __call__(self, *options: str, broker: str | None = ..., database: str | None = ..., **more: Any) -> DtxService:
+        """A service with further words on its command line; see ``DtxService``."""
+
+
+@pytest.fixture
+def dtx_service(request: pytest.FixtureRequest) -> Iterator[ServiceFactory]:
+    """Starts ``dtx serve``: ``dtx_service("--default-timeout", "5")``.
+
+    Without *broker* it uses the shared node, without *database* a fresh database of the shared PostgreSQL; with
+    ``database="embedded"`` the server that dtx itself brings.
+    """
+    with ExitStack() as stack:
+
+        def start(*options: str, broker: str | None = None, database: str | None = None, **more: Any) -> DtxService:
+            if broker is None:
+                broker = request.getfixturevalue("rabbitmq").url()
+            if database is None:
+                postgres = request.getfixturevalue("postgres")
+                database = postgres.create_database()
+                stack.callback(postgres.drop_database, database)
+            elif database == "embedded":
+                database = None
+            return stack.enter_context(DtxService(broker=broker, database=database, options=options, **more))
+
+        yield start
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[str, int], Proxy]]:
+    """Starts a cuttable TCP proxy in front of host and port."""
+    with ExitStack() as stack:
+
+        def start(host: str, port: int) -> Proxy:
+            return stack.enter_context(Proxy(host, port))
+
+        yield start

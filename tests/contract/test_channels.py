@@ -1,0 +1,616 @@
+"""Channels of standalone mode beside RabbitMQ's: the same frames, the same answers."""
+
+import secrets
+import struct
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.frames import BODY, HEADER, METHOD, header_frame, method_frame
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import entry, put_long, put_short
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.service import DtxService
+
+PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
+MANDATORY, IMMEDIATE = 1, 2
+
+
+@pytest.fixture(scope="module")
+def standalone(postgres: PostgresServer) -> Iterator[DtxService]:
+    database = postgres.create_database()
+    with DtxService(database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture(params=["RabbitMQ", "standalone"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param == "RabbitMQ":
+        return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
+    return cast("DtxService", request.getfixturevalue("standalone")).url()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[RawClient]:
+    with RawClient(url) as connected:
+        connected.open(1)
+        yield connected
+
+
+@pytest.fixture
+def queue(client: RawClient) -> bytes:
+    """An exclusive queue with a name of its own."""
+    name = f"dialogue-{secrets.token_hex(6)}".encode()
+    ask(client, 1, requests.queue_declare(name, exclusive=True), keys.QUEUE_DECLARE_OK)
+    return name
+
+
+def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
+    """Send a method, and return its answer."""
+    client.send(channel, payload)
+    return client.read_method(channel, answer)
+
+
+def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
+    return content.declare_ok(ask(client, channel, requests.queue_declare(name, **options), keys.QUEUE_DECLARE_OK))
+
+
+def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, **options: Any) -> None:
+    """Publish through the default exchange."""
+    frames = [publish_frames(channel, queue.decode(), body, **options) for body in bodies]
+    client.send_frames(b"".join(frames))
+
+
+def read_content(client: RawClient, channel: int) -> bytes:
+    left, body = -1, b""
+    while left:
+        kind, number, payload = client.read()
+        assert number == channel
+        if kind == HEADER:
+            left = content.header(payload).body_size
+        else:
+            assert kind == BODY
+            body += payload
+            left -= len(payload)
+    return body
+
+
+def next_delivery(client: RawClient, channel: int = 1) -> tuple[content.Deliver, bytes]:
+    method = content.deliver(client.read_method(channel, keys.BASIC_DELIVER))
+    return method, read_content(client, channel)
+
+
+def get(
+    client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
+) -> tuple[content.GetOk, bytes] | None:
+    client.send(channel, requests.get(queue, no_ack))
+    payload = client.read_method(channel, keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+    if payload[:4] == keys.BASIC_GET_EMPTY.to_bytes(4, "big"):
+        return None
+    return content.get_ok(payload), read_content(client, channel)
+
+
+def bodies(client: RawClient, queue: bytes) -> list[bytes]:
+    """All that is ready, taken out."""
+    found = []
+    while (got := get(client, queue, no_ack=True)) is not None:
+        found.append(got[1])
+    return found
+
+
+def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:
+    """Send methods that end the connection; the reply code."""
+    return code_after(client, b"".join(method_frame(channel, payload) for payload in payloads))
+
+
+def code_after(client: RawClient, frames: bytes) -> int:
+    client.send_frames(frames)
+    try:
+        while True:
+            client.read()
+    except ConnectionEnded as end:
+        return int(str(end)[:3])
+
+
+def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
+    ask(client, channel, requests.consume(queue, tag, **options), keys.BASIC_CONSUME_OK)
+
+
+# -- publish and get ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 300_000])
+def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size: int) -> None:
+    body = secrets.token_bytes(size)
+    raw = properties.build({Property.MESSAGE_ID: b"m", Property.TYPE: b"t\xff"}, {b"key": b"\x00value"})
+    publish(client, queue, body, properties=raw)
+    client.send(1, requests.get(queue))
+    method = content.get_ok(client.read_method(1, keys.BASIC_GET_OK))
+    kind, _, header = client.read()
+    assert (kind, content.header(header)) == (HEADER, (60, size, raw))
+    assert (method.exchange, method.routing_key, method.redelivered, method.message_count) == (b"", queue, False, 0)
+    found = b""
+    while len(found) < size:
+        found += client.read()[2]
+    assert found == body
+
+
+def test_get_tells_how_many_are_left(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2", b"3")
+    got = get(client, queue)
+    assert got is not None
+    assert (got[0].message_count, got[1]) == (2, b"1")
+    assert declare(client, queue, passive=True).message_count == 2
+
+
+def test_an_empty_queue_gives_nothing(client: RawClient, queue: bytes) -> None:
+    assert get(client, queue) is None
+
+
+def test_a_publish_to_an_exchange_that_is_not_there_closes_the_channel(client: RawClient) -> None:
+    client.send_frames(publish_frames(1, "key", exchange="not-there"))
+    refusal = client.refused(1)
+    assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 40)
+
+
+def test_what_is_sent_behind_an_exception_is_discarded_until_close_ok(client: RawClient, queue: bytes) -> None:
+    """AMQP 0-9-1, 1.5.2.5: "after sending this method, any received methods except … MUST be discarded"."""
+    client.send_frames(publish_frames(1, "key", exchange="not-there"))
+    publish(client, queue, b"late")
+    client.send(1, requests.queue_declare(b"", exclusive=True))
+    assert client.refused(1).code == 404
+    assert declare(client, queue, passive=True).message_count == 0
+
+
+def test_immediate_is_not_implemented(client: RawClient, queue: bytes) -> None:
+    assert code_after(client, publish_frames(1, queue.decode(), flags=IMMEDIATE)) == 540
+
+
+@pytest.mark.parametrize("value", [b"-1", b"a", b"1.5", b"", b" 1"])
+def test_an_expiration_that_is_no_number_is_refused(client: RawClient, queue: bytes, value: bytes) -> None:
+    publish(client, queue, b"x", properties=properties.build({Property.EXPIRATION: value}))
+    assert client.refused(1).code == 406
+
+
+def test_a_publish_to_an_internal_exchange_is_refused(client: RawClient) -> None:
+    name = f"internal-{secrets.token_hex(4)}".encode()
+    # auto-delete and internal: bits 2 and 3
+    payload = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + put_short(b"fanout")
+    ask(client, 1, payload + b"\x0c" + put_long(b""), keys.EXCHANGE_DECLARE_OK)
+    client.send_frames(publish_frames(1, "key", exchange=name.decode()))
+    assert client.refused(1).code == 403
+    ask(client, 1, _exchange_delete(name), keys.EXCHANGE_DELETE_OK)
+
+
+def _exchange_delete(name: bytes) -> bytes:
+    return keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + b"\x00"
+
+
+def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawClient, queue: bytes) -> None:
+    """RabbitMQ, Sender-selected Distribution."""
+    second, third = (declare(client, exclusive=True).queue for _ in range(2))
+
+    def keys_in(*names: bytes) -> bytes:
+        return b"".join(b"S" + put_long(name) for name in names)
+
+    table = entry(b"CC", b"A", keys_in(second)) + entry(b"BCC", b"A", keys_in(third))
+    publish(client, queue, b"copied", properties=properties.put(properties.EMPTY, Property.HEADERS, table))
+    for name in (queue, second, third):
+        client.send(1, requests.get(name, no_ack=True))
+        client.read_method(1, keys.BASIC_GET_OK)
+        raw = content.header(client.read()[2]).properties
+        assert properties.has_header(raw, b"CC")
+        assert not properties.has_header(raw, b"BCC")
+        assert client.read()[2] == b"copied"
+
+
+# -- frames that have no place -----------------------------------------------------------------------------------------
+
+
+def test_a_method_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
+    assert code_of_end(client, requests.publish(b"", queue), requests.get(queue)) == 505
+
+
+def test_content_without_a_publish_ends_the_connection(client: RawClient) -> None:
+    assert code_after(client, header_frame(1, 60, 1, b"\x00\x00")) == 505
+
+
+def test_a_method_on_a_channel_that_is_not_open_ends_the_connection(client: RawClient) -> None:
+    assert code_of_end(client, requests.get(b"q"), channel=7) == 504
+
+
+def test_a_channel_that_is_open_cannot_be_opened(client: RawClient) -> None:
+    assert code_of_end(client, requests.CHANNEL_OPEN) == 504
+
+
+def test_a_truncated_method_ends_the_connection(client: RawClient) -> None:
+    assert code_of_end(client, requests.get(b"queue")[:-3]) in (501, 502)
+
+
+# -- acknowledgements --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_requeued_comes_again_first_and_says_so(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2")
+    got = get(client, queue)
+    assert got is not None
+    client.send(1, requests.nack(got[0].delivery_tag, requeue=True))
+    again = get(client, queue)
+    assert again is not None
+    assert (again[1], again[0].redelivered, again[0].delivery_tag) == (b"1", True, 2)
+
+
+def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2", b"3", b"4")
+    for _ in range(4):
+        get(client, queue)
+    client.send(1, requests.ack(2, multiple=True))
+    client.send(1, requests.reject(4, requeue=False))
+    client.close_channel(1)
+    client.open(1)
+    got = get(client, queue)
+    assert got is not None
+    assert (got[1], got[0].redelivered) == (b"3", True)
+    assert get(client, queue) is None
+
+
+@pytest.mark.parametrize("multiple", [False, True])
+def test_an_unknown_delivery_tag_closes_the_channel(client: RawClient, multiple: bool) -> None:
+    refusal = client.refusal_of(1, requests.ack(1, multiple))
+    assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - unknown delivery tag 1")
+
+
+def test_recover_gives_everything_back(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2")
+    get(client, queue)
+    get(client, queue)
+    ask(client, 1, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01", keys.BASIC_RECOVER_OK)
+    assert bodies(client, queue) == [b"1", b"2"]
+
+
+def test_recover_to_the_same_consumer_is_not_implemented(client: RawClient) -> None:
+    assert code_of_end(client, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x00") == 540
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: bytes) -> None:
+    consume(client, queue)
+    publish(client, queue, *(b"%d" % number for number in range(20)))
+    found = [next_delivery(client) for _ in range(20)]
+    assert [body for _, body in found] == [b"%d" % number for number in range(20)]
+    assert [method.delivery_tag for method, _ in found] == list(range(1, 21))
+    assert {(method.consumer_tag, method.redelivered) for method, _ in found} == {(b"tag", False)}
+
+
+def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
+    """basic.qos: "The client can request that messages be sent in advance" up to so many unacknowledged."""
+    ask(client, 1, requests.qos(2), keys.BASIC_QOS_OK)
+    consume(client, queue)
+    publish(client, queue, b"1", b"2", b"3", b"4")
+    assert [next_delivery(client)[1] for _ in range(2)] == [b"1", b"2"]
+    assert declare(client, queue, passive=True).message_count == 2
+    client.send(1, requests.ack(1))
+    assert next_delivery(client)[1] == b"3"
+
+
+def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawClient, queue: bytes) -> None:
+    """RabbitMQ, Consumer Prefetch: global true is "shared across all consumers on the channel"."""
+    second = declare(client, exclusive=True).queue
+    ask(client, 1, requests.qos(1, everywhere=True), keys.BASIC_QOS_OK)
+    consume(client, queue, b"a")
+    consume(client, second, b"b")
+    publish(client, queue, b"1")
+    assert next_delivery(client)[0].consumer_tag == b"a"
+    publish(client, second, b"2")
+    assert declare(client, second, passive=True).message_count == 1
+    client.send(1, requests.ack(1))
+    assert next_delivery(client)[0].consumer_tag == b"b"
+
+
+def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: bytes) -> None:
+    ask(client, 1, requests.qos(1), keys.BASIC_QOS_OK)
+    consume(client, queue, no_ack=True)
+    publish(client, queue, b"1", b"2", b"3")
+    assert [next_delivery(client)[1] for _ in range(3)] == [b"1", b"2", b"3"]
+    assert client.refusal_of(1, requests.ack(1)).code == 406
+
+
+def test_the_server_names_consumers_that_have_no_name(client: RawClient, queue: bytes) -> None:
+    tag = content.consumer_tag(ask(client, 1, requests.consume(queue, b""), keys.BASIC_CONSUME_OK))
+    assert tag.startswith(b"amq.ctag-")
+
+
+def test_a_consumer_tag_is_used_once(client: RawClient, queue: bytes) -> None:
+    consume(client, queue)
+    assert code_of_end(client, requests.consume(queue, b"tag")) == 530
+
+
+def test_a_cancelled_consumer_gets_nothing_and_its_tag_is_free(client: RawClient, queue: bytes) -> None:
+    consume(client, queue)
+    answer = ask(client, 1, requests.cancel(b"tag"), keys.BASIC_CANCEL_OK)
+    assert content.consumer_tag(answer) == b"tag"
+    publish(client, queue, b"1")
+    assert declare(client, queue, passive=True)[1:] == (1, 0)
+    consume(client, queue)
+    assert next_delivery(client)[1] == b"1"
+
+
+def test_cancelling_a_consumer_that_is_not_there_is_no_error(client: RawClient) -> None:
+    answer = ask(client, 1, requests.cancel(b"nobody"), keys.BASIC_CANCEL_OK)
+    assert content.consumer_tag(answer) == b"nobody"
+
+
+def test_an_exclusive_consumer_is_alone(client: RawClient, queue: bytes) -> None:
+    client.open(2)
+    consume(client, queue, exclusive=True)
+    assert client.refusal_of(2, requests.consume(queue, b"other")).code == 403
+
+
+def test_a_consumer_of_a_queue_that_is_not_there_closes_the_channel(client: RawClient) -> None:
+    refusal = client.refusal_of(1, requests.consume(b"not-there", b"t"))
+    assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 20)
+
+
+def test_a_queue_with_auto_delete_goes_with_its_last_consumer(client: RawClient) -> None:
+    name = declare(client, auto_delete=True).queue
+    consume(client, name, b"a")
+    consume(client, name, b"b")
+    ask(client, 1, requests.cancel(b"a"), keys.BASIC_CANCEL_OK)
+    assert declare(client, name, passive=True).consumer_count == 1
+    ask(client, 1, requests.cancel(b"b"), keys.BASIC_CANCEL_OK)
+    assert client.refusal_of(1, requests.queue_declare(name, passive=True)).code == 404
+
+
+def test_a_prefetch_in_octets_is_not_implemented(client: RawClient) -> None:
+    assert code_of_end(client, struct.pack(">IIHB", keys.BASIC_QOS, 1, 0, 0)) == 540
+
+
+def test_a_channel_says_that_it_flows(client: RawClient) -> None:
+    assert ask(client, 1, keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01", keys.CHANNEL_FLOW_OK)[4:] == b"\x01"
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_server_names_queues_that_have_no_name(client: RawClient) -> None:
+    name = declare(client, exclusive=True).queue
+    assert name.startswith(b"amq.gen-")
+    assert declare(client, name, passive=True).queue == name
+
+
+def test_an_empty_name_is_the_queue_that_was_declared_last(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1")
+    got = get(client, b"")
+    assert got is not None
+    assert got[1] == b"1"
+
+
+def test_without_one_an_empty_name_is_not_found(client: RawClient) -> None:
+    client.open(2)
+    assert client.refusal_of(2, requests.get(b"")).code == 404
+
+
+def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
+    client: RawClient, url: str, queue: bytes
+) -> None:
+    with RawClient(url) as other:
+        other.open(1)
+        assert other.refusal_of(1, requests.get(queue)).code == 405
+        client.close()
+        assert other.refusal_of(1, requests.get(queue)).code == 404
+
+
+def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2", b"3")
+    get(client, queue)
+    answer = ask(client, 1, requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
+    assert answer[4:] == b"\x00\x00\x00\x02"
+    client.send(1, requests.nack(1))
+    assert bodies(client, queue) == [b"1"]
+
+
+def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1", b"2", b"3")
+    assert client.refusal_of(1, requests.queue_delete(queue, if_empty=True)).code == 406
+    consume(client, queue, no_ack=True)
+    assert client.refusal_of(1, requests.queue_delete(queue, if_unused=True)).code == 406
+    answer = ask(client, 1, requests.queue_delete(b"not-there"), keys.QUEUE_DELETE_OK)
+    assert answer[4:] == b"\x00\x00\x00\x00"
+
+
+def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: bytes) -> None:
+    ask(client, 1, requests.queue_bind(queue, b"amq.direct", queue), keys.QUEUE_BIND_OK)
+    client.send_frames(publish_frames(1, queue.decode(), b"bound", exchange="amq.direct"))
+    assert bodies(client, queue) == [b"bound"]
+    unbind = keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00"
+    unbind += put_short(queue) + put_short(b"amq.direct") + put_short(queue) + put_long(b"")
+    ask(client, 1, unbind, keys.QUEUE_UNBIND_OK)
+    client.send_frames(publish_frames(1, queue.decode(), b"unbound", exchange="amq.direct"))
+    assert bodies(client, queue) == []
+
+
+def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClient) -> None:
+    name = f"silent-{secrets.token_hex(4)}".encode()
+    client.send(
+        1, requests.queue_declare(name, exclusive=True, no_wait=True), requests.consume(name, b"t", no_wait=True)
+    )
+    publish(client, name, b"1")
+    assert next_delivery(client)[1] == b"1"
+
+
+# -- confirms and returns ----------------------------------------------------------------------------------------------
+
+
+def confirmed(client: RawClient, count: int) -> int:
+    """Wait for the confirms of *count* publishes; how many frames that took."""
+    frames, seen = 0, 0
+    while seen < count:
+        settle = content.ack(client.read_method(1, keys.BASIC_ACK))
+        seen = settle.delivery_tag if settle.multiple else seen + 1
+        frames += 1
+    return frames
+
+
+def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
+    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(client, queue, *(b"%d" % number for number in range(100)), properties=PERSISTENT)
+    assert confirmed(client, 100) <= 100
+    assert declare(client, queue, passive=True).message_count == 100
+
+
+def test_an_unroutable_message_is_returned_and_then_confirmed(client: RawClient) -> None:
+    """RabbitMQ, Confirms: "the basic.return is sent to the client before basic.ack"."""
+    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
+    back = content.returned(client.read_method(1))
+    assert back == (312, b"NO_ROUTE", b"", b"nowhere")
+    assert read_content(client, 1) == b"body"
+    assert content.ack(client.read_method(1, keys.BASIC_ACK)).delivery_tag == 1
+
+
+def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient) -> None:
+    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    client.send_frames(publish_frames(1, "nowhere", b"body"))
+    assert content.ack(client.read_method(1, keys.BASIC_ACK)).delivery_tag == 1
+
+
+def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
+    """RabbitMQ, Queue Length Limit: reject-publish "informs the publisher of the reject via a basic.nack"."""
+    limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x02") + entry(b"x-overflow", b"S", b"reject-publish")
+    payload = requests.queue_declare(b"", exclusive=True, arguments=limits)
+    name = content.declare_ok(ask(client, 1, payload, keys.QUEUE_DECLARE_OK)).queue
+    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    fates = []
+    for number in range(4):
+        publish(client, name, b"%d" % number)
+        fates.append(client.read_method(1, keys.BASIC_ACK, keys.BASIC_NACK)[3])
+    assert fates[:2] == [keys.BASIC_ACK & 0xFF] * 2
+    assert fates[-1] == keys.BASIC_NACK & 0xFF
+    assert bodies(client, name)[:2] == [b"0", b"1"]
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_seen_when_it_is_committed(client: RawClient, queue: bytes) -> None:
+    client.open(2)
+    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    publish(client, queue, b"1", b"2", channel=2)
+    assert get(client, queue) is None
+    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    assert bodies(client, queue) == [b"1", b"2"]
+
+
+def test_a_transaction_that_is_rolled_back_has_published_nothing(client: RawClient, queue: bytes) -> None:
+    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    publish(client, queue, b"1")
+    ask(client, 1, requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
+    ask(client, 1, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    assert bodies(client, queue) == []
+
+
+def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue: bytes) -> None:
+    """tx.rollback: unacknowledged messages "MUST NOT be automatically redelivered by rollback"."""
+    publish(client, queue, b"1", b"2")
+    client.open(2)
+    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    assert get(client, queue, 2) is not None
+    assert get(client, queue, 2) is not None
+    client.send(2, requests.ack(1))
+    ask(client, 2, requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
+    assert get(client, queue) is None
+    client.send(2, requests.ack(1))
+    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    client.close_channel(2)
+    assert bodies(client, queue) == [b"2"]
+
+
+def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1")
+    client.open(2)
+    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    get(client, queue, 2)
+    client.send(2, requests.reject(1, requeue=True))
+    assert get(client, queue) is None
+    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    assert bodies(client, queue) == [b"1"]
+
+
+def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) -> None:
+    publish(client, queue, b"1")
+    client.open(2)
+    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    publish(client, queue, b"2", channel=2)
+    get(client, queue, 2)
+    client.send(2, requests.ack(1))
+    client.close_channel(2)
+    assert bodies(client, queue) == [b"1"]
+
+
+def test_an_unroutable_message_is_returned_at_the_commit(client: RawClient) -> None:
+    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
+    client.send(1, requests.TX_COMMIT)
+    assert content.returned(client.read_method(1)).reply_code == 312
+    assert read_content(client, 1) == b"body"
+    client.read_method(1, keys.TX_COMMIT_OK)
+
+
+@pytest.mark.parametrize("method", [requests.TX_COMMIT, requests.TX_ROLLBACK])
+def test_without_tx_select_there_is_nothing_to_commit(client: RawClient, method: bytes) -> None:
+    assert client.refusal_of(1, method).code == 406
+
+
+def test_confirms_and_transactions_exclude_each_other(client: RawClient) -> None:
+    assert client.refusal_of(1, requests.CONFIRM_SELECT, requests.TX_SELECT).code == 406
+
+
+def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None:
+    client.send(1, requests.TX_SELECT)
+    client.read_method(1, keys.TX_SELECT_OK)
+    assert client.refusal_of(1, requests.CONFIRM_SELECT).code == 406
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_sent_before_a_close_is_done(client: RawClient, url: str) -> None:
+    name = f"closing-{secrets.token_hex(4)}".encode()
+    declare(client, name)
+    publish(client, name, *(b"%d" % number for number in range(50)))
+    client.close()
+    with RawClient(url) as other:
+        other.open(1)
+        answer = ask(other, 1, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
+        assert answer[4:] == b"\x00\x00\x00\x32"
+
+
+def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
+    """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
+    close = requests.close(keys.CHANNEL_CLOSE, 200, b"done")
+    client.send(1, requests.get(b"not-there"), close, requests.CHANNEL_CLOSE_OK)
+    client.read_method(1, keys.CHANNEL_CLOSE)
+    client.read_method(1, keys.CHANNEL_CLOSE_OK)
+    client.open(1)
+
+
+def test_a_wrong_password_is_refused(url: str) -> None:
+    with pytest.raises(ConnectionEnded):
+        RawClient(url.replace("guest:guest", "guest:wrong"))
+
+
+def test_a_vhost_that_is_not_there_is_not_allowed(url: str) -> None:
+    with pytest.raises(ConnectionEnded, match="530"):
+        RawClient(url[: url.rindex("/")] + "/not-there")
+
+
+def test_frames_of_a_type_that_does_not_exist_end_the_connection(client: RawClient) -> None:
+    assert code_after(client, b"\x09" + method_frame(1, requests.TX_SELECT)[1:]) == 501
+    assert METHOD == 1

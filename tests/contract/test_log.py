@@ -1,0 +1,339 @@
+"""The contract of the transaction log: PostgreSQL and the in-memory twin obey it alike."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dtx.log.api import LogConflict, TransactionLog
+from dtx.log.records import Advance, Ending, Insert, JournalEvent, LogState, Lookup, Note, UnitState
+from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
+from tests.contract.conftest import OpenLog
+from tests.support.branches import (
+    a_branch,
+    a_commit,
+    a_completion,
+    a_consume,
+    a_line,
+    a_publish,
+    a_unit,
+    a_xid,
+    all_of,
+    an_insert,
+)
+
+
+async def test_a_written_branch_is_there_with_all_its_parts(log: TransactionLog) -> None:
+    """Prepared means durable."""
+    branch = a_branch(
+        state=LogState.TAKING, prepared_at=None, owner="Jürgen", timeout=2**33, consumes=1, units=(a_unit(1), a_unit(0))
+    )
+    work = (a_publish(0, body=bytes(range(256))), a_consume(1, properties=b"", body=b"", flags=-1))
+    await log.write(an_insert(branch, *work))
+    stored = replace(branch, units=(branch.units[1], branch.units[0]))
+    assert await all_of(log.load()) == {branch.id: stored}
+    assert await log.read_work(branch.id) == list(work)
+    assert await log.lookup("/", branch.xid) == Lookup(branch=stored)
+
+
+@pytest.mark.parametrize(
+    "xid",
+    [Xid(0, b"\0"), Xid(0xFFFFFFFF, bytes(64), b"\xff" * 64), Xid(0xFFFFFFFE, b"'; --", b"\\")],
+    ids=["shortest", "longest", "quotes"],
+)
+async def test_any_xid_is_kept_octet_by_octet(log: TransactionLog, xid: Xid) -> None:
+    branch = a_branch(xid=xid)
+    await log.write(an_insert(branch))
+    assert (await log.lookup("/", xid)).branch == branch
+    await log.write(a_completion(branch))
+    assert [line.xid for line in await log.history(None, xid)] == [xid, xid]
+
+
+async def test_a_branch_advances_with_its_version(log: TransactionLog) -> None:
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    await log.write(a_commit(branch))
+    stored = (await log.lookup("/", branch.xid)).branch
+    assert stored == replace(branch, state=LogState.COMMITTING, version=2, decided_at=1_800_000_002.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"version": 2}, {"expect": LogState.TAKING}, {"id": uuid4()}],
+    ids=["version", "state", "branch"],
+)
+async def test_a_write_that_expects_something_else_is_refused(log: TransactionLog, wrong: dict[str, Any]) -> None:
+    """Every write names the state it expects; no row is an error."""
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    with pytest.raises(LogConflict):
+        await log.write(a_commit(branch, **wrong))
+    with pytest.raises(LogConflict):
+        await log.write(a_completion(branch, **wrong))
+    assert await all_of(log.load()) == {branch.id: branch}
+    assert [line.event for line in await log.history("/", branch.xid)] == [JournalEvent.PREPARED]
+
+
+async def test_an_xid_is_there_once_in_a_vhost(log: TransactionLog) -> None:
+    """A vhost is one resource manager: the same xid may exist in two vhosts."""
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    with pytest.raises(LogConflict):
+        await log.write(an_insert(a_branch(xid=branch.xid)))
+    elsewhere = a_branch(xid=branch.xid, vhost="elsewhere")
+    await log.write(an_insert(elsewhere))
+    assert (await log.lookup("elsewhere", branch.xid)).branch == elsewhere
+    assert (await log.lookup("/", branch.xid)).branch == branch
+
+
+async def test_a_branch_is_there_once(log: TransactionLog) -> None:
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    with pytest.raises(LogConflict):
+        await log.write(an_insert(replace(branch, xid=a_xid())))
+
+
+async def test_resource_managers_do_not_see_each_other(open_log: OpenLog) -> None:
+    mine, other = await open_log("mine"), await open_log("other")
+    branch = a_branch()
+    await mine.write(an_insert(branch))
+    await other.write(an_insert(replace(branch, id=uuid4())))
+    assert list(await all_of(mine.load())) == [branch.id]
+    with pytest.raises(LogConflict):
+        await other.write(a_commit(branch))
+    await mine.write(a_completion(branch))
+    assert len(await other.history(None, branch.xid)) == 1
+    assert (await other.lookup("/", branch.xid)).branch is not None
+
+
+async def test_a_completed_branch_leaves_and_is_remembered(log: TransactionLog) -> None:
+    """Outcome memory: "404 for an xid that completed recently says so"."""
+    branch = a_branch(units=(a_unit(0),))
+    await log.write(an_insert(branch))
+    completion = a_completion(branch, JournalEvent.ROLLED_BACK)
+    await log.write(completion)
+    assert await all_of(log.load()) == {}
+    assert await log.read_work(branch.id) == []
+    assert await log.lookup("/", branch.xid) == Lookup(
+        ending=Ending(event=JournalEvent.ROLLED_BACK, at=completion.journal.at, branch_id=branch.id, owner=branch.owner)
+    )
+
+
+async def test_an_unknown_xid_is_unknown(log: TransactionLog) -> None:
+    assert await log.lookup("/", a_xid()) == Lookup()
+    assert await log.history(None, a_xid()) == []
+
+
+async def test_the_last_ending_of_a_reused_xid_counts(log: TransactionLog) -> None:
+    xid = a_xid()
+    for event in (JournalEvent.COMMITTED, JournalEvent.ROLLED_BACK):
+        branch = a_branch(xid=xid)
+        await log.write(an_insert(branch))
+        await log.write(a_completion(branch, event))
+    await log.write(Note(journal=a_line(a_branch(xid=xid), JournalEvent.TIMED_OUT)))
+    ending = (await log.lookup("/", xid)).ending
+    assert ending is not None
+    assert ending.event is JournalEvent.ROLLED_BACK
+    assert len(await log.history("/", xid)) == 5
+
+
+async def test_the_journal_tells_everything_in_order(log: TransactionLog) -> None:
+    branch = a_branch()
+    lines = [
+        a_line(branch, JournalEvent.TIMED_OUT, reason="after 60 s"),
+        a_line(branch, JournalEvent.HAZARD, actor="dtx", outcome=Heuristic.HAZARD, one_phase=True, consumes=3),
+        a_line(branch, JournalEvent.FORGOTTEN, started_at=None, prepared_at=None, decided_at=1_800_000_009.0),
+    ]
+    for line in lines:
+        await log.write(Note(journal=line))
+    assert await log.history("/", branch.xid) == lines
+    assert await log.history(None, branch.xid) == lines
+    assert await log.history("elsewhere", branch.xid) == []
+
+
+async def test_a_stuck_branch_keeps_the_brokers_words_until_they_are_cleared(log: TransactionLog) -> None:
+    branch = a_branch(state=LogState.COMMITTING)
+    await log.write(an_insert(branch))
+    words = "NOT_FOUND - no exchange 'ö\0rders'"
+    await log.write(a_commit(branch, stuck=words, decided_at=None))
+    stuck = (await log.lookup("/", branch.xid)).branch
+    assert stuck is not None
+    assert stuck.stuck is not None
+    assert stuck.stuck.startswith("NOT_FOUND - no exchange 'ö")
+    await log.write(a_commit(branch, version=2))
+    cleared = (await log.lookup("/", branch.xid)).branch
+    assert cleared is not None
+    assert cleared.stuck is None
+
+
+async def test_units_are_added_replaced_and_done(log: TransactionLog) -> None:
+    branch = a_branch(state=LogState.TAKING, units=(a_unit(1), a_unit(2)))
+    await log.write(an_insert(branch, a_consume(0), a_consume(1, unit=2)))
+    phase_two = a_unit(0, incarnation="rabbit@host:1", receipt=False)
+    replaced = a_unit(2, lock="another")
+    await log.write(
+        a_commit(branch, to=LogState.PREPARED, units_done=(1,), unit=phase_two, prepared_at=1_800_000_001.0)
+    )
+    await log.write(a_commit(branch, expect=LogState.PREPARED, version=2, unit=replaced))
+    stored = (await log.lookup("/", branch.xid)).branch
+    assert stored is not None
+    assert stored.units == (phase_two, replace(branch.units[0], state=UnitState.DONE), replaced)
+    assert (await all_of(log.load()))[branch.id] == stored
+
+
+async def test_a_unit_that_is_not_there_cannot_be_done(log: TransactionLog) -> None:
+    branch = a_branch(units=(a_unit(0),))
+    await log.write(an_insert(branch))
+    with pytest.raises(LogConflict):
+        await log.write(a_commit(branch, units_done=(0, 7)))
+    assert (await log.lookup("/", branch.xid)).branch == branch
+
+
+async def test_settled_work_leaves_before_the_branch(log: TransactionLog) -> None:
+    branch = a_branch(publishes=3)
+    await log.write(an_insert(branch, *(a_publish(position) for position in range(3))))
+    await log.write(a_commit(branch, settled=(0, 2)))
+    assert [work.position for work in await log.read_work(branch.id)] == [1]
+    with pytest.raises(LogConflict):
+        await log.write(a_commit(branch, expect=LogState.COMMITTING, version=2, settled=(0,)))
+
+
+async def test_a_heuristic_outcome_stays_until_it_is_forgotten(log: TransactionLog) -> None:
+    """A heuristic decision is recorded with actor and reason, and stays until forget."""
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    line = a_line(branch, JournalEvent.HEURISTIC, actor="alice", reason="site lost", outcome=Heuristic.HAZARD)
+    await log.write(a_commit(branch, to=LogState.HEURISTIC, outcome=Heuristic.HAZARD, journal=line))
+    await log.write(
+        a_commit(
+            branch,
+            expect=LogState.HEURISTIC,
+            version=2,
+            to=LogState.HEURISTIC,
+            outcome=Heuristic.MIXED,
+            journal=replace(line, outcome=Heuristic.MIXED),
+        )
+    )
+    stored = (await log.lookup("/", branch.xid)).branch
+    assert stored is not None
+    assert (stored.state, stored.outcome, stored.version) == (LogState.HEURISTIC, Heuristic.MIXED, 3)
+    forgotten = replace(a_line(branch, JournalEvent.FORGOTTEN), outcome=Heuristic.MIXED)
+    await log.write(a_completion(branch, expect=LogState.HEURISTIC, version=3, journal=forgotten))
+    assert await log.lookup("/", branch.xid) == Lookup(
+        ending=Ending(
+            event=JournalEvent.FORGOTTEN,
+            at=forgotten.at,
+            branch_id=branch.id,
+            owner=branch.owner,
+            outcome=Heuristic.MIXED,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        an_insert(a_branch(outcome=Heuristic.COMMITTED)),
+        an_insert(a_branch(state=LogState.HEURISTIC)),
+        an_insert(a_branch(version=0)),
+        an_insert(a_branch(publishes=-1)),
+        an_insert(a_branch(), a_publish(queue=b"queue")),
+        an_insert(a_branch(), a_consume(queue=None)),
+        an_insert(a_branch(), a_publish(unit=1)),
+        an_insert(a_branch(), a_publish(0), a_publish(0)),
+        an_insert(a_branch(), a_publish(-1)),
+        an_insert(a_branch(units=(a_unit(1), a_unit(1)))),
+    ],
+    ids=[
+        "outcome-without-heuristic", "heuristic-without-outcome", "version", "count", "publish-with-queue",
+        "consume-without-queue", "publish-with-unit", "same-position", "negative-position", "same-unit",
+    ],
+)  # fmt: skip
+async def test_what_recovery_could_not_read_is_not_stored(log: TransactionLog, record: Insert) -> None:
+    """Constraints repeat the core's invariants."""
+    with pytest.raises(LogConflict):
+        await log.write(record)
+    assert await all_of(log.load()) == {}
+    assert await log.history(None, record.branch.xid) == []
+
+
+async def test_a_refused_record_takes_nobody_down(log: TransactionLog) -> None:
+    """A failing record is retried apart and never takes the group down."""
+    taken = a_branch()
+    await log.write(an_insert(taken))
+    branches = [a_branch(xid=taken.xid) if number % 7 == 3 else a_branch() for number in range(50)]
+    results = await asyncio.gather(*(log.write(an_insert(branch)) for branch in branches), return_exceptions=True)
+    for branch, result in zip(branches, results, strict=True):
+        assert isinstance(result, LogConflict) if branch.xid == taken.xid else result is None
+    fine = {branch.id for branch in branches if branch.xid != taken.xid}
+    assert (await all_of(log.load())).keys() == fine | {taken.id}
+
+
+async def test_records_of_one_branch_that_come_together_are_done_in_order(log: TransactionLog) -> None:
+    branch = a_branch()
+    again = a_branch(xid=branch.xid)
+    await asyncio.gather(
+        log.write(an_insert(branch)),
+        log.write(a_commit(branch)),
+        log.write(a_completion(branch, expect=LogState.COMMITTING, version=2)),
+        log.write(an_insert(again)),
+        log.write(a_completion(again)),
+    )
+    assert await all_of(log.load()) == {}
+    events = [line.event for line in await log.history("/", branch.xid)]
+    assert events.count(JournalEvent.COMMITTED) == 2
+
+
+async def test_two_decisions_at_once_have_one_winner(log: TransactionLog) -> None:
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    results = await asyncio.gather(
+        log.write(a_commit(branch)),
+        log.write(a_commit(branch, to=LogState.ROLLING_BACK)),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [type(None), LogConflict]
+
+
+async def test_a_later_log_finds_what_an_earlier_one_wrote(open_log: OpenLog) -> None:
+    first = await open_log()
+    branches = [a_branch() for _ in range(20)]
+    await asyncio.gather(*(first.write(an_insert(branch)) for branch in branches))
+    await first.close()
+    second = await open_log()
+    assert await all_of(second.load()) == {branch.id: branch for branch in branches}
+
+
+async def test_a_standby_waits_until_the_active_log_closes(open_log: OpenLog) -> None:
+    """One active dtx for each resource manager; a standby waits."""
+    first = await open_log()
+    standby = asyncio.create_task(open_log())
+    await first.write(an_insert(a_branch()))
+    assert first.lease_valid
+    assert not standby.done()
+    await first.close()
+    second = await asyncio.wait_for(standby, 5)
+    assert second.lease_valid
+    assert not first.lease_valid
+
+
+async def test_a_note_belongs_to_no_branch(log: TransactionLog) -> None:
+    line = a_line(a_branch(), JournalEvent.READ_ONLY)
+    await log.write(Note(journal=line))
+    assert (await log.lookup("/", line.xid)).ending == Ending(
+        event=JournalEvent.READ_ONLY, at=line.at, branch_id=line.branch_id, owner=line.owner
+    )
+    assert await all_of(log.load()) == {}
+
+
+async def test_an_advance_may_only_note(log: TransactionLog) -> None:
+    branch = a_branch(state=LogState.COMMITTING)
+    await log.write(an_insert(branch))
+    same = Advance(id=branch.id, expect=LogState.COMMITTING, version=1, to=LogState.COMMITTING, unit=a_unit(0))
+    await log.write(same)
+    stored = (await log.lookup("/", branch.xid)).branch
+    assert stored is not None
+    assert (stored.version, len(stored.units), stored.decided_at) == (2, 1, None)

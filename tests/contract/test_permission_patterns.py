@@ -1,0 +1,69 @@
+"""A pattern gives the same permission here as at RabbitMQ: asked by reading queues that are not there."""
+
+import pika
+import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from dtx.store.postgres.permissions import BadPattern, Patterns, Permission, allows, check_pattern
+from tests.support.rabbitmq import RabbitNode
+
+NAMES = (
+    "",
+    "orders",
+    "my.orders.1",
+    "ORDERS",
+    "amq.topic",
+    "a",
+    "aa",
+    "ä",
+    "x{y",
+    "line\n",
+    "tab\t",
+    ":al",
+    "[x]",
+    "a-b",
+)
+PATTERNS = (
+    ".*", "", "^$", "orders", "^orders$", "^(?!amq\\.).*", "^[[:alpha:]]+$", "(?i)^orders$", "^a{2}$", "x\\{y",
+    "^line$", "^.{2}$", "ä", "^(orders|a)$", "\\s", "^[^a-z]", "\\bmy\\b", "[a\\]]", "a|x", "^a++$", "(?#note)a",
+    "^(?:a)\\Z", "\\x61", "^amq\\.default$", "[-a]b", "\\Aa", "(a)\\1", "(?<n>a)(?P=n)", "a(?i)B", "^\\h", "\\R",
+    "\\d*+-", "[a&&b]", "[[:^alpha:]]",
+)  # fmt: skip
+READ_OTHERWISE = ("(?<n>a)\\g{1}", "a{,3}", "\\Qx{\\E", "x{e}")
+
+
+def readable(rabbitmq: RabbitNode, user: str, name: str) -> bool:
+    """403 says that it may not be read, 404 that it might be but is not there."""
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq.url(user))) as connection:
+        channel = connection.channel()
+        if not name:
+            channel.basic_publish("", "no-such-queue", b"")
+        with pytest.raises(ChannelClosedByBroker) as caught:
+            # a passive declaration needs no permission: it only waits for what became of the publish
+            channel.basic_get(name) if name else channel.queue_declare("no-such-queue", passive=True)
+        assert caught.value.reply_code in {403, 404}
+        return bool(caught.value.reply_code == 404)
+
+
+def test_patterns_mean_what_they_mean_to_rabbitmq(rabbitmq: RabbitNode) -> None:
+    """RabbitMQ, "Access Control": patterns are PCRE's, searched in the name."""
+    differences = []
+    rabbitmq.add_user("pattern")
+    try:
+        for pattern in PATTERNS:
+            rabbitmq.set_permissions("pattern", configure="", write=pattern, read=pattern)
+            patterns = Patterns(configure="", write=pattern, read=pattern)
+            check_pattern(pattern)
+            for name in NAMES:
+                ours = allows(patterns, Permission.READ, name.encode())
+                if ours != readable(rabbitmq, "pattern", name):
+                    differences.append((pattern, name, ours))
+    finally:
+        rabbitmq.delete_user("pattern")
+    assert differences == []
+
+
+@pytest.mark.parametrize("pattern", READ_OTHERWISE)
+def test_what_would_mean_something_else_is_refused_before_it_is_stored(pattern: str) -> None:
+    with pytest.raises(BadPattern, match=r"must be written|is not known"):
+        check_pattern(pattern)

@@ -1,0 +1,341 @@
+"""The message store of standalone mode on both kinds of log: what is written is shown, what is shown is written."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from dtx.log.changes import Slot
+from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.properties import Property, build
+from tests.contract.conftest import OpenLog
+from tests.support.standalone import PERSISTENT, TRANSIENT, Client
+
+OpenClient = Callable[..., Coroutine[Any, Any, Client]]
+
+
+@pytest.fixture
+async def open_client(open_log: OpenLog) -> AsyncIterator[OpenClient]:
+    """Opens stores one after the other on one database: each call is a restart."""
+    opened: list[Client] = []
+
+    async def make(**options: Any) -> Client:
+        if opened:
+            await opened[-1].close()
+            await opened[-1].log.close()
+        client = await Client(await open_log(), **options).open()
+        opened.append(client)
+        return client
+
+    yield make
+    await opened[-1].close()
+
+
+@pytest.fixture
+async def client(open_client: OpenClient) -> Client:
+    return await open_client()
+
+
+async def rows(client: Client, queue: int) -> int:
+    (contents,) = [found async for found in client.log.load_queues([queue])]
+    return len(contents.positions)
+
+
+async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def gone(client: Client, queue: int, left: int = 0) -> None:
+    """Return when so many rows are left."""
+
+    async def few() -> bool:
+        return await rows(client, queue) == left
+
+    await until(few)
+
+
+async def test_a_message_is_seen_when_it_is_durable_and_leaves_when_it_is_acknowledged(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"one", b"two")
+    assert await rows(client, queue.spec.id) == 2
+    assert await sink.wait(2) == [b"one", b"two"]
+    await client.submit(acked=sink.deliveries)
+    assert await rows(client, queue.spec.id) == 0
+    assert (queue.index.ready, queue.index.unacked) == (0, 0)
+
+
+async def test_a_message_goes_to_each_queue_once(client: Client) -> None:
+    first, second = await client.declare("a"), await client.declare("b")
+    await client.exchange("x", "fanout", "a", "b")
+    await client.publish(b"body", exchange="x", key="k")
+    assert (first.index.ready, second.index.ready) == (1, 1)
+    message = client.message(b"late", exchange="x", key="k")
+    client.store.close_queues(client.host.remove_queue(first).queues)
+    await client.submit([message])
+    assert second.index.ready == 2
+    await gone(client, first.spec.id)
+
+
+async def test_messages_and_topology_survive_a_restart(open_client: OpenClient) -> None:
+    client = await open_client()
+    queue = await client.declare()
+    await client.exchange("x", "direct", "q")
+    await client.publish(b"1", b"2", b"3", b"4", exchange="x", key="k")
+    sink = client.consume(queue, prefetch=2)
+    await sink.wait(2)
+    await client.submit(acked=sink.deliveries[:1])
+    await sink.wait(3)
+    again = await open_client()
+    queue = again.host.queues[b"q"]
+    assert queue.index.ready == 3
+    sink = again.consume(queue)
+    assert await sink.wait(3) == [b"2", b"3", b"4"]
+    assert [delivery.redelivered for delivery in sink.deliveries] == [True, True, False]
+    await again.publish(b"5", exchange="x", key="k")
+    assert await sink.wait(4) == [b"2", b"3", b"4", b"5"]
+
+
+async def test_a_restart_drops_what_is_transient(open_client: OpenClient) -> None:
+    """A message that is not persistent, and all of a queue that is not durable."""
+    client = await open_client()
+    queue, other = await client.declare(), await client.declare("other", durable=False)
+    await client.publish(b"kept")
+    await client.publish(b"lost", properties=TRANSIENT)
+    await client.publish(b"lost", b"too", key="other")
+    again = await open_client()
+    assert list(again.host.queues) == [b"q"]
+    assert again.host.queues[b"q"].index.ready == 1
+    await gone(again, queue.spec.id, 1)
+    await gone(again, other.spec.id)
+
+
+async def test_bodies_beyond_the_cache_are_read_in_order(open_client: OpenClient) -> None:
+    client = await open_client(cache_bytes=20_000)
+    queue = await client.declare()
+    bodies = [b"%06d" % number * 100 for number in range(1000)]
+    for start in range(0, 1000, 100):
+        await client.publish(*bodies[start : start + 100])
+    sink = client.consume(queue, prefetch=50)
+    done = 0
+    while done < 1000:
+        await sink.wait(min(done + 50, 1000))
+        new = sink.deliveries[done:]
+        done += len(new)
+        await client.submit(acked=new)
+    assert [message.body for _, message in sink.got] == bodies
+    assert await rows(client, queue.spec.id) == 0
+
+
+async def test_what_is_sent_without_acknowledgement_leaves_by_itself(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue, no_ack=True)
+    await client.publish(*[b"x"] * 300)
+    await sink.wait(300)
+    await gone(client, queue.spec.id)
+
+
+async def test_a_queue_that_refuses_publishes_takes_no_more_than_it_may(client: Client) -> None:
+    await client.declare("q", max_length=2, overflow="reject-publish")
+    open_queue = await client.declare("open")
+    messages = [client.message(b"%d" % number) for number in range(4)]
+    assert await client.submit(messages) == [2, 3]
+    assert await client.submit([client.message(b"x", key="open"), messages[0]], whole=True) == [1]
+    assert open_queue.index.ready == 0
+    sink = client.consume(client.host.queues[b"q"])
+    await sink.wait(2)
+    assert await client.submit([messages[2]]) == []
+
+
+async def test_a_purge_removes_what_is_ready(client: Client) -> None:
+    queue = await client.declare()
+    await client.publish(b"held", b"1", b"2")
+    sink = client.consume(queue, prefetch=1)
+    await sink.wait(1)
+    assert await client.store.purge(queue) == 2
+    assert await rows(client, queue.spec.id) == 1
+
+
+async def test_dead_letters_change_queues_in_one_transaction(client: Client) -> None:
+    queue = await client.declare("q", dead_letter_exchange="", dead_letter_routing_key="dead")
+    dead = await client.declare("dead")
+    await client.publish(b"1", b"2")
+    sink = client.consume(queue)
+    await sink.wait(2)
+    queue.index.reject(sink.deliveries)
+    letters = client.consume(dead)
+    assert await letters.wait(2) == [b"1", b"2"]
+    header = properties.read(letters.got[0][1].properties).header(b"x-first-death-queue")
+    assert header is not None
+    assert header.value == b"q"
+    await gone(client, queue.spec.id)
+    assert await rows(client, dead.spec.id) == 2
+
+
+async def test_messages_expire_into_the_dead_letter_queue(client: Client) -> None:
+    await client.declare("q", dead_letter_exchange="", dead_letter_routing_key="dead", message_ttl=50)
+    dead = await client.declare("dead")
+    sink = client.consume(dead)
+    await client.publish(*[b"%d" % number for number in range(300)])
+    assert await sink.wait(300) == [b"%d" % number for number in range(300)]
+
+
+async def test_an_unused_queue_goes(client: Client) -> None:
+    queue = await client.declare("q", expires=1)
+    await client.publish(b"x")
+
+    async def none() -> bool:
+        return not client.host.queues and not (await client.log.load_definitions()).queues
+
+    await until(none)
+    await gone(client, queue.spec.id)
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_branch_shows_its_messages_when_it_commits(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"in")
+    await sink.wait(1)
+    branch = await client.prepare(client.work([client.message(b"out")], sink.deliveries))
+    await client.publish(b"later")
+    assert await sink.wait(2) == [b"in", b"later"]
+    await client.commit(branch)
+    assert await sink.wait(3) == [b"in", b"later", b"out"]
+    assert await rows(client, queue.spec.id) == 2
+    assert queue.index.unacked == 2
+
+
+async def test_a_branch_that_rolls_back_leaves_no_trace(client: Client) -> None:
+    """Rolled-back consumption returns to its place, published messages were never seen."""
+    queue = await client.declare()
+    sink = client.consume(queue, prefetch=1)
+    await client.publish(b"1", b"2")
+    await sink.wait(1)
+    branch = await client.prepare(client.work([client.message(b"out")], sink.deliveries))
+    await client.roll_back(branch)
+    assert await sink.wait(2) == [b"1", b"1"]
+    assert sink.deliveries[1].redelivered
+    assert await rows(client, queue.spec.id) == 2
+
+
+async def test_one_phase_is_the_same_in_one_record(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"in")
+    await sink.wait(1)
+    await client.one_phase(client.work([client.message(b"out")], sink.deliveries))
+    assert await sink.wait(2) == [b"in", b"out"]
+    assert await rows(client, queue.spec.id) == 1
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+async def test_a_prepared_branch_survives_a_restart(open_client: OpenClient, commits: bool) -> None:
+    """Prepared means durable: transient messages, too."""
+    client = await open_client()
+    queue = await client.declare("q", max_priority=5, max_length_bytes=10_000)
+    sink = client.consume(queue, prefetch=1)
+    await client.publish(b"in", properties=TRANSIENT)
+    await client.publish(b"next")
+    await sink.wait(1)
+    branch = await client.prepare(client.work([client.message(b"out", properties=TRANSIENT)], sink.deliveries))
+    again = await open_client()
+    queue = again.host.queues[b"q"]
+    assert (queue.index.ready, queue.index.unacked) == (1, 1)
+    await again.commit(branch) if commits else await again.roll_back(branch)
+    sink = again.consume(queue)
+    assert await sink.wait(2) == ([b"next", b"out"] if commits else [b"in", b"next"])
+    assert await rows(again, queue.spec.id) == 2
+
+
+async def test_a_message_begins_to_expire_when_its_branch_commits(open_client: OpenClient) -> None:
+    now = [1_000_000.0]
+    options: dict[str, Any] = {"clock": lambda: now[0]}
+    client = await open_client(**options)
+    queue = await client.declare("q", message_ttl=60_000)
+    long = build({Property.DELIVERY_MODE: b"\x02", Property.EXPIRATION: b"1000"})
+    first = await client.prepare(client.work([client.message(b"1"), client.message(b"2", properties=long)]))
+    slots = first.published or ()
+    now[0] += 500
+    await client.commit(first)
+    assert queue.index.ready == 2
+    stored = await client.log.read_messages(slots)
+    assert [message.expires_at for message in stored.values()] == [now[0] + 60, now[0] + 1]
+
+
+async def test_after_a_restart_a_message_has_its_lifetime_from_the_commit_on(open_client: OpenClient) -> None:
+    now = [1_800_000_001.0]
+    options: dict[str, Any] = {"clock": lambda: now[0]}
+    client = await open_client(**options)
+    await client.declare("q", message_ttl=60_000)
+    branch = await client.prepare(client.work([client.message(b"1")]))
+    now[0] += 500
+    again = await open_client(**options)
+    await again.commit(branch)
+    (message,) = (await again.log.read_messages(branch.published or ())).values()
+    assert message.expires_at == pytest.approx(now[0] + 60, abs=1)
+    sink = again.consume(again.host.queues[b"q"])
+    assert await sink.wait(1) == [b"1"]
+
+
+async def test_a_branch_outlives_the_queues_that_it_is_about(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"in")
+    await sink.wait(1)
+    work = client.work([client.message(b"out")], sink.deliveries)
+    branch = await client.prepare(work)
+    removed = client.host.remove_queue(queue)
+    assert len(client.store.close_queues(removed.queues)) == 1
+    await client.store.define(removed.define)
+    await client.commit(branch)
+    await gone(client, queue.spec.id)
+    plan = client.store.plan("/", client.work([client.message(b"nowhere")]))
+    assert (plan.published, len(plan.unroutable)) == ((), 1)
+
+
+async def test_more_branches_than_fit_into_memory_commit_from_the_log(open_client: OpenClient) -> None:
+    client = await open_client(cache_bytes=10_000)
+    queue = await client.declare()
+    branches = [await client.prepare(client.work([client.message(b"%d" % number * 900)])) for number in range(10)]
+    for branch in branches:
+        await client.commit(branch)
+    sink = client.consume(queue)
+    assert sorted(await sink.wait(10)) == [b"%d" % number * 900 for number in range(10)]
+
+
+async def test_no_slot_is_used_twice(open_client: OpenClient) -> None:
+    """Also not after a restart with empty queues."""
+    client = await open_client()
+    seen: set[Slot] = set()
+    for _ in range(3):
+        queue = await client.declare()
+        sink = client.consume(queue)
+        await client.publish(b"1", b"2")
+        await sink.wait(2)
+        slots = {delivery.slot for delivery in sink.deliveries}
+        assert not slots & seen
+        seen |= slots
+        await client.submit(acked=sink.deliveries)
+        client = await open_client()
+
+
+async def test_priorities_and_sizes_survive_a_restart(open_client: OpenClient) -> None:
+    client = await open_client()
+    await client.declare("p", max_priority=9)
+    await client.declare("b", max_length_bytes=10)
+    for priority in (1, 9, 0, 5):
+        raw = build({Property.DELIVERY_MODE: b"\x02", Property.PRIORITY: bytes((priority,))})
+        await client.publish(b"%d" % priority, key="p", properties=raw)
+    await client.publish(b"123456", b"789", key="b", properties=PERSISTENT)
+    again = await open_client()
+    sink = again.consume(again.host.queues[b"p"])
+    assert await sink.wait(4) == [b"9", b"5", b"1", b"0"]
+    await again.publish(b"xx", key="b")
+    sink = again.consume(again.host.queues[b"b"])
+    assert await sink.wait(2) == [b"789", b"xx"]

@@ -1,0 +1,79 @@
+"""The broker's consumer time-out: it closes a channel whose deliveries were not acknowledged in time, at no method."""
+
+from collections.abc import Iterator
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from dtx.client import XA_RBROLLBACK, XAER_RMFAIL, XaFlag
+from tests.support.crash import RECEIPT_QUEUES, Stage, work
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
+
+
+@pytest.fixture(scope="module")
+def impatient(impatient_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
+    """A stage whose broker waits for an acknowledgement a second or two."""
+    with Stage(impatient_rabbitmq, postgres) as made:
+        yield made
+
+
+def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(impatient: Stage) -> None:
+    """Design: "upstream trouble before the vote (consumer time-out): rollback-only"; whether it has ended or not."""
+    stage = impatient
+    for queue in ("active", "idle", "voted", "out"):
+        stage.declare(queue)
+    for queue in ("active", "idle", "voted"):
+        stage.fill(queue, queue.encode())
+    with stage.connected() as connection, stage.coordinator() as coordinator:
+        channels = [connection.channel() for _ in range(3)]
+        closed = closings(channels)
+        _, active = work(channels[0], publish={"out": [b"a"]}, consume={"active": 1}, end=False)
+        _, idle = work(channels[1], publish={"out": [b"b"]}, consume={"idle": 1})
+        xa, voted = work(channels[2], publish={"out": [b"c"]}, consume={"voted": 1})
+        assert xa.prepare(voted) is XaFlag.OK
+        stage.wait_for(lambda: connection.process_data_events(0.05) or len(closed) >= 2, "the end of two channels")
+        assert [(code, "delivery acknowledgement on channel" in text) for code, text in closed] == [(406, True)] * 2
+        for xid in (active, idle):
+            with pytest.raises(XA_RBROLLBACK):
+                coordinator.prepare(xid)
+        assert channels[2].is_open  # the broker waits for no acknowledgement of what was taken
+        assert coordinator.commit(voted) is XaFlag.OK
+    assert [stage.bodies(queue) for queue in ("active", "idle", "voted")] == [[b"active"], [b"idle"], []]
+    assert stage.bodies("out") == [b"c"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(impatient: Stage, commit: bool) -> None:
+    """Its close names no method: the unit may have happened. Design: "decides a row only when that row's lock is free".
+
+    The receipt's queue hangs, so commit-ok does not come; a delivery beside the branch is not acknowledged in time.
+    """
+    stage = impatient
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", b"one", b"two")
+    with stage.connected() as connection:
+        channel = connection.channel()
+        xa, xid = work(channel, publish={"out": [b"a"]}, consume={"in": 1})
+        channel.basic_get("in")
+        with stage.node.suspended(*RECEIPT_QUEUES, vhost=stage.vhost):
+            answer = stage.background(lambda: xa.prepare(xid))
+            stage.wait_for_state(xid, "taking")
+            with pytest.raises(XAER_RMFAIL):  # its connection is ended, so that its lock becomes free
+                answer.result(30)
+            assert stage.states() == {xid: "taking"}
+    stage.wait_for_state(xid, "prepared")
+    with stage.coordinator() as coordinator:
+        assert (coordinator.commit if commit else coordinator.rollback)(xid) is XaFlag.OK
+    assert stage.bodies("in") == ([b"two"] if commit else [b"two", b"one"])
+    assert stage.bodies("out") == ([b"a"] if commit else [])
+    assert stage.history(xid) == ["prepared", "committed" if commit else "rolled-back"]
+
+
+def closings(channels: list[BlockingChannel]) -> list[tuple[int, str]]:
+    """Code and text with which *channels* are closed, as it happens."""
+    found: list[tuple[int, str]] = []
+    for channel in channels:
+        channel._impl.add_on_close_callback(lambda _, why: found.append((why.reply_code, why.reply_text)))
+    return found

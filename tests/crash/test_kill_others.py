@@ -1,0 +1,161 @@
+"""kill -9 of PostgreSQL and of RabbitMQ: what has voted waits for them, and dtx goes on."""
+
+import time
+
+import pytest
+
+from dtx.client import XAER_NOTA, XAER_RMFAIL, Coordinator, XAException, XaFlag, Xid
+from tests.support.crash import Stage, ids, work
+
+
+def a_prepared_branch(stage: Stage) -> Xid:
+    """Publishes ``a`` to ``out`` and takes ``one`` from ``in``."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", b"one", b"two")
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
+        assert xa.prepare(xid) is XaFlag.OK
+    return xid
+
+
+def insist(stage: Stage, xid: Xid, *, commit: bool, seconds: float = 30.0) -> XaFlag | None:
+    """Ask for the outcome until there is an answer, as a transaction manager does; ``None``: completed already."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with stage.coordinator() as coordinator:
+            try:
+                return (coordinator.commit if commit else coordinator.rollback)(xid)
+            except XAER_NOTA:
+                return None  # an earlier attempt has brought it to its end
+            except XAER_RMFAIL:
+                assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+def test_a_prepared_branch_outlives_kill_9_of_postgresql(stage: Stage, commit: bool) -> None:
+    xid = a_prepared_branch(stage)
+    stage.postgres.kill9()
+    assert insist(stage, xid, commit=commit) in (XaFlag.OK, None)
+    stage.wait_for_end()
+    assert stage.bodies("out") == ([b"a"] if commit else [])
+    assert stage.bodies("in") == ([b"two"] if commit else [b"two", b"one"])
+    assert stage.history(xid) == ["prepared", "committed" if commit else "rolled-back"]
+    assert stage.service.running
+
+
+def test_a_prepared_branch_is_rolled_back_after_kill_9_of_rabbitmq(stage: Stage) -> None:
+    xid = a_prepared_branch(stage)
+    stage.node.kill9()
+    assert stage.states() == {xid: "prepared"}
+    stage.node.start()
+    assert insist(stage, xid, commit=False) in (XaFlag.OK, None)
+    assert stage.bodies("out") == []
+    back = stage.bodies("in")
+    # "RabbitMQ itself may redeliver what a classic queue had acked moments before its death"
+    assert back in ([b"two", b"one"], [b"one", b"two", b"one"])
+
+
+def test_a_commit_waits_for_a_broker_that_was_killed(stage: Stage) -> None:
+    """Design: "broker away: commits wait and resume"; and the connection that coordinates outlives the broker."""
+    xid = a_prepared_branch(stage)
+    with stage.connected() as connection, Coordinator(connection) as coordinator:
+        assert list(coordinator.recover()) == [xid]
+        stage.node.kill9()
+        answer = stage.background(lambda: coordinator.commit(xid))
+        stage.wait_for_state(xid, "committing")
+        (line,) = stage.in_doubt()
+        assert line["state"] == "committing"
+        stage.node.start()
+        assert answer.result(30) is XaFlag.OK
+    assert stage.bodies("out") == [b"a"]
+    assert stage.bodies("in")[-1] == b"two"
+
+
+def test_rabbitmq_dies_behind_units_that_it_has_applied(stage: Stage) -> None:
+    """Guarantee: "if a broker node dies in the middle of phase two, messages may be repeated (never lost)"."""
+    xid = a_prepared_branch(stage)
+    with stage.connected() as connection, Coordinator(connection) as coordinator:
+        assert list(coordinator.recover()) == [xid]
+        stage.proxy.stall("down")
+        answer = stage.background(lambda: coordinator.commit(xid))
+        stage.wait_for_count("out", 1)
+        stage.node.kill9()
+        stage.proxy.cut()
+        stage.proxy.resume()
+        stage.node.start()
+        assert answer.result(30) is XaFlag.OK
+    taken = stage.take("out")
+    assert [body for body, _, _ in taken] == [b"a"] * len(taken)
+    assert 1 <= len(taken) <= 2
+    assert len(set(ids(taken))) == 1
+
+
+def test_idle_branches_that_consumed_are_rolled_back_when_rabbitmq_dies(stage: Stage) -> None:
+    """Before the vote: "upstream trouble: rollback-only". What was only published is not the broker's yet."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", b"one")
+    with stage.connected() as connection:
+        _, consuming = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
+        _, publishing = work(connection.channel(), publish={"out": [b"b"]})
+        stage.node.restart()
+    with stage.coordinator() as coordinator:
+        with pytest.raises(XAException, match="XA_RBROLLBACK"):
+            coordinator.prepare(consuming)
+        assert coordinator.prepare(publishing) is XaFlag.OK
+        assert coordinator.commit(publishing) is XaFlag.OK
+    assert [(body, again) for body, _, again in stage.take("in")] == [(b"one", True)]
+    assert stage.bodies("out") == [b"b"]
+
+
+def test_a_branch_that_only_published_is_prepared_while_the_broker_stands_still(stage: Stage) -> None:
+    """Design: "prepares of publish-only branches go on"."""
+    stage.declare("out")
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]})
+        stage.node.pause()
+        try:
+            assert xa.prepare(xid) is XaFlag.OK
+            answer = stage.background(lambda: xa.commit(xid))
+            stage.wait_for_state(xid, "committing")
+        finally:
+            stage.node.resume()
+        assert answer.result(30) is XaFlag.OK
+    assert stage.bodies("out") == [b"a"]
+
+
+def test_a_prepare_waits_for_a_log_that_stands_still(stage: Stage) -> None:
+    """No vote before the log has it."""
+    stage.declare("out")
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]})
+        stage.postgres.pause()
+        try:
+            answer = stage.background(lambda: xa.prepare(xid))
+            with pytest.raises(TimeoutError):
+                answer.result(0.5)
+        finally:
+            stage.postgres.resume()
+        assert answer.result(30) is XaFlag.OK
+        assert xa.commit(xid) is XaFlag.OK
+    assert stage.bodies("out") == [b"a"]
+
+
+def test_postgresql_goes_away_behind_a_unit_that_happened(stage: Stage) -> None:
+    """The commit is in the broker, the log cannot be told: it is told later, and nothing is repeated."""
+    xid = a_prepared_branch(stage)
+    with stage.connected() as connection, Coordinator(connection) as coordinator:
+        assert list(coordinator.recover()) == [xid]
+        stage.proxy.stall("down")
+        answer = stage.background(lambda: coordinator.commit(xid))
+        stage.wait_for_count("out", 1)
+        stage.postgres.stop()
+        stage.proxy.resume()
+        with pytest.raises(XAER_RMFAIL):
+            answer.result(60)
+        stage.postgres.start()
+    assert insist(stage, xid, commit=True) in (XaFlag.OK, None)
+    stage.wait_for_end()
+    assert stage.bodies("out") == [b"a"]
+    assert stage.history(xid) == ["prepared", "committed"]

@@ -1,0 +1,112 @@
+"""A predecessor that is stopped (SIGSTOP), not dead: what it sent may still be applied, so the successor waits."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from dtx.client import XAER_RMFAIL, XaFlag, Xid
+from tests.support.crash import Stage, work
+from tests.support.service import DtxService
+
+
+@contextlib.contextmanager
+def stalled(stage: Stage, call: str, state: str) -> Iterator[Xid]:
+    """A branch in the midst of *call*: its unit is held up in the network, and dtx is stopped.
+
+    The branch publishes ``a`` to ``out`` and takes ``one`` from ``in``.
+    """
+    stage.declare("out")
+    stage.declare("in")
+    stage.fill("in", b"one")
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
+        if call != "prepare":
+            assert xa.prepare(xid) is XaFlag.OK
+        stage.proxy.stall("up")
+        answer: Future[object] = stage.background(lambda: getattr(xa, call)(xid))
+        try:
+            stage.wait_for_state(xid, state)
+            stage.service.pause()
+            yield xid
+        finally:
+            stage.service.resume()
+            stage.proxy.resume()
+            with pytest.raises(XAER_RMFAIL):
+                answer.result(30)
+
+
+def waits(stage: Stage, service: DtxService) -> None:
+    """Wait until *service* says that it waits for the lock."""
+    stage.wait_for(lambda: b"waiting for a predecessor" in service.log_path.read_bytes(), "the wait for the lock")
+
+
+def test_a_commit_that_arrives_late_is_not_done_twice(stage: Stage) -> None:
+    """Locks: "a restarted or standby dtx decides a row only when that row's lock is free"."""
+    with stalled(stage, "commit", "committing") as xid:
+        heir = stage.another_service()
+        waits(stage, heir)
+        assert stage.states() == {xid: "committing"}
+        assert stage.count("out") == 0
+        stage.proxy.resume()  # now it arrives
+        stage.wait_for_count("out", 1)
+        assert stage.states() == {xid: "committing"}
+        stage.service.kill9()
+        stage.wait_for_end()
+    assert stage.bodies("out") == [b"a"]
+    assert stage.history(xid) == ["prepared", "committed"]
+
+
+def test_a_commit_that_never_arrives_is_done_by_the_successor(stage: Stage) -> None:
+    with stalled(stage, "commit", "committing") as xid:
+        waits(stage, stage.another_service())
+        stage.service.kill9()
+        stage.proxy.cut()
+        stage.wait_for_end()
+    assert stage.bodies("out") == [b"a"]
+    assert stage.history(xid) == ["prepared", "committed"]
+
+
+def test_a_taking_that_arrives_late_makes_the_branch_prepared(stage: Stage) -> None:
+    with stalled(stage, "prepare", "taking") as xid:
+        heir = stage.another_service()
+        waits(stage, heir)
+        stage.proxy.resume()
+        stage.wait_for(lambda: stage.receipts() == 1, "the receipt")
+        assert stage.states() == {xid: "taking"}
+        stage.service.kill9()
+        stage.wait_for_state(xid, "prepared")
+        with stage.coordinator(heir) as coordinator:
+            assert list(coordinator.recover()) == [xid]
+            assert coordinator.rollback(xid) is XaFlag.OK
+    assert stage.bodies("in") == [b"one"]
+    assert stage.bodies("out") == []
+
+
+def test_a_transaction_manager_is_told_to_come_back_while_the_lock_is_held(stage: Stage) -> None:
+    """Any call: "541: the log or store failed and the outcome is not known; the TM may retry"."""
+    stage.options = (*stage.options, "--unit-deadline", "1")
+    with stalled(stage, "commit", "committing") as xid:
+        heir = stage.another_service()
+        with stage.coordinator(heir) as coordinator:
+            assert list(coordinator.recover()) == [xid]
+            with pytest.raises(XAER_RMFAIL, match="still under way"):
+                coordinator.commit(xid)
+            stage.service.kill9()
+            stage.proxy.cut()
+            assert coordinator.commit(xid) is XaFlag.OK
+    assert stage.bodies("out") == [b"a"]
+
+
+def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> None:
+    """The lease has another epoch: "every write proves its epoch"."""
+    with stalled(stage, "commit", "committing"):
+        heir = stage.another_service()
+        waits(stage, heir)
+        stage.service.resume()
+        assert stage.service.wait() == 5
+        stage.proxy.resume()
+        stage.wait_for_end()
+    assert stage.bodies("out") == [b"a"]
+    assert heir.running

@@ -1,0 +1,57 @@
+"""Branches on quorum queues: the same answers, and the same messages, as on classic ones."""
+
+import secrets
+from collections.abc import Iterator
+
+import pika
+import pytest
+
+from dtx.client import XAResource
+from dtx.xa.codes import XaFlag
+from tests.conftest import ServiceFactory
+from tests.support.client import bodies, connected, new_xid
+from tests.support.rabbitmq import RabbitNode
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture
+def quorum_queue(rabbitmq: RabbitNode) -> Iterator[str]:
+    """A fresh quorum queue with two messages."""
+    name = f"quorum-{secrets.token_hex(6)}"
+    with rabbitmq.channel() as channel:
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+        for body in (b"one", b"two"):
+            channel.basic_publish("", name, body, PERSISTENT)
+    yield name
+    with rabbitmq.channel() as channel:
+        channel.queue_delete(name)
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("killed", [True, False], ids=["dtx killed in between", "undisturbed"])
+def test_a_branch_on_a_quorum_queue_ends_as_its_transaction_manager_decides(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, quorum_queue: str, commit: bool, killed: bool
+) -> None:
+    """commit: "Any produced messages are made available and any consumed messages are discarded"; rollback: neither."""
+    service = dtx_service("--management", rabbitmq.management_url)
+    xid = new_xid()
+    with connected(service.url()) as connection:
+        channel = connection.channel()
+        xa = XAResource(channel)
+        xa.start(xid)
+        method, _, body = channel.basic_get(quorum_queue)
+        assert (body, method is None) == (b"one", False)
+        channel.basic_ack(method.delivery_tag)
+        channel.basic_publish("", quorum_queue, b"three", PERSISTENT)
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+        if killed:
+            service.kill9()
+    if killed:
+        service.start()
+    with connected(service.url()) as connection:
+        xa = XAResource(connection.channel())
+        assert list(xa.recover()) == [xid]
+        assert (xa.commit if commit else xa.rollback)(xid) is XaFlag.OK
+    assert bodies(rabbitmq, quorum_queue) == ([b"two", b"three"] if commit else [b"two", b"one"])

@@ -1,0 +1,175 @@
+"""Migrations: what they make is what the tables say; up, down, at once, and from an installed wheel."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from venv import EnvBuilder
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import CheckConstraint
+from sqlalchemy.dialects.postgresql.base import PGDialect
+
+from dtx.log import account_tables, migrate, tables
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
+from dtx.xa.codes import Heuristic
+
+HEAD = "0003"
+
+
+def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
+    """Partitions and Alembic's own table are not in the metadata."""
+    return not (kind == "table" and name is not None and name.startswith(("journal_", "alembic_")))
+
+
+def query(url: str, sql: str) -> list[Any]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PGDialect.ischema_names, "xid8", tables.Xid8)
+    with migrate.engine(Dsn(migrated_postgres_url)).connect() as connection:
+        # the tests' role is called dtx: by its search path the schema would be left out of what foreign keys refer to
+        connection.exec_driver_sql("SET search_path = public")
+        connection.dialect.default_schema_name = "public"
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "include_schemas": True,
+                "include_object": ours,
+                "compare_type": True,
+                "compare_server_default": True,
+                "version_table_schema": tables.SCHEMA,
+            },
+        )
+        differences = [
+            difference for difference in compare_metadata(context, tables.metadata) if "dtx" in repr(difference)
+        ]
+    assert differences == []
+
+
+def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) -> None:
+    """Constraints repeat the core's invariants."""
+    found = dict(
+        query(
+            migrated_postgres_url,
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE contype = 'c' AND conrelid IN ("
+            "SELECT oid FROM pg_class WHERE relnamespace = 'dtx'::regnamespace AND NOT relispartition)",
+        )
+    )
+    checks = {
+        str(constraint.name): constraint
+        for table in tables.metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+    assert account_tables.account.metadata is tables.metadata
+    assert found.keys() == checks.keys()
+    for words, name in (
+        (LogState, "branch_state_check"),
+        (WorkKind, "work_kind_check"),
+        (UnitState, "unit_state_check"),
+        (Heuristic, "branch_outcome_check"),
+        (Heuristic, "heuristic_outcome_outcome_check"),
+        (Heuristic, "journal_outcome_check"),
+        (JournalEvent, "journal_event_check"),
+    ):
+        assert all(f"'{word}'" in found[name] for word in words), name
+    collations = query(
+        migrated_postgres_url,
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = 'dtx' AND table_name = 'branch' AND collation_name = 'C'",
+    )
+    assert {column for _, column in collations} == {"rm", "vhost", "state", "owner", "outcome"}
+    options = dict(
+        query(
+            migrated_postgres_url,
+            "SELECT relname, array_to_string(reloptions, ' ') FROM pg_class "
+            "WHERE relnamespace = 'dtx'::regnamespace AND relkind = 'r' AND reloptions IS NOT NULL",
+        )
+    )
+    for table in tables.metadata.tables.values():
+        wanted = table.dialect_options["postgresql"]["with"] or {}
+        assert all(f"{key}={value}" in options[table.name] for key, value in wanted.items())
+
+
+def test_the_journal_has_partitions_for_the_days_to_come(migrated_postgres_url: str) -> None:
+    rows = query(
+        migrated_postgres_url,
+        "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dtx.journal'::regclass AND inhrelid::regclass::text "
+        r"~ 'journal_\d{8}'",
+    )
+    assert rows == [(9,)]
+
+
+def test_down_and_up_again(postgres_url: str) -> None:
+    assert migrate.current(postgres_url) is None
+    assert migrate.upgrade(postgres_url) == HEAD
+    assert migrate.current(postgres_url) == HEAD
+    assert migrate.downgrade(postgres_url, "base") is None
+    left = "SELECT relname FROM pg_class WHERE relnamespace = 'dtx'::regnamespace AND relkind IN ('r', 'p', 'v')"
+    assert query(postgres_url, left) == [("alembic_version",)]
+    assert query(postgres_url, "SELECT proname FROM pg_proc WHERE pronamespace = 'dtx'::regnamespace") == []
+    assert migrate.upgrade(postgres_url) == HEAD
+    assert migrate.upgrade(postgres_url) == HEAD
+
+
+def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
+    """Applied at start under an advisory lock."""
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(migrate.upgrade, [postgres_url] * 4)) == [HEAD] * 4
+    assert query(postgres_url, "SELECT count(*) FROM dtx.alembic_version") == [(1,)]
+
+
+def test_a_database_of_a_newer_dtx_is_refused(migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
+    with pytest.raises(LogError, match="cannot be migrated by this dtx"):
+        migrate.upgrade(migrated_postgres_url)
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    with pytest.raises(LogUnavailable) as caught:
+        migrate.upgrade("postgresql://me:s3cret@127.0.0.1:1/nowhere")
+    assert "postgresql://me@127.0.0.1:1/nowhere" in str(caught.value)
+    assert "s3cret" not in repr(caught.value)
+
+
+@pytest.mark.slow
+def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, root],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    (wheel,) = tmp_path.glob("dtx-*.whl")
+    EnvBuilder(with_pip=True).create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    # its dependencies are those of this environment, which has dtx itself only as a checkout outside of its directories
+    others = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    script = (
+        "import sys, dtx.log.migrate as m; "
+        "print(m.script_location()); print(m.upgrade(sys.argv[1]), m.current(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [python, "-P", "-c", script, postgres_url],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{others}"},
+    )
+    location, revisions = done.stdout.splitlines()[-2:]
+    assert location.startswith(str(tmp_path))
+    assert revisions == f"{HEAD} {HEAD}"

@@ -1,0 +1,151 @@
+"""Reading a log from outside, while a dtx writes it."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.reading import Decision, Detail, Filter, LogReader
+from dtx.log.records import JournalEvent, LogState
+from dtx.xa.codes import Heuristic
+from tests.integration.log.conftest import OpenLog
+from tests.support.branches import (
+    a_branch,
+    a_commit,
+    a_completion,
+    a_consume,
+    a_line,
+    a_publish,
+    a_unit,
+    a_xid,
+    an_insert,
+)
+
+
+async def test_branches_in_doubt_are_listed_oldest_first(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    now = time.time()
+    old = a_branch(started_at=round(now - 100, 3), owner="alice", consumes=1, state=LogState.TAKING, prepared_at=None)
+    new = a_branch(started_at=round(now - 10, 3), vhost="other")
+    await log.write(an_insert(new, a_publish(0, exchange=b""), a_publish(1), a_publish(2)))
+    await log.write(an_insert(old, a_consume(0, queue=b"q\xff"), a_consume(1, queue=b"a")))
+    with LogReader(migrated_postgres_url) as reader:
+        first, second = reader.in_doubt()
+        assert (first.rm, first.branch, first.queues, first.exchanges) == ("rm", old, (b"a", b"q\xff"), ())
+        assert (second.branch, second.queues, second.exchanges) == (new, (), (b"", b"orders"))
+        assert 100 <= first.age < 160
+        for wanted, expected in (
+            (Filter(state=LogState.TAKING), [old]),
+            (Filter(owner="alice"), [old]),
+            (Filter(vhost="other"), [new]),
+            (Filter(older_than=50), [old]),
+            (Filter(rm="elsewhere"), []),
+            (Filter(rm="rm", owner="guest", state=LogState.PREPARED, older_than=5, vhost="other"), [new]),
+        ):
+            assert [found.branch for found in reader.in_doubt(wanted)] == expected
+        assert [found.branch for found in reader.in_doubt(limit=1)] == [old]
+        totals = {total.state: total for total in reader.totals()}
+        assert totals.keys() == {LogState.TAKING, LogState.PREPARED}
+        assert (totals[LogState.TAKING].branches, totals[LogState.TAKING].consumes) == (1, 1)
+        assert reader.totals(Filter(owner="nobody")) == []
+
+
+async def test_a_long_list_is_streamed(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    await asyncio.gather(*(log.write(an_insert(a_branch())) for _ in range(2_500)))
+    with LogReader(migrated_postgres_url) as reader:
+        stream = reader.in_doubt()
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert sum(1 for _ in reader.in_doubt()) == 2_500
+
+
+async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    branch = a_branch(units=(a_unit(0),))
+    work = (a_publish(0), a_publish(1, body=b"\0\xff"))
+    await log.write(an_insert(branch, *work))
+    line = a_line(branch, JournalEvent.HEURISTIC, actor="alice", reason="lost", outcome=Heuristic.HAZARD)
+    await log.write(a_commit(branch, to=LogState.HEURISTIC, outcome=Heuristic.HAZARD, journal=line, decided_at=None))
+    elsewhere = a_branch(xid=branch.xid, vhost="elsewhere")
+    await log.write(an_insert(elsewhere))
+    with LogReader(migrated_postgres_url) as reader:
+        assert reader.show(branch.xid, vhost="/") == [
+            Detail(
+                rm="rm",
+                branch=replace(branch, state=LogState.HEURISTIC, outcome=Heuristic.HAZARD, version=2),
+                work=work,
+                decision=Decision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
+            )
+        ]
+        assert [detail.branch.vhost for detail in reader.show(branch.xid)] == ["/", "elsewhere"]
+        assert reader.show(branch.xid, rm="another") == []
+        assert reader.show(a_xid()) == []
+        lines = reader.history(branch.xid, vhost="/", rm="rm")
+        assert [found.entry.event for found in lines] == [JournalEvent.PREPARED, JournalEvent.HEURISTIC]
+        assert lines[1].entry == line
+        assert len(reader.history(branch.xid)) == 3
+
+
+async def test_the_latest_endings_come_first(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    branches = [a_branch() for _ in range(5)]
+    for branch in branches:
+        await log.write(an_insert(branch))
+        await log.write(a_completion(branch))
+    with LogReader(migrated_postgres_url) as reader:
+        endings = reader.endings(limit=3)
+        assert [line.entry.xid for line in endings] == [branch.xid for branch in branches[:1:-1]]
+        assert reader.endings(rm="another") == []
+
+
+async def test_the_holder_of_the_lease_is_shown(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log(holder="here:1", lease_ttl=30.0)
+    with LogReader(migrated_postgres_url) as reader:
+        (holder,) = reader.leases()
+        assert (holder.rm, holder.holder) == ("rm", "here:1")
+        assert 0 < holder.remaining <= 30
+        await log.close()
+        assert reader.leases()[0].remaining == float("-inf")
+
+
+async def test_people_with_psql_have_a_view(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """A SQL view in_doubt for people with psql."""
+    log = await open_log()
+    branch = a_branch(started_at=round(time.time() - 5, 3), consumes=1)
+    await log.write(an_insert(branch, a_publish(0), a_publish(1, exchange=b"a\xff"), a_consume(2)))
+    with psycopg.connect(migrated_postgres_url) as connection:
+        cursor = connection.execute("SELECT * FROM dtx.in_doubt")
+        assert cursor.description is not None
+        row = dict(zip([column.name for column in cursor.description], cursor.fetchone() or (), strict=True))
+    assert row["xid"] == str(branch.xid)
+    assert (row["rm"], row["vhost"], row["state"], row["owner"]) == ("rm", "/", "prepared", "guest")
+    assert (row["publishes"], row["consumes"], row["bytes"], row["stuck"]) == (1, 1, 5, None)
+    assert (row["queues"], row["exchanges"]) == (r"incoming\376", r"a\377, orders")
+    assert 5 <= row["age"].total_seconds() < 60
+
+
+def test_missing_tables_and_servers_are_named(postgres_url: str) -> None:
+    with LogReader(postgres_url) as reader, pytest.raises(LogError, match="run dtx migrate"):
+        reader.totals()
+    with LogReader(postgres_url) as reader, pytest.raises(LogError, match="run dtx migrate"):
+        list(reader.in_doubt())
+    with (
+        pytest.raises(LogUnavailable, match=r"cannot read postgresql://127\.0\.0\.1:1/x"),
+        LogReader("postgresql://127.0.0.1:1/x"),
+    ):
+        pass
+
+
+async def test_the_readers_session_settings_do_not_matter(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        for setting in ("DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kathmandu'"):
+            connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
+    with LogReader(migrated_postgres_url) as reader:
+        assert [found.branch for found in reader.in_doubt()] == [branch]

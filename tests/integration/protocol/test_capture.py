@@ -1,0 +1,197 @@
+"""What belongs to a branch between start and end, what does not, and what becomes of it when its channel dies."""
+
+import struct
+
+import pytest
+
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import bodies, new_xid
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+
+@pytest.fixture
+def full(rabbitmq: RabbitNode, queue: str) -> str:
+    """A queue with the messages 0 to 9."""
+    with rabbitmq.channel() as channel:
+        channel.confirm_delivery()
+        for number in range(10):
+            channel.basic_publish("", queue, str(number).encode())
+    return queue
+
+
+def numbers(*values: int) -> list[bytes]:
+    return [str(value).encode() for value in values]
+
+
+def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
+    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+) -> None:
+    """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
+    tags = [raw.get(1, full) for _ in range(6)]
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(tags[1] or 0), requests.ack(tags[3] or 0))
+    raw.ask(1, End(xid=xid))
+    raw.send(1, requests.ack(tags[4] or 0, multiple=True))
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.close_channel(1)
+    assert sorted(bodies(rabbitmq, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
+
+
+def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
+    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+) -> None:
+    """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
+    tags = [raw.get(1, full) for _ in range(3)]
+    raw.send(1, requests.ack(tags[0] or 0))
+    raw.ask(1, Start(xid=xid))
+    assert raw.get(1, full) is not None
+    raw.send(1, requests.ack(0, multiple=True))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.close_channel(1)
+    assert sorted(bodies(rabbitmq, full)) == numbers(*range(1, 10))
+
+
+def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid) -> None:
+    """Only what is consumed is the branch's: "any consumed messages are re-enqueued"."""
+    tags = [raw.get(1, full) or 0 for _ in range(3)]
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
+    wait_until(lambda: rabbitmq.count(full) == 8, what="the requeued message")
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.close_channel(1)
+    assert sorted(bodies(rabbitmq, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid) -> None:
+    """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
+    tags = [raw.get(1, full) or 0 for _ in range(3)]
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(tags[1]))
+    raw.send(1, struct.pack(">IB", keys.BASIC_RECOVER, 1))
+    raw.read_method(1, keys.BASIC_RECOVER_OK)
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    raw.close_channel(1)
+    assert sorted(bodies(rabbitmq, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_deliveries_on_two_connections_are_one_branch(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str
+) -> None:
+    """Join: each connection takes its own in a unit of its own; the branch is committed or rolled back whole."""
+    committed, rolled_back = new_xid(), new_xid()
+    with RawClient(service.url()) as second:
+        second.open(1, select=True)
+        for xid in (committed, rolled_back):
+            raw.ask(1, Start(xid=xid))
+            second.ask(1, Start(xid=xid, join=True))
+            raw.consume_one(1, full)
+            second.consume_one(1, full)
+            raw.consume_one(1, full)
+            raw.ask(1, End(xid=xid))
+            second.ask(1, End(xid=xid))
+            assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+        assert rabbitmq.count(full) == 4
+    assert raw.ask(2, Commit(xid=committed)) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=rolled_back)) is XaFlag.OK
+    assert sorted(bodies(rabbitmq, full)) == numbers(3, 4, 5, 6, 7, 8, 9)
+
+
+def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
+    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+) -> None:
+    """A "channel exception" of the broker's own, in its own words."""
+    raw.ask(1, Start(xid=xid))
+    raw.consume_one(1, full)
+    raw.publish(1, full, b"lost")
+    refusal = raw.refusal_of(1, requests.get(b"no such queue"))
+    assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 70)
+    assert "no such queue" in refusal.text
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert sorted(bodies(rabbitmq, full)) == numbers(*range(10))
+
+
+def test_an_exception_after_the_end_takes_only_what_was_consumed(
+    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+) -> None:
+    """An ended branch survives its channel; deliveries that the broker has taken back do not."""
+    consuming = new_xid()
+    raw.idle(1, xid, queue=full, body=b"kept")
+    raw.ask(1, Start(xid=consuming))
+    raw.consume_one(1, full)
+    raw.ask(1, End(xid=consuming))
+    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.ask(2, Prepare(xid=consuming)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert sorted(bodies(rabbitmq, full)) == [*numbers(*range(10)), b"kept"]
+
+
+def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
+    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+) -> None:
+    """The exception is dtx's own: the channel at the broker is kept for the branch."""
+    raw.ask(1, Start(xid=xid))
+    raw.consume_one(1, full)
+    raw.ask(1, End(xid=xid))
+    assert raw.get(1, full) is not None
+    assert raw.refusal(1, Commit(xid=new_xid())).code == 404
+    wait_until(lambda: rabbitmq.count(full) == 9, what="the return of what no branch holds")
+    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
+    assert sorted(bodies(rabbitmq, full)) == numbers(*range(1, 10))
+
+
+def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str
+) -> None:
+    """The connection to the broker lives until the branch needs it no more, then it closes."""
+    xids = [new_xid(), new_xid()]
+    names = [f"{queue}-{number}".encode() for number in range(2)]
+    for xid, name in zip(xids, names, strict=True):
+        worker = RawClient(service.url())
+        worker.open(1, select=True)
+        worker.send(1, requests.queue_declare(name, exclusive=True))
+        worker.read_method(1, keys.QUEUE_DECLARE_OK)
+        worker.publish(1, name.decode(), b"mine")
+        worker.ask(1, Start(xid=xid))
+        worker.consume_one(1, name.decode())
+        worker.publish(1, queue, b"result")
+        worker.ask(1, End(xid=xid))
+        worker.close()
+    assert all(name.decode() in rabbitmq.ctl("list_queues", "name") for name in names)
+    assert raw.ask(2, Prepare(xid=xids[0])) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xids[0])) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=xids[1])) is XaFlag.OK
+    wait_until(lambda: not any(name.decode() in rabbitmq.ctl("list_queues", "name") for name in names), what="the end")
+    assert bodies(rabbitmq, queue) == [b"result"]
+
+
+def test_what_is_published_keeps_its_order_its_properties_and_its_id(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+) -> None:
+    """Bodies of no frame, one frame and many; every message carries one header of dtx's own."""
+    payloads = [b"", b"x", bytes(range(256)) * 64]
+    flags = 0x8000 | 0x1000 | 0x0080  # content-type, delivery-mode, message-id
+    properties = struct.pack(">H", flags) + b"\x0atext/plain" + b"\x02" + b"\x02id"
+    raw.ask(1, Start(xid=xid))
+    for payload in payloads:
+        raw.publish(1, queue, payload, properties=properties)
+    raw.ask(1, End(xid=xid))
+    raw.ask(1, Prepare(xid=xid))
+    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
+    taken = rabbitmq.take_all(queue)
+    assert [body for body, _, _ in taken] == payloads
+    for _, found, _ in taken:
+        assert (found.content_type, found.delivery_mode, found.message_id) == ("text/plain", 2, "id")
+        assert list(found.headers) == ["x-dtx-id"]
+    assert len({found.headers["x-dtx-id"] for _, found, _ in taken}) == 3

@@ -1,0 +1,139 @@
+"""Tokens move from queue to queue in branches that end in every possible way; none is ever lost or doubled."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Recover, Rollback, SetTimeout, Start, encode_call
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import bodies, fresh_queue, new_xid
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+TOKENS = 200
+WORKERS = 16
+MOVES = 25
+
+
+class Worker:
+    """A client that moves tokens, and leaves at any moment."""
+
+    def __init__(self, url: str, source: str, target: str, seed: int) -> None:
+        self.url, self.source, self.target = url, source, target
+        self.chance = random.Random(seed)
+        self.client = self._connect()
+        self.left_prepared: list[Xid] = []
+
+    def _connect(self) -> RawClient:
+        client = RawClient(self.url)
+        client.open(1, select=True)
+        client.open(2)
+        return client
+
+    def _leave(self) -> None:
+        if self.chance.random() < 0.5:
+            self.client.abort()
+        else:
+            self.client.close()
+        self.client = self._connect()
+
+    def _move(self, xid: Xid) -> bool:
+        """One token, maybe more, to the other queue within the branch; ``False`` when it left before the end."""
+        client, chance = self.client, self.chance
+        source, target = (self.source, self.target) if chance.random() < 0.7 else (self.target, self.source)
+        client.ask(1, Start(xid=xid))
+        for _ in range(chance.randint(1, 3)):
+            body = client.take(1, source)
+            if body is not None:
+                client.publish(1, target, body)
+            if chance.random() < 0.05:
+                self._leave()
+                return False
+        fail = chance.random() < 0.1
+        client.ask(1, End(xid=xid, fail=fail))
+        return not fail
+
+    def run(self) -> list[Xid]:
+        """All moves; the xids of branches that were left prepared, perhaps."""
+        for _ in range(MOVES):
+            xid = new_xid()
+            if self._move(xid):
+                self._complete(xid)
+        self.client.close()
+        return self.left_prepared
+
+    def _complete(self, xid: Xid) -> None:
+        client = self.client
+        match self.chance.choice(
+            ("two-phase", "one-phase", "rollback", "refuse", "leave", "vanish", "doubt", "close", "late")
+        ):
+            case "two-phase":
+                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                    assert client.ask(2, Commit(xid=xid)) is XaFlag.OK
+            case "one-phase":
+                assert client.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+            case "rollback":
+                assert client.ask(1, Rollback(xid=xid)) is XaFlag.OK
+            case "refuse":
+                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                    assert client.ask(2, Rollback(xid=xid)) is XaFlag.OK
+            case "leave":  # between the end and the vote, which then comes from elsewhere
+                self._leave()
+                if self.client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                    self.left_prepared.append(xid)
+            case "vanish":  # while the call is under way: whether it happened is not known
+                call = self.chance.choice((Prepare(xid=xid), Commit(xid=xid, one_phase=True), Rollback(xid=xid)))
+                client.send(2, encode_call(call))
+                self._leave()
+                self.left_prepared.append(xid)
+            case "doubt":
+                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                    self.left_prepared.append(xid)
+            case "close":
+                client.send(2, encode_call(Prepare(xid=xid)))
+                client.close_channel(1)
+                client.open(1, select=True)
+                client.answer(2, Prepare(xid=xid))
+                self.left_prepared.append(xid)
+            case "late":
+                client.ask(2, SetTimeout(xid=xid, timeout=1))
+
+
+def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, rabbitmq: RabbitNode) -> None:
+    """Commit, rollback: "made available", "discarded", "re-enqueued": each of them whole, each of them once."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    tokens = [f"{number}".encode() for number in range(TOKENS)]
+    with fresh_queue(rabbitmq) as source, fresh_queue(rabbitmq) as target:
+        with rabbitmq.channel() as channel:
+            channel.confirm_delivery()
+            for token in tokens:
+                channel.basic_publish("", source, token)
+        workers = [Worker(service.url(), source, target, seed + number) for number in range(WORKERS)]
+        with ThreadPoolExecutor(WORKERS) as threads:
+            open_ends = [xid for left in threads.map(Worker.run, workers) for xid in left]
+        with RawClient(service.url()) as client:
+            client.open(1)
+            for xid in open_ends:
+                _finish(client, xid, commit=workers[0].chance.random() < 0.5)
+            assert client.ask(1, Recover(startscan=True, endscan=True)) == []
+
+        def all_there() -> bool:
+            return rabbitmq.count(source) + rabbitmq.count(target) >= TOKENS
+
+        wait_until(all_there, what="the return of all tokens")
+        assert sorted(bodies(rabbitmq, source) + bodies(rabbitmq, target)) == sorted(tokens)
+
+
+def _finish(client: RawClient, xid: Xid, *, commit: bool) -> None:
+    """Complete a branch of which only its worker knew how far it was."""
+    for call in (Prepare(xid=xid), Commit(xid=xid) if commit else Rollback(xid=xid)):
+        client.send(1, encode_call(call))
+        payload = client.next_method(1)
+        client.unread(1, payload)
+        if payload[:2] == b"\x00\x14":
+            assert client.refused(1).code in (404, 503)
+        else:
+            client.answer(1, call)

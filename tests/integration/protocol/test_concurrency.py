@@ -1,0 +1,250 @@
+"""Many at once, and the same at once: nothing is lost or doubled, and everybody gets an answer that is true."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import bodies, new_xid
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+THREADS = 50
+ROUNDS = 6
+
+
+def attempt(client: RawClient, call: Call) -> XaFlag | int:
+    """The flag, or the code of the refusal, of a call on channel 1 of a connection that is for this call alone."""
+    client.send(1, encode_call(call))
+    payload = client.next_method(1)
+    if payload[:4] == b"\x00\x14\x00\x28":
+        client.send(1, requests.CHANNEL_CLOSE_OK)
+        return int.from_bytes(payload[4:6], "big")
+    return XaFlag(int.from_bytes(payload[4:6], "big"))
+
+
+@pytest.fixture
+def pair(service: DtxService) -> Iterator[Callable[[Call, Call], list[XaFlag | int]]]:
+    """Two calls at the same time, each on a connection of its own; their answers."""
+    clients = [RawClient(service.url()) for _ in range(2)]
+    for client in clients:
+        client.open(1)
+
+    def race(*calls: Call) -> list[XaFlag | int]:
+        barrier = threading.Barrier(len(calls))
+
+        def run(client: RawClient, call: Call) -> XaFlag | int:
+            barrier.wait()
+            answer = attempt(client, call)
+            if not isinstance(answer, XaFlag):
+                client.open(1)
+            return answer
+
+        with ThreadPoolExecutor(len(calls)) as threads:
+            return list(threads.map(run, clients, calls))
+
+    yield race
+    for client in clients:
+        client.close()
+
+
+def test_fifty_threads_do_two_phase_commits_with_joins(service: DtxService, rabbitmq: RabbitNode, queue: str) -> None:
+    """Each branch works on two connections; some other thread's connection completes it."""
+    source = f"{queue}-source"
+    with rabbitmq.channel() as channel:
+        channel.queue_declare(source, durable=True)
+        channel.confirm_delivery()
+        for number in range(THREADS * ROUNDS):
+            channel.basic_publish("", source, f"{number}".encode())
+    clients = [RawClient(service.url()) for _ in range(THREADS)]
+    branches = [[new_xid() for _ in range(ROUNDS)] for _ in range(THREADS)]
+    barrier = threading.Barrier(THREADS)
+
+    def work(me: int) -> None:
+        client, partner = clients[me], (me + 1) % THREADS
+        client.open(1, select=True)
+        for turn in range(ROUNDS):
+            barrier.wait()
+            mine, others = branches[me][turn], branches[partner][turn]
+            client.ask(1, Start(xid=mine))
+            client.consume_one(1, source)
+            client.publish(1, queue, f"{me}.{turn}.own".encode())
+            client.ask(1, End(xid=mine))
+            barrier.wait()
+            client.ask(1, Start(xid=others, join=True))
+            client.publish(1, queue, f"{partner}.{turn}.joined".encode())
+            client.ask(1, End(xid=others))
+            barrier.wait()
+            assert client.ask(1, Prepare(xid=mine)) is XaFlag.OK
+            barrier.wait()
+            # every third is rolled back
+            call = Rollback(xid=others) if (partner + turn) % 3 == 0 else Commit(xid=others)
+            assert client.ask(1, call) is XaFlag.OK
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(work, range(THREADS)))
+    for client in clients:
+        client.close()
+
+    committed = {(me, turn) for me in range(THREADS) for turn in range(ROUNDS) if (me + turn) % 3}
+    expected = {f"{me}.{turn}.{part}".encode() for me, turn in committed for part in ("own", "joined")}
+    found = bodies(rabbitmq, queue)
+    assert Counter(found) == Counter(expected)
+    assert len(bodies(rabbitmq, source)) == THREADS * ROUNDS - len(committed)
+    with rabbitmq.channel() as channel:
+        channel.queue_delete(source)
+
+
+@pytest.mark.parametrize("_turn", range(5))
+def test_two_commits_at_once_are_both_answered_ok(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, pair: Callable[..., list[XaFlag | int]], _turn: int
+) -> None:
+    """The second waits for the first, unless it comes so late that the branch has completed: then 404 says so."""
+    raw.prepared(1, xid, queue=queue)
+    answers = pair(Commit(xid=xid), Commit(xid=xid))
+    assert XaFlag.OK in answers
+    assert set(answers) <= {XaFlag.OK, 404}
+    assert bodies(rabbitmq, queue) == [b"one"]
+
+
+def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str
+) -> None:
+    """A repeated commit waits for the first: sent on two channels in one packet, so that the second is never late."""
+    raw.open(4)
+    for _ in range(5):
+        xid = raw.prepared(1, new_xid(), queue=queue)
+        raw.send_frames(_frame(2, Commit(xid=xid)) + _frame(4, Commit(xid=xid)))
+        assert raw.answer(2, Commit(xid=xid)) is XaFlag.OK
+        assert raw.answer(4, Commit(xid=xid)) is XaFlag.OK
+    assert bodies(rabbitmq, queue) == [b"one"] * 5
+
+
+def test_a_rollback_that_comes_while_another_runs_waits_and_is_ok(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str
+) -> None:
+    """Rolling back already: waits."""
+    raw.open(4)
+    for _ in range(5):
+        xid = new_xid()
+        raw.publish(1, queue, b"back")
+        raw.ask(1, Start(xid=xid))
+        raw.consume_one(1, queue)
+        raw.ask(1, End(xid=xid))
+        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        raw.send_frames(_frame(2, Rollback(xid=xid)) + _frame(4, Rollback(xid=xid)))
+        assert raw.answer(2, Rollback(xid=xid)) is XaFlag.OK
+        assert raw.answer(4, Rollback(xid=xid)) is XaFlag.OK
+        assert bodies(rabbitmq, queue) == [b"back"]
+
+
+def _frame(channel: int, call: Call) -> bytes:
+    payload = encode_call(call)
+    return b"\x01" + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
+
+
+@pytest.mark.parametrize("first", ["commit", "rollback"])
+def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str, first: str
+) -> None:
+    """The loser waits for the winner and finds the branch gone: 404 tells how it ended."""
+    raw.open(4)
+    for _ in range(5):
+        xid = raw.prepared(1, new_xid(), queue=queue)
+        calls: list[Call] = [Commit(xid=xid), Rollback(xid=xid)]
+        if first == "rollback":
+            calls.reverse()
+        raw.send_frames(_frame(2, calls[0]) + _frame(4, calls[1]))
+        assert raw.answer(2, calls[0]) is XaFlag.OK
+        refusal = raw.refused(4)
+        assert refusal.code in (404, 503)
+        assert bodies(rabbitmq, queue) == ([b"one"] if first == "commit" else [])
+
+
+@pytest.mark.parametrize("_turn", range(10))
+def test_commit_racing_rollback_from_two_connections(
+    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, pair: Callable[..., list[XaFlag | int]], _turn: int
+) -> None:
+    """Exactly one is told xa-ok, and the queue agrees with it."""
+    raw.prepared(1, xid, queue=queue)
+    committed, rolled_back = pair(Commit(xid=xid), Rollback(xid=xid))
+    assert sorted([committed is XaFlag.OK, rolled_back is XaFlag.OK]) == [False, True]
+    assert {committed, rolled_back} & {404, 503}
+    assert bodies(rabbitmq, queue) == ([b"one"] if committed is XaFlag.OK else [])
+
+
+@pytest.mark.parametrize("_turn", range(10))
+def test_prepare_racing_the_end_of_the_channel_that_worked(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, _turn: int
+) -> None:
+    """An ended branch does not need its channel; deliveries that it holds keep the connection to the broker."""
+    raw.publish(1, queue, b"moved")
+    worker = RawClient(service.url())
+    worker.open(1, select=True)
+    worker.ask(1, Start(xid=xid))
+    worker.consume_one(1, queue)
+    worker.publish(1, queue, b"result")
+    worker.ask(1, End(xid=xid))
+    raw.send(2, encode_call(Prepare(xid=xid)))
+    if _turn % 2:
+        worker.abort()
+    else:
+        worker.close_channel(1)
+    assert raw.answer(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert bodies(rabbitmq, queue) == [b"result"]
+    if not _turn % 2:
+        worker.close()
+
+
+@pytest.mark.parametrize("how", ["channel.close", "connection.close", "socket"])
+@pytest.mark.parametrize("_turn", range(4))
+def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, how: str, _turn: int
+) -> None:
+    """The operation is the manager's, not the connection's: it goes on, and can be asked for again."""
+    raw.publish(1, queue, b"moved")
+    worker = RawClient(service.url())
+    worker.open(1, select=True)
+    worker.ask(1, Start(xid=xid))
+    worker.consume_one(1, queue)
+    worker.ask(1, End(xid=xid))
+    worker.send(1, encode_call(Prepare(xid=xid)))
+    if how == "channel.close":
+        worker.send(1, requests.close(20 << 16 | 40, 200, b"done"))
+        while worker.next_method(1)[:4] != b"\x00\x14\x00\x29":
+            """prepare-ok may still come first."""
+    elif how == "connection.close":
+        worker.send(0, requests.close(10 << 16 | 50, 200, b"done"))
+    else:
+        worker.abort()
+    with RawClient(service.url()) as another:
+        another.open(1)
+        assert attempt(another, Prepare(xid=xid)) in (XaFlag.OK, 503)  # 503: it is prepared already
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert bodies(rabbitmq, queue) == []
+    worker.abort()
+
+
+def test_five_hundred_branches_are_open_at_once(raw: RawClient, rabbitmq: RabbitNode, queue: str) -> None:
+    """Suspended on one channel, ended and completed in another order."""
+    xids = [new_xid() for _ in range(500)]
+    for number, xid in enumerate(xids):
+        raw.ask(1, Start(xid=xid))
+        raw.publish(1, queue, str(number).encode())
+        raw.ask(1, End(xid=xid, suspend=True))
+    for xid in reversed(xids):
+        raw.ask(1, Start(xid=xid, resume=True))
+        raw.ask(1, End(xid=xid))
+        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert set(xids) <= {found for batch in raw.recover(2) for found in batch}
+    for number, xid in enumerate(xids):
+        assert raw.ask(2, Commit(xid=xid) if number % 2 else Rollback(xid=xid)) is XaFlag.OK
+    assert bodies(rabbitmq, queue) == [str(number).encode() for number in range(1, 500, 2)]

@@ -1,0 +1,252 @@
+"""Recovery of 5,000 branches in doubt, and of heuristic outcomes that an operator has made."""
+
+import random
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtx.client import AsyncCoordinator, Coordinator
+from dtx.wire.amqp09.calls import Call, Commit, Forget, GetTimeout, Prepare, Recover, Rollback, Start
+from dtx.xa.codes import Heuristic, XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import async_connected, bodies, connected, fresh_queue, new_xid
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
+from tests.support.seed import heuristic, in_doubt, seed
+from tests.support.service import DtxService
+
+COUNT = 5000
+START = Recover(startscan=True, endscan=False)
+NEXT = Recover(startscan=False, endscan=False)
+END = Recover(startscan=False, endscan=True)
+ONCE = Recover(startscan=True, endscan=True)
+
+
+@pytest.fixture(scope="module")
+def many(shared_rabbitmq: RabbitNode) -> Iterator[str]:
+    """A vhost for the many."""
+    name = shared_rabbitmq.add_vhost()
+    yield name
+    shared_rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture(scope="module")
+def xids() -> list[Xid]:
+    """As long as can be, and of any octets."""
+    noise = random.Random(20)
+    return [Xid(noise.getrandbits(32), noise.randbytes(64), noise.randbytes(64)) for _ in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def heuristics() -> dict[Heuristic, Xid]:
+    """One of each."""
+    return {outcome: new_xid() for outcome in Heuristic}
+
+
+@pytest.fixture(scope="module")
+def work_queue(shared_rabbitmq: RabbitNode) -> Iterator[str]:
+    """Where the branches publish to."""
+    with fresh_queue(shared_rabbitmq) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def seeded(
+    shared_rabbitmq: RabbitNode,
+    postgres: PostgresServer,
+    many: str,
+    xids: list[Xid],
+    heuristics: dict[Heuristic, Xid],
+    work_queue: str,
+) -> Iterator[DtxService]:
+    """A service on a log that has all of them, and as many of somebody else."""
+    database = postgres.create_database()
+    others = (in_doubt(Xid(1, secrets.token_bytes(64)), many, "somebody else") for _ in range(100))
+    mine = (in_doubt(xid, many) for xid in xids)
+    seed(database, (*mine, *others, *(heuristic(xid, outcome) for outcome, xid in heuristics.items())), work_queue)
+    with DtxService(broker=shared_rabbitmq.url(), database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def client(seeded: DtxService, many: str) -> Iterator[RawClient]:
+    """A connection to the vhost of the many, with channels 1 and 2."""
+    with RawClient(seeded.url(vhost=many)) as raw:
+        raw.open(1)
+        raw.open(2)
+        yield raw
+
+
+def batch(client: RawClient, channel: int, call: Call) -> list[Xid]:
+    """One recover."""
+    found = client.ask(channel, call)
+    assert isinstance(found, list)
+    return found
+
+
+def everything(client: RawClient, channel: int = 1) -> list[Xid]:
+    """A whole scan."""
+    return [xid for found in client.recover(channel) for xid in found]
+
+
+@pytest.mark.parametrize("frame_max", [4096, 131072])
+def test_a_scan_lists_each_branch_once_in_frames_that_fit(
+    seeded: DtxService, many: str, xids: list[Xid], frame_max: int
+) -> None:
+    """Recover: "a list of transaction branches that are in a prepared or heuristically completed state"."""
+    with RawClient(seeded.url(vhost=many), frame_max) as client:
+        client.open(1)
+        batches = list(client.recover(1))
+        assert frame_max - 135 < client.largest <= frame_max
+    found = [xid for batch in batches for xid in batch]
+    assert len(found) == COUNT
+    assert set(found) == set(xids)
+
+
+async def test_the_client_s_helpers_iterate_over_the_whole_scan(seeded: DtxService, many: str, xids: list[Xid]) -> None:
+    """One scan in batches, each xid once; a scan that is dropped half-way does no harm."""
+    url = seeded.url(vhost=many)
+    with connected(url) as connection, Coordinator(connection) as coordinator:
+        dropped = coordinator.recover()
+        next(dropped)
+        found = list(coordinator.recover())
+        del dropped
+    async with async_connected(url) as callbacks:
+        found_too = [xid async for xid in AsyncCoordinator(callbacks).recover()]
+    assert len(found) == len(found_too) == COUNT
+    assert set(found) == set(found_too) == set(xids)
+
+
+def test_a_call_that_starts_and_ends_a_scan_goes_on_where_the_one_before_it_had_no_room(
+    client: RawClient, xids: list[Xid]
+) -> None:
+    """Rule startEnd: "a single call starts and then ends a scan"; a client that makes no other call sees all."""
+    found: list[Xid] = []
+    while len(found) < COUNT:
+        page = batch(client, 1, ONCE)
+        assert page
+        found += page
+    assert set(found) == set(xids)
+    assert client.refusal(1, NEXT).code == 503
+
+
+def test_a_scan_that_is_restarted_begins_at_the_beginning(client: RawClient) -> None:
+    """Rule recoveryAlreadyOpen: "as if the recovery scan were ended and then restarted"."""
+    first = batch(client, 1, START)
+    assert batch(client, 1, NEXT) != first
+    assert batch(client, 1, START) == first
+
+
+def test_endscan_returns_a_batch_and_ends(client: RawClient) -> None:
+    """Endscan: "the recovery scan should end after returning the Xids"."""
+    batch(client, 1, START)
+    assert batch(client, 1, END)
+    assert client.refusal(1, NEXT).code == 503
+
+
+def test_endscan_without_a_scan_returns_nothing(client: RawClient) -> None:
+    """Rule mustBeStarted is about calls with neither bit."""
+    assert batch(client, 1, END) == []
+
+
+def test_a_scan_that_is_through_goes_on_to_be_empty(client: RawClient) -> None:
+    everything(client)
+    assert batch(client, 1, NEXT) == []
+    assert batch(client, 1, END) == []
+
+
+def test_scans_on_two_channels_know_nothing_of_each_other(client: RawClient, xids: list[Xid]) -> None:
+    first, second = client.recover(1), client.recover(2)
+    found: tuple[list[Xid], list[Xid]] = ([], [])
+    found[0].extend(next(first))
+    for one, other in zip(first, second, strict=False):
+        found[0].extend(one)
+        found[1].extend(other)
+    found[1].extend(xid for rest in second for xid in rest)
+    assert set(found[0]) == set(found[1]) == set(xids)
+
+
+def test_scans_that_are_never_ended_cost_nothing_lasting(seeded: DtxService, many: str) -> None:
+    def resident() -> int:
+        status = Path(f"/proc/{seeded.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0])
+
+    def abandon() -> None:
+        with RawClient(seeded.url(vhost=many)) as client:
+            for channel in range(1, 101):
+                batch(client, client.open(channel), START)
+            for channel in range(1, 51):
+                client.close_channel(channel)
+
+    for _ in range(3):
+        abandon()
+    before = resident()
+    for _ in range(10):
+        abandon()
+    # A thousand snapshots are 40 MB of references alone.
+    assert resident() - before < 8 * 1024
+
+
+def test_branches_are_completed_in_the_middle_of_a_scan(
+    client: RawClient, many: str, rabbitmq: RabbitNode, work_queue: str, xids: list[Xid]
+) -> None:
+    """Grammar: "recovery = C:RECOVER S:RECOVER-OK *recovery-outcome"."""
+    with rabbitmq.channel(many) as channel:
+        channel.queue_declare(work_queue, durable=True)
+    listed = everything(client)
+    done = [*listed[:5], *listed[-5:]]
+    found = batch(client, 1, START)
+    for number, xid in enumerate(done):
+        outcome = Commit(xid=xid) if number % 2 else Rollback(xid=xid)
+        assert client.ask(1 + number % 2, outcome) is XaFlag.OK
+    while page := batch(client, 1, NEXT):
+        found += page
+    assert set(found) == set(xids)
+    assert set(everything(client, 2)) == set(xids) - set(done)
+    assert len(rabbitmq.take_all(work_queue, many)) == 5
+
+
+# -- heuristic outcomes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "flag"),
+    [
+        (Heuristic.COMMITTED, XaFlag.HEURCOM),
+        (Heuristic.ROLLED_BACK, XaFlag.HEURRB),
+        (Heuristic.MIXED, XaFlag.HEURMIX),
+        (Heuristic.HAZARD, XaFlag.HEURHAZ),
+    ],
+)
+def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
+    seeded: DtxService,
+    heuristics: dict[Heuristic, Xid],
+    rabbitmq: RabbitNode,
+    work_queue: str,
+    outcome: Heuristic,
+    flag: XaFlag,
+) -> None:
+    """Commit-ok, rollback-ok: "Due to a heuristic decision ..."; "recovery-outcome = ... C:FORGET S:FORGET-OK"."""
+    xid = heuristics[outcome]
+    with RawClient(seeded.url()) as client:
+        client.open(1, select=True)
+        assert xid in everything(client)
+        calls: list[Call] = [Commit(xid=xid), Rollback(xid=xid), Commit(xid=xid, one_phase=True), Rollback(xid=xid)]
+        for call in calls:
+            assert client.ask(1, call) is flag
+        assert client.refusal(1, Prepare(xid=xid)).code == 503
+        assert client.refusal(1, Start(xid=xid)).code == 530
+        assert client.refusal(1, Start(xid=xid, join=True)).code == 503
+        client.ask(1, GetTimeout(xid=xid))
+        assert client.ask(1, Forget(xid=xid)) is None
+        assert xid not in everything(client)
+        calls = [Forget(xid=xid), Commit(xid=xid), Rollback(xid=xid)]
+        for call in calls:
+            refusal = client.refusal(1, call)
+            assert refusal.code == 404
+            assert "completed: forgotten at 20" in refusal.text
+    assert bodies(rabbitmq, work_queue) == []

@@ -1,0 +1,228 @@
+"""Streams of real clients, mutated, against the live service: it lives on, and others lose nothing."""
+
+import contextlib
+import os
+import random
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+
+import pytest
+from pika.adapters.blocking_connection import BlockingConnection
+
+from dtx.wire.amqp09 import handshake, keys, properties, requests
+from dtx.wire.amqp09.calls import (
+    Call,
+    DtxMethod,
+    End,
+    Forget,
+    GetTimeout,
+    Prepare,
+    Recover,
+    Rollback,
+    Select,
+    SetTimeout,
+    Start,
+    encode_call,
+)
+from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.xa.xid import Xid
+from tests.support.client import bodies, new_xid
+from tests.support.peer import Peer, message
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "120"))
+SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
+Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
+
+
+def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
+    """Frames of a client that uses everything, on channels 1 and 2, without waiting for answers.
+
+    All but basic.cancel: RabbitMQ 3.10 loses the channel when that comes right behind basic.consume.
+    """
+    xid, other = new_xid(), new_xid()
+    raw = properties.build({properties.Property.USER_ID: b"guest"})
+    rich = (
+        method_frame(2, requests.publish(b"", queue, 1))
+        + header_frame(2, 60, 5, raw)
+        + b"".join(body_frames(2, b"12345", 4096))
+    )
+    plain = [
+        method_frame(1, requests.queue_declare(b"", exclusive=True)),
+        method_frame(1, requests.qos(rng.randrange(50))),
+        message(1, queue, secrets.token_bytes(rng.choice((0, 1, 5000)))),
+        method_frame(1, requests.queue_bind(b"", b"amq.fanout", b"")),
+        message(1, b"", b"to itself", exchange=b"amq.fanout"),
+        method_frame(1, requests.get(b"")),
+        method_frame(1, requests.ack(1)),
+        message(1, b"", b"to itself", exchange=b"amq.fanout"),
+        method_frame(1, requests.consume(b"", b"tag-1")),
+    ]
+    work = [
+        method_frame(2, encode_call(Select())),
+        *[message(2, queue, b"%d" % number) for number in range(5)],
+        method_frame(2, requests.get(queue)),
+        method_frame(2, requests.consume(queue, b"tag-2")),
+        message(2, queue, b"outside"),
+        method_frame(2, encode_call(Start(xid=xid))),
+        rich,
+        method_frame(2, requests.ack(1)),
+        message(2, queue, secrets.token_bytes(9000), size=4096),
+        method_frame(2, encode_call(End(xid=xid))),
+        method_frame(2, encode_call(GetTimeout(xid=xid))),
+        method_frame(2, encode_call(SetTimeout(xid=xid, timeout=30))),
+        method_frame(2, encode_call(Rollback(xid=xid))),
+        method_frame(2, encode_call(Start(xid=other))),
+        method_frame(2, requests.reject(2)),
+        method_frame(2, requests.ack(0, multiple=True)),
+        method_frame(2, encode_call(End(xid=other, suspend=True))),
+        method_frame(2, encode_call(End(xid=other))),
+        *coordination(rng, other),
+        method_frame(2, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"),
+    ]
+    frames = [frame for pair in zip(plain, work, strict=False) for frame in pair] + work[len(plain) :]
+    return [*frames, method_frame(rng.choice((1, 2)), requests.close(keys.CHANNEL_CLOSE, 200, b""))]
+
+
+def coordination(rng: random.Random, xid: Xid) -> Sequence[bytes]:
+    """The end of a branch, always rolled back: the queue must stay as it is."""
+    calls: list[Call] = [
+        Prepare(xid=xid),
+        Recover(startscan=True, endscan=rng.random() < 0.5),
+        Forget(xid=xid),
+        Rollback(xid=xid),
+    ]
+    return [method_frame(rng.choice((1, 2)), encode_call(call)) for call in calls]
+
+
+def flip(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    data = bytearray(b"".join(frames))
+    for _ in range(rng.choice((1, 2, 8))):
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
+    return [bytes(data)]
+
+
+def flip_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    """Whole frames, whose arguments are others."""
+    position = rng.randrange(len(frames))
+    frame = bytearray(frames[position])
+    for _ in range(rng.choice((1, 3))):
+        frame[rng.randrange(7, len(frame) - 1)] = rng.randrange(256)
+    return [*frames[:position], bytes(frame), *frames[position + 1 :]]
+
+
+def cut_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    """A method frame that ends too early, but is whole as a frame."""
+    position = rng.randrange(len(frames))
+    kind, channel, size = struct.unpack_from(">BHI", frames[position])
+    payload = frames[position][7 : 7 + rng.randrange(size + 1)]
+    short = struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+    return [*frames[:position], short, *frames[position + 1 :]]
+
+
+def drop(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    return [frame for frame in frames if rng.random() > 0.2]
+
+
+def repeat(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    return [frame for frame in frames for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+
+
+def shuffle(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    return rng.sample(frames, len(frames))
+
+
+def truncate(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    data = b"".join(frames)
+    return [data[: rng.randrange(len(data))]]
+
+
+def change_channel(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    position = rng.randrange(len(frames))
+    frame = frames[position]
+    other = struct.pack(">H", rng.choice((0, 1, 2, 3, 2047, 2046, 2045, 2048, 65535)))
+    return [*frames[:position], frame[:1] + other + frame[3:], *frames[position + 1 :]]
+
+
+def insert_call(rng: random.Random, frames: list[bytes]) -> list[bytes]:
+    """A method of one of the dtx classes with any arguments, anywhere."""
+    key = rng.choice((*DtxMethod, 101 << 16 | rng.randrange(65536), 105 << 16 | rng.randrange(65536)))
+    call = method_frame(rng.choice((1, 2)), key.to_bytes(4, "big") + secrets.token_bytes(rng.randrange(40)))
+    position = rng.randrange(len(frames))
+    return [*frames[:position], call, *frames[position:]]
+
+
+MUTATIONS: Sequence[Mutation] = (
+    flip, flip_arguments, cut_arguments, drop, repeat, shuffle, truncate, change_channel, insert_call,
+    lambda _, frames: frames,
+)  # fmt: skip
+
+
+def speak(service: DtxService, rng: random.Random, queue: bytes) -> None:
+    """One client: a real conversation with one mutation, in pieces of any size."""
+    with Peer(service.url()) as peer, contextlib.suppress(OSError):
+        peer.log_in(frame_max=rng.choice((4096, 131072)))
+        peer.open(1, 2)
+        data = b"".join(rng.choice(MUTATIONS)(rng, conversation(rng, queue)))
+        while data:
+            size = rng.choice((1, 7, 100, 4096, len(data)))
+            peer.send(data[:size])
+            data = data[size:]
+        peer.socket.settimeout(rng.choice((0.01, 0.05, 0.2)))
+        with contextlib.suppress(TimeoutError):
+            peer.drain()
+
+
+def healthy(service: DtxService) -> None:
+    """No error that nobody foresaw."""
+    log = service.log_path.read_text(errors="replace")
+    for sign in ("Traceback", "call failed", "session failed", "operation failed", "Fatal error"):
+        assert sign not in log, log[log.index(sign) - 500 :][:6000]
+
+
+@pytest.mark.slow
+def test_mutated_streams_harm_nobody(
+    service: DtxService, through: BlockingConnection, queue: str, rabbitmq: RabbitNode
+) -> None:
+    print(f"DTX_FUZZ_SEED={SEED}")
+    rng = random.Random(SEED)
+    fuzzed = f"{queue}-fuzzed"
+    bystander = through.channel()
+    bystander.confirm_delivery()
+    bystander.queue_declare(fuzzed, durable=True)
+    try:
+        for number in range(STREAMS):
+            speak(service, rng, fuzzed.encode())
+            bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+            assert service.running
+            healthy(service)
+        assert bodies(rabbitmq, queue) == [b"%d" % number for number in range(STREAMS)]
+    finally:
+        bystander.queue_delete(fuzzed)
+
+
+@pytest.mark.parametrize("step", ["header", "start-ok", "tune-ok", "open"])
+def test_mutated_handshakes_harm_nobody(service: DtxService, through: BlockingConnection, step: str) -> None:
+    rng = random.Random(f"{SEED} {step}")
+    print(f"DTX_FUZZ_SEED={SEED}")
+    for _ in range(25):
+        with Peer(service.url(), patience=0.1) as peer, contextlib.suppress(OSError, AssertionError):
+            if step == "header":
+                peer.send(*flip(rng, [b"AMQP\x00\x00\x09\x01"]))
+                peer.drain()
+                continue
+            peer.begin()
+            said = peer.start_ok()
+            if step != "start-ok":
+                peer.say(0, said)
+                peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+                said = peer.tune_ok()
+            if step == "open":
+                peer.say(0, said)
+                said = handshake.encode_open(b"/")
+            peer.send(*rng.choice(MUTATIONS[:3])(rng, [method_frame(0, said)]))
+            peer.drain()
+    healthy(service)
+    assert through.channel().is_open

@@ -1,0 +1,49 @@
+"""What dtx itself says never comes between the frames of a message."""
+
+import pytest
+
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.calls import DtxMethod, End, Recover, Start, encode_call
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from tests.support.client import new_xid
+from tests.support.peer import logged_in
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+MESSAGES = 10
+CALLS = 200
+
+
+@pytest.mark.parametrize("selected", [True, False], ids=["selected", "plain"])
+def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
+    service: DtxService, queue: str, rabbitmq: RabbitNode, selected: bool
+) -> None:
+    """AMQP 0-9-1, 4.2.6: frames of a content are not intermixed with other frames on the same channel."""
+    with rabbitmq.channel() as channel:
+        for _ in range(MESSAGES):
+            channel.basic_publish("", queue, b"x" * 6_000_000)
+    with logged_in(service.url()) as peer:
+        if selected:
+            peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
+            peer.wait(DtxMethod.SELECT_OK)
+        peer.say(1, requests.consume(queue.encode(), b"tag"))
+        whole = left = asked = 0
+        between = []
+        while whole < MESSAGES:
+            if asked < CALLS:
+                asked += 1
+                xid = new_xid()
+                calls = (Start(xid=xid), End(xid=xid)) if selected else (Recover(startscan=True, endscan=True),)
+                peer.send(*(method_frame(1, encode_call(call)) for call in calls))
+            frame = peer.frame()
+            assert frame is not None
+            if frame.key == keys.BASIC_DELIVER:
+                left = -1
+            elif frame.key == HEADER:
+                left = content.header(frame.payload).body_size
+            elif frame.key == BODY:
+                left -= len(frame.payload)
+                whole += left == 0
+            elif left:
+                between.append(hex(frame.key))
+        assert not between

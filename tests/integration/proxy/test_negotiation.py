@@ -1,0 +1,280 @@
+"""The opening of a connection: versions, logins, limits, heartbeats; and the names of servers and users."""
+
+import socket
+import time
+from collections.abc import Callable
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingConnection
+from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
+
+from dtx.wire.amqp09 import handshake, keys, requests, tables
+from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
+from tests.conftest import ServiceFactory
+from tests.support.client import connected
+from tests.support.peer import Peer, logged_in, message
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+def entries(table: bytes) -> dict[bytes, bytes]:
+    return {entry.key: entry.value for entry in tables.entries(table)}
+
+
+def test_the_server_s_properties_are_kept_and_dtx_is_among_its_capabilities(
+    service: DtxService, rabbitmq: RabbitNode
+) -> None:
+    with Peer(rabbitmq.url()) as direct, Peer(service.url()) as through:
+        direct.begin()
+        through.begin()
+        theirs, ours = entries(direct.server_properties), entries(through.server_properties)
+        assert entries(ours.pop(b"capabilities")) == {**entries(theirs.pop(b"capabilities")), b"dtx": b"\x01"}
+        assert ours == theirs
+        assert set(through.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
+
+
+def test_amqp_0_9_is_spoken(url: str) -> None:
+    with Peer(url) as peer:
+        peer.send(b"AMQP\x01\x01\x00\x09")
+        start = handshake.decode_start(peer.wait(keys.CONNECTION_START).payload)
+        assert (start.major, start.minor) == (0, 9)
+        peer.say(0, peer.start_ok())
+        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
+        peer.wait(keys.CONNECTION_OPEN_OK)
+        peer.open(1)
+        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.wait(keys.QUEUE_DECLARE_OK)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x00\x0a\x00", b"GET / HTTP/1.1\r\n\r\n", b"AMQX"],
+    ids=repr,
+)
+def test_another_protocol_is_told_what_is_spoken_here(service: DtxService, header: bytes) -> None:
+    """AMQP 0-9-1, 4.2.2: the server "MUST write a valid protocol header to the socket, then close the socket"."""
+    with Peer(service.url()) as peer:
+        peer.send(header)
+        assert peer.drain() == b"AMQP\x00\x00\x09\x01"
+
+
+def test_tls_to_a_plain_port_is_closed(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500))
+        assert peer.drain() == b"AMQP\x00\x00\x09\x01"
+
+
+def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
+    response = tables.entry(b"LOGIN", b"S", b"guest")
+    response += tables.entry(b"PASSWORD", b"S", b"guest")
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok(b"AMQPLAIN", response))
+        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
+        peer.wait(keys.CONNECTION_OPEN_OK)
+        peer.open(1)
+        peer.say(1, (101 << 16 | 10).to_bytes(4, "big"))
+        peer.wait(101 << 16 | 11)
+
+
+def test_a_mechanism_that_cannot_pass_is_refused(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok(b"EXTERNAL", b""))
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code == 540
+
+
+def test_a_wrong_password_is_refused(url: str) -> None:
+    parameters = pika.URLParameters(url)
+    parameters.credentials = pika.PlainCredentials("guest", "wrong")
+    with pytest.raises(ProbableAuthenticationError, match="403"):
+        BlockingConnection(parameters)
+
+
+def test_a_missing_vhost_is_refused(url: str) -> None:
+    parameters = pika.URLParameters(url)
+    parameters.virtual_host = "no such vhost"
+    with pytest.raises(ProbableAccessDeniedError, match="530"):
+        BlockingConnection(parameters)
+
+
+@pytest.mark.parametrize("frame_max", [4096, 8192, 131072])
+def test_any_frame_size_can_be_agreed(url: str, frame_max: int) -> None:
+    with Peer(url) as peer:
+        peer.log_in(frame_max=frame_max)
+        peer.open(1)
+        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        queue = peer.wait(keys.QUEUE_DECLARE_OK).payload[5:]
+        name = queue[: len(queue) - 8]
+        body = bytes(range(256)) * 1200
+        peer.send(message(1, name, body, size=frame_max))
+        peer.say(1, requests.get(name, no_ack=True))
+        peer.wait(keys.BASIC_GET_OK)
+        received = bytearray()
+        while len(received) < len(body):
+            frame = peer.frame()
+            assert frame is not None
+            assert len(frame.payload) + 8 <= frame_max
+            if frame.key == 3:
+                received += frame.payload
+        assert received == body
+
+
+@pytest.mark.parametrize("wanted", [{"frame_max": 131073}, {"channel_max": 2048}, {"channel_max": 0}, {"frame_max": 0}])
+def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, int]) -> None:
+    """connection.tune-ok: "If the client specifies a channel max that is higher than the value provided by the server,
+    the server MUST close the connection without attempting a negotiated close."
+    """
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok())
+        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.say(0, peer.tune_ok(**wanted), handshake.encode_open(b"/"))
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code == 530
+
+
+def test_all_channels_can_be_open_at_once(url: str) -> None:
+    with Peer(url) as peer:
+        peer.log_in()
+        assert peer.offered.channel_max == 2047
+        peer.open(*range(1, 2048))
+        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.wait(keys.QUEUE_DECLARE_OK, channel=1)
+        peer.say(2047, requests.queue_declare(b"", exclusive=True))
+        peer.wait(keys.QUEUE_DECLARE_OK, channel=2047)
+        peer.close()
+
+
+def test_a_channel_above_the_agreed_number_is_refused(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.log_in(channel_max=10)
+        peer.say(11, requests.CHANNEL_OPEN)
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code == 504
+
+
+# -- heartbeats
+
+
+def test_a_silent_client_is_given_up(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.log_in(heartbeat=1)
+        begun = time.monotonic()
+        peer.drain()
+        assert 1 < time.monotonic() - begun < 5
+
+
+def test_a_client_that_only_sends_heartbeats_is_kept_and_gets_them(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.log_in(heartbeat=1)
+        for _ in range(4):
+            frame = peer.frame()
+            assert frame is not None
+            assert frame.key == HEARTBEAT
+            peer.send(HEARTBEAT_FRAME)
+
+
+def test_a_client_without_heartbeats_is_left_alone_and_gets_none(dtx_service: ServiceFactory) -> None:
+    service = dtx_service("--upstream-heartbeat", "1")
+    with logged_in(service.url()) as peer:
+        peer.socket.settimeout(4)
+        with pytest.raises(TimeoutError):
+            peer.frame()
+        peer.socket.settimeout(10)
+        peer.open(2)
+
+
+def test_a_silent_broker_is_noticed(
+    dtx_service: ServiceFactory, proxy: Callable[[str, int], Proxy], rabbitmq: RabbitNode
+) -> None:
+    between = proxy("127.0.0.1", rabbitmq.port)
+    service = dtx_service("--upstream-heartbeat", "1", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
+    with logged_in(service.url()) as peer:
+        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.wait(keys.QUEUE_DECLARE_OK)
+        between.stall()
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code == 320
+        assert b"heartbeat" in end.reply_text
+    between.resume()
+    with connected(service.url()) as connection:
+        assert connection.channel().is_open
+
+
+# -- the handshake is in order: who somebody is, is decided once
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        lambda peer: (method_frame(0, peer.tune_ok(2047, 0)),),
+        lambda peer: (method_frame(0, handshake.encode_open(b"/")),),
+        lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.start_ok())),
+        lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.tune_ok(2047, 131072))),
+        lambda peer: (method_frame(1, requests.CHANNEL_OPEN),),
+        lambda peer: (method_frame(0, (101 << 16 | 10).to_bytes(4, "big")),),
+        lambda peer: (method_frame(1, (105 << 16 | 50).to_bytes(4, "big") + bytes(7)),),
+    ],
+    ids=["tune-ok", "open", "start-ok twice", "tune-ok before tune", "channel", "dtx on 0", "dtx on 1"],
+)
+def test_what_is_not_the_next_step_of_the_handshake_is_refused(service: DtxService, early: object) -> None:
+    assert callable(early)
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.send(*early(peer))
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code in (503, 504)
+
+
+def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabbitmq: RabbitNode) -> None:
+    """The name that branches belong to is the one that the broker let in: a second start-ok is refused at once."""
+    rabbitmq.add_user("mallory")
+    with Peer(service.url("mallory")) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok())
+        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        victim = peer.start_ok(response=handshake.plain(b"guest", b"unknown"))
+        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"), victim)
+        frame = peer.frame()
+        assert frame is not None
+        assert frame.key == keys.CONNECTION_CLOSE, "the connection was opened"
+    rabbitmq.delete_user("mallory")
+
+
+def test_a_slow_handshake_is_given_up(dtx_service: ServiceFactory) -> None:
+    service = dtx_service("--handshake-timeout", "1", "--header-timeout", "1")
+    for sent in (b"", b"AMQP", b"AMQP\x00\x00\x09\x01"):
+        with Peer(service.url()) as peer:
+            peer.send(sent)
+            begun = time.monotonic()
+            peer.drain()
+            assert time.monotonic() - begun < 5
+
+
+def test_a_handshake_octet_by_octet_succeeds(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        for octet in b"AMQP\x00\x00\x09\x01":
+            peer.send(bytes((octet,)))
+        peer.wait(keys.CONNECTION_START)
+        for octet in method_frame(0, peer.start_ok()):
+            peer.send(bytes((octet,)))
+        peer.wait(keys.CONNECTION_TUNE)
+
+
+def test_a_client_that_hangs_up_in_the_handshake_costs_nothing(service: DtxService) -> None:
+    for sent in (b"AMQP", b"AMQP\x00\x00\x09\x01"):
+        with Peer(service.url()) as peer:
+            peer.send(sent)
+            peer.socket.shutdown(socket.SHUT_WR)
+            peer.drain()

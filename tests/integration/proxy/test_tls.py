@@ -1,0 +1,98 @@
+"""TLS on both sides: clients to dtx (--tls-cert, --tls-key, --tls-ca), dtx to the broker (amqps)."""
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingConnection
+
+from dtx.client import XAResource
+from dtx.xa.codes import XaFlag
+from tests.conftest import ServiceFactory
+from tests.support.client import new_xid
+from tests.support.peer import Peer, message
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+@pytest.fixture(scope="module")
+def tls_node(certificates: Path) -> Iterator[RabbitNode]:
+    """A node that listens for amqps too."""
+    with RabbitNode(tls=certificates) as node:
+        yield node
+
+
+def encrypted(service: DtxService, certificates: Path, client: str | None = None) -> pika.ConnectionParameters:
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    if client is not None:
+        context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}.key")
+    parameters = pika.URLParameters(service.url())
+    parameters.ssl_options = pika.SSLOptions(context, "127.0.0.1")
+    return parameters
+
+
+def server_flags(certificates: Path) -> tuple[str, ...]:
+    return "--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key")
+
+
+def test_both_sides_are_encrypted(dtx_service: ServiceFactory, tls_node: RabbitNode, certificates: Path) -> None:
+    flags = (*server_flags(certificates), "--broker-ca", str(certificates / "ca.pem"))
+    service = dtx_service(*flags, broker=tls_node.url(tls=True))
+    connection = BlockingConnection(encrypted(service, certificates))
+    channel = connection.channel()
+    queue = channel.queue_declare("encrypted", durable=True).method.queue
+    xa = XAResource(channel)
+    xid = new_xid()
+    xa.start(xid)
+    channel.basic_publish("", queue, bytes(3_000_000))
+    xa.end(xid)
+    assert xa.prepare(xid) == XaFlag.OK
+    assert xa.commit(xid) == XaFlag.OK
+    assert channel.basic_get(queue, auto_ack=True)[2] == bytes(3_000_000)
+    connection.close()
+
+
+def test_a_broker_that_nobody_vouches_for_is_refused(
+    dtx_service: ServiceFactory, tls_node: RabbitNode, certificates: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="certificate"):
+        dtx_service(broker=tls_node.url(tls=True))
+
+
+def test_plain_amqp_to_a_tls_port_is_closed(dtx_service: ServiceFactory, certificates: Path) -> None:
+    service = dtx_service(*server_flags(certificates))
+    with Peer(service.url()) as peer:
+        peer.send(b"AMQP\x00\x00\x09\x01")
+        assert b"AMQP" not in peer.drain()
+
+
+def test_a_client_that_never_shakes_hands_is_closed(dtx_service: ServiceFactory, certificates: Path) -> None:
+    service = dtx_service(*server_flags(certificates), "--header-timeout", "1")
+    with Peer(service.url()) as peer:
+        begun = time.monotonic()
+        peer.drain()
+        assert time.monotonic() - begun < 10
+
+
+def test_client_certificates_are_demanded(dtx_service: ServiceFactory, certificates: Path) -> None:
+    service = dtx_service(*server_flags(certificates), "--tls-ca", str(certificates / "ca.pem"))
+    connection = BlockingConnection(encrypted(service, certificates, "client"))
+    assert connection.channel().is_open
+    connection.close()
+    with pytest.raises((pika.exceptions.AMQPError, ssl.SSLError, OSError)):
+        BlockingConnection(encrypted(service, certificates))
+
+
+def test_a_deaf_client_over_tls_is_let_go(dtx_service: ServiceFactory, certificates: Path) -> None:
+    service = dtx_service(*server_flags(certificates))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with Peer(service.url(), tls=context) as peer:
+        peer.log_in()
+        peer.open(1)
+        peer.send(message(1, b"nowhere", bytes(100_000)))
+        peer.socket.shutdown(socket.SHUT_RDWR)
+    assert service.stop() == 0

@@ -1,0 +1,211 @@
+"""``dtx user`` and ``dtx vhost`` on a real database: what they say, and what a dtx then knows."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from dtx.cli import run
+from dtx.log.embedded import EmbeddedPostgres
+from dtx.store.postgres.accounts import Accounts, LoginRefused
+from dtx.store.postgres.editing import AccountEditor
+from tests.support.processes import short_directory
+
+SECRET = "s3cret-w0rd"
+
+
+class Terminal(io.TextIOWrapper):
+    """Stands for stdin."""
+
+    def __init__(self, octets: bytes, *, terminal: bool = False) -> None:
+        super().__init__(io.BytesIO(octets))
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+class Dtx:
+    """Runs commands on one database."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url = url
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self.err = ""
+
+    def __call__(self, *words: str, stdin: bytes = b"", code: int = 0) -> str:
+        """What a command says; it must end with *code*."""
+        self._monkeypatch.setattr(sys, "stdin", Terminal(stdin))
+        self._capsys.readouterr()
+        found = run([*words, "--database", self.url])
+        out, self.err = self._capsys.readouterr()
+        assert found == code, out + self.err
+        assert SECRET not in out + self.err
+        return out
+
+    def may_log_in(self, user: str, password: bytes) -> bool:
+        async def attempt() -> bool:
+            accounts = Accounts(self.url, "dtx")
+            await accounts.open()
+            try:
+                await accounts.authenticate(user.encode(), password, loopback=True)
+            except LoginRefused:
+                return False
+            finally:
+                await accounts.close()
+            return True
+
+        return asyncio.run(attempt())
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("DTX_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def dtx(migrated_postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Dtx:
+    return Dtx(migrated_postgres_url, capsys, monkeypatch)
+
+
+def test_a_user_is_made_granted_listed_and_removed(dtx: Dtx) -> None:
+    assert "dtx user grant" in dtx("user", "add", "alice", "--password-stdin", stdin=f"{SECRET}\nmore".encode())
+    assert dtx.may_log_in("alice", SECRET.encode())
+    dtx("vhost", "add", "shop")
+    said = dtx("user", "grant", "alice", "--vhost", "shop", "--write", "^orders$", "--configure", "")
+    assert said == "user alice in shop: configure '', write '^orders$', read ''\n"
+    assert dtx("user", "grant", "alice", "--all", "--read", "x").endswith("configure '.*', write '.*', read 'x'\n")
+    listed = [json.loads(line) for line in dtx("user", "list", "--json").splitlines()]
+    assert listed == [
+        {
+            "name": "alice",
+            "tags": [],
+            "permissions": [
+                {"vhost": "/", "configure": ".*", "write": ".*", "read": "x"},
+                {"vhost": "shop", "configure": "", "write": "^orders$", "read": ""},
+            ],
+        },
+        {
+            "name": "guest",
+            "tags": ["administrator"],
+            "permissions": [{"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+        },
+    ]
+    table = dtx("user", "list")
+    assert table.splitlines()[0].split() == ["user", "tags", "vhost", "configure", "write", "read"]
+    assert "'^orders$'" in table
+    assert "argon2" not in table
+    assert dtx("user", "revoke", "alice", "--vhost", "shop") == "user alice may not enter shop\n"
+    assert dtx("user", "rm", "alice") == "user alice is removed\n"
+    assert not dtx.may_log_in("alice", SECRET.encode())
+
+
+def test_tags_are_given_when_the_user_is_made(dtx: Dtx) -> None:
+    dtx("user", "add", "op", "--tag", "monitoring", "--tag", "administrator", "--password-stdin", stdin=b"x")
+    assert json.loads(dtx("user", "list", "--json").splitlines()[1])["tags"] == ["administrator", "monitoring"]
+    dtx("user", "add", "op2", "--tag", "king", "--password-stdin", stdin=b"x", code=2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "password"),
+    [(b"a b \r\n", b"a b "), (b"\xff\xfe\n", b"\xff\xfe"), (b"no end of line", b"no end of line")],
+)
+def test_a_password_is_the_first_line_of_stdin(dtx: Dtx, typed: bytes, password: bytes) -> None:
+    dtx("user", "add", "alice", "--password-stdin", stdin=b"old")
+    dtx("user", "passwd", "alice", "--password-stdin", stdin=typed)
+    assert dtx.may_log_in("alice", password)
+    assert not dtx.may_log_in("alice", b"old")
+
+
+def test_a_password_is_asked_for_on_a_terminal_and_not_shown(
+    dtx: Dtx, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    def prompt(text: str, **options: object) -> str:
+        asked.append((text, options))
+        return SECRET
+
+    monkeypatch.setattr(click, "prompt", prompt)
+    monkeypatch.setattr(sys, "stdin", Terminal(b"", terminal=True))
+    assert run(["user", "add", "alice", "--database", dtx.url]) == 0
+    assert SECRET not in "".join(capsys.readouterr())
+    assert asked == [("password of alice", {"hide_input": True, "confirmation_prompt": True, "err": True})]
+    assert dtx.may_log_in("alice", SECRET.encode())
+
+
+def test_where_nobody_can_be_asked_the_password_must_come_from_stdin(dtx: Dtx) -> None:
+    dtx("user", "add", "alice", stdin=SECRET.encode(), code=2)
+    assert "use --password-stdin" in dtx.err
+
+
+def test_what_cannot_be_done_is_one_sentence(dtx: Dtx) -> None:
+    for words, expected in (
+        (("user", "rm", "nobody"), "there is no user 'nobody'"),
+        (("user", "grant", "guest", "--read", "(a|aa)+$"), "can take too long"),
+        (("user", "grant", "guest", "--vhost", "shop", "--all"), "there is no virtual host 'shop'"),
+        (("vhost", "add", "/"), "is there already"),
+        (("vhost", "rm", "x\x1b[2J"), "there is no virtual host"),
+    ):
+        dtx(*words, code=1)
+        assert dtx.err.startswith("dtx: ")
+        assert expected in dtx.err
+        assert dtx.err.count("\n") == 1
+        assert "\x1b" not in dtx.err
+    dtx("user", "grant", "guest", code=2)
+    assert "say what is granted" in dtx.err
+    dtx("user", "add", "alice", "--password-stdin", stdin=b"\n", code=1)
+    assert "a password has 1 to" in dtx.err
+
+
+def test_vhosts_are_listed(dtx: Dtx) -> None:
+    assert dtx("vhost", "list") == "there is no virtual host yet; the first start of dtx without a broker makes /\n"
+    assert dtx("user", "list").startswith("there is no user yet")
+    assert dtx("vhost", "list", "--json") == ""
+    dtx("vhost", "add", "shop")
+    assert dtx("vhost", "list") == "/\nshop\n"
+    assert dtx("vhost", "list", "--json") == '{"name": "/"}\n{"name": "shop"}\n'
+    assert dtx("vhost", "rm", "shop") == "virtual host shop is removed\n"
+    assert dtx("vhost", "list") == "/\n"
+
+
+def test_who_owns_branches_in_doubt_is_told_when_its_user_goes(dtx: Dtx, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AccountEditor, "remove_user", lambda *_: 2)
+    assert dtx("user", "rm", "alice") == "user alice is removed\n"
+    assert "branches in doubt that it has started: 2" in dtx.err
+
+
+def test_without_tables_the_user_is_sent_to_migrate(
+    postgres_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtx = Dtx(postgres_url, capsys, monkeypatch)
+    dtx("user", "list", code=3)
+    assert "run dtx migrate" in dtx.err
+
+
+def test_users_can_be_made_before_the_first_start_and_while_dtx_runs_with_its_embedded_postgresql(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with short_directory("users") as directory:
+        data = directory / "data"
+        for start in (False, True):
+            embedded = EmbeddedPostgres(data)
+            if start:
+                embedded.start()
+            try:
+                monkeypatch.setattr(sys, "stdin", Terminal(b"x\n"))
+                assert run(["user", "add", f"user-{start}", "--password-stdin", "--data-dir", str(data)]) == 0
+                assert run(["user", "list", "--json", "--data-dir", str(data)]) == 0
+            finally:
+                embedded.stop()
+        names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert names == ["guest", "user-False", "guest", "user-False", "user-True"]

@@ -1,0 +1,156 @@
+"""``dtx doctor`` against a real broker: each fault that it knows is made, and found."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtx.cli.doctor.broker import check_broker
+from dtx.cli.doctor.model import Check, Status
+from dtx.config import Settings
+from tests.support.processes import free_port
+from tests.support.rabbitmq import RabbitNode
+
+TAGS = "impersonator,monitoring,policymaker"
+AddUser = Callable[..., str]
+
+
+@pytest.fixture
+def add_user(rabbitmq: RabbitNode, vhost: str) -> Iterator[AddUser]:
+    """Makes a user on the fresh vhost; returns its URL."""
+    made: list[str] = []
+
+    def add(**more: Any) -> str:
+        made.append(f"u-{secrets.token_hex(4)}")
+        return rabbitmq.add_user(made[-1], vhost=vhost, **{"tags": TAGS, **more})
+
+    yield add
+    rabbitmq.mend()
+    for name in made:
+        rabbitmq.delete_user(name)
+
+
+def look(node: RabbitNode, url: str, **more: object) -> dict[str, Check]:
+    settings = Settings.model_validate({"broker": url, "management": node.management_url, **more})
+    return {check.name: check for check in check_broker(settings)}
+
+
+def test_a_well_prepared_service_user_passes_every_check(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+    found = look(rabbitmq, add_user())
+    assert {check.status for check in found.values()} == {Status.OK}, found
+    assert set(found) == {
+        "broker.reachable", "broker.version", "broker.permissions", "broker.impersonator", "broker.exchanges",
+        "broker.management", "broker.receipts",
+    }  # fmt: skip
+
+
+def test_the_checks_leave_no_queue_and_no_message_behind(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
+    with rabbitmq.channel(vhost) as channel:
+        channel.queue_declare("bound")
+        for exchange in ("amq.fanout", "amq.topic"):
+            channel.queue_bind("bound", exchange, "#")
+    look(rabbitmq, add_user())
+    assert [queue["name"] for queue in rabbitmq.api("GET", f"/api/queues/{vhost}")] == ["bound"]
+    assert rabbitmq.count("bound", vhost) == 0
+
+
+def test_a_missing_impersonator_tag_is_noticed(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+    check = look(rabbitmq, add_user(tags="monitoring,policymaker"))["broker.impersonator"]
+    assert check.status is Status.WARNING
+    assert "set_user_tags" in check.sentence
+    assert "406" in check.sentence
+
+
+def test_a_user_without_write_permission_is_noticed(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+    found = look(rabbitmq, add_user(write="^$"))
+    assert found["broker.permissions"].status is Status.FAILED
+    assert found["broker.put-back"].status is Status.FAILED
+    assert "set_permissions" in found["broker.put-back"].sentence
+
+
+def test_an_exchange_that_the_user_may_not_publish_to_is_named(
+    rabbitmq: RabbitNode, add_user: AddUser, vhost: str
+) -> None:
+    with rabbitmq.channel(vhost) as channel:
+        channel.exchange_declare("orders", "topic")
+    found = look(rabbitmq, add_user(write="^(?!orders).*$"))
+    assert found["broker.exchanges"].status is Status.WARNING
+    assert "orders" in found["broker.exchanges"].sentence
+    assert found["broker.permissions"].status is Status.OK
+
+
+def test_without_the_management_api_the_predeclared_exchanges_are_tried(
+    rabbitmq: RabbitNode, add_user: AddUser
+) -> None:
+    found = look(rabbitmq, add_user(write="^(?!amq[.]topic).*$"), management=f"http://127.0.0.1:{free_port()}")
+    assert found["broker.management"].status is Status.WARNING
+    assert "rabbitmq_management" in found["broker.management"].sentence
+    assert "amq.topic" in found["broker.exchanges"].sentence
+
+
+def test_a_user_without_management_tags_is_told_which_tag_it_needs(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+    check = look(rabbitmq, add_user(tags="impersonator"))["broker.management"]
+    assert check.status is Status.WARNING
+    assert "tag monitoring" in check.sentence
+
+
+def test_a_policy_that_eats_receipts_is_named(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
+    """Policies with wildcards (message-ttl, max-length) eat receipts."""
+    rabbitmq.set_policy("short-lived", ".*", {"message-ttl": 1000}, vhost=vhost)
+    check = look(rabbitmq, add_user())["broker.receipts"]
+    assert check.status is Status.WARNING
+    assert "short-lived" in check.sentence
+    assert "leave out names that begin with 'dtx.'" in check.sentence
+
+
+def test_a_policy_for_other_queues_is_no_reason_for_distrust(
+    rabbitmq: RabbitNode, add_user: AddUser, vhost: str
+) -> None:
+    rabbitmq.set_policy("harmless", "^orders", {"max-length": 1}, vhost=vhost)
+    assert look(rabbitmq, add_user())["broker.receipts"].status is Status.OK
+
+
+def test_queues_that_refuse_messages_are_named(rabbitmq: RabbitNode, add_user: AddUser, vhost: str) -> None:
+    """A receipt proves that tx.commit was processed, not that every queue accepted."""
+    with rabbitmq.channel(vhost) as channel:
+        channel.queue_declare("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    check = look(rabbitmq, add_user())["broker.receipts"]
+    assert check.status is Status.WARNING
+    assert "full" in check.sentence
+
+
+def test_a_memory_alarm_is_noticed_and_does_not_hang_the_checks(rabbitmq: RabbitNode, add_user: AddUser) -> None:
+    url = add_user()
+    rabbitmq.memory_alarm(on=True)
+    found = look(rabbitmq, url)
+    assert "memory" in found["broker.alarms"].sentence
+    assert found["broker.blocked"].status is Status.FAILED
+
+
+def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(rabbitmq: RabbitNode, vhost: str) -> None:
+    wrong = look(rabbitmq, f"amqp://guest:s3cret@127.0.0.1:{rabbitmq.port}/")
+    assert "refuses user guest" in wrong["broker.reachable"].sentence
+    foreign = look(rabbitmq, rabbitmq.url(vhost="absent"))
+    assert "vhost absent" in foreign["broker.reachable"].sentence
+    port = free_port()
+    nobody = look(rabbitmq, f"amqp://guest:s3cret@127.0.0.1:{port}/")
+    assert f"no broker answers at 127.0.0.1:{port}" in nobody["broker.reachable"].sentence
+    for found in (wrong, foreign, nobody):
+        assert [check.status for check in found.values()] == [Status.FAILED]
+        assert "s3cret" not in str(found)
+
+
+def test_no_broker_url_is_a_warning() -> None:
+    (check,) = check_broker(Settings())
+    assert (check.name, check.status) == ("broker.url", Status.WARNING)
+
+
+def test_a_certificate_of_an_unknown_authority_is_told_from_a_broker_that_is_away(certificates: Path) -> None:
+    with RabbitNode(tls=certificates) as node:
+        url = node.url(tls=True).replace("127.0.0.1", "localhost")
+        unknown = look(node, url)
+        assert unknown["broker.reachable"].status is Status.FAILED
+        assert "--broker-ca" in unknown["broker.reachable"].sentence
+        assert look(node, url, broker_ca=certificates / "ca.pem")["broker.reachable"].status is Status.OK

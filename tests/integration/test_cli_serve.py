@@ -1,0 +1,94 @@
+"""``dtx serve`` as a process: what it says and what it ends with when it cannot start, and when it is told to stop."""
+
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pika
+import pytest
+
+from tests.support.processes import free_port, short_directory
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+def refusal(*options: str, **more: Any) -> tuple[int, str]:
+    """The exit code of a service that cannot start, and what it said last."""
+    with DtxService(start=False, options=options, **more) as service:
+        service.start(wait=False)
+        code = service.wait()
+        said = [line for line in service.log_path.read_text().splitlines() if line.startswith("dtx: ")]
+        assert len(said) == 1, service.log_path.read_text()
+        assert "s3cret-word" not in service.log_path.read_text()
+        return code, said[0]
+
+
+def test_no_broker_there_is_exit_code_4_and_says_how_to_get_one(migrated_postgres_url: str) -> None:
+    code, said = refusal(broker=f"amqp://guest:s3cret-word@127.0.0.1:{free_port()}/", database=migrated_postgres_url)
+    assert code == 4
+    assert "no broker answers" in said
+    assert "apt-get install rabbitmq-server" in said
+
+
+def test_a_broker_that_refuses_the_password_is_exit_code_4(rabbitmq: RabbitNode, migrated_postgres_url: str) -> None:
+    code, said = refusal(broker=f"amqp://guest:s3cret-word@127.0.0.1:{rabbitmq.port}/", database=migrated_postgres_url)
+    assert code == 4
+    assert "check user and password" in said
+
+
+def test_no_database_there_is_exit_code_3(rabbitmq: RabbitNode) -> None:
+    code, said = refusal(broker=rabbitmq.url(), database=f"postgresql://u:s3cret-word@127.0.0.1:{free_port()}/x")
+    assert code == 3
+    assert "postgresql://u@127.0.0.1" in said
+
+
+def test_an_address_in_use_is_exit_code_6(rabbitmq: RabbitNode, migrated_postgres_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = refusal("--listen", f"127.0.0.1:{port}", broker=rabbitmq.url(), database=migrated_postgres_url)
+    assert code == 6
+    assert str(port) in said
+    assert "in use" in said
+
+
+def test_a_service_that_is_told_to_stop_ends_with_0(dtx_service: Callable[..., DtxService]) -> None:
+    service = dtx_service()
+    assert service.ready_line.startswith("READY listen=127.0.0.1:")
+    pika.BlockingConnection(pika.URLParameters(service.url())).close()
+    assert service.stop() == 0
+
+
+@pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
+def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[..., DtxService], abstract: bool) -> None:
+    """sd_notify(3): one datagram each to the socket that $NOTIFY_SOCKET names, "@" being an abstract one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, short_directory("notify") as directory:
+        name = f"@dtx-{secrets.token_hex(8)}" if abstract else str(directory / "notify")
+        systemd.bind(name.replace("@", "\0", 1))
+        systemd.settimeout(30)
+        service = dtx_service(env={"NOTIFY_SOCKET": name})
+        assert systemd.recv(64) == b"READY=1"
+        assert service.stop() == 0
+        assert systemd.recv(64) == b"STOPPING=1"
+
+
+def test_nobody_at_the_notification_socket_is_no_reason_not_to_serve(dtx_service: Callable[..., DtxService]) -> None:
+    with short_directory("notify") as directory:
+        assert dtx_service(env={"NOTIFY_SOCKET": str(directory / "nobody")}).stop() == 0
+
+
+def test_settings_of_the_environment_and_the_file_reach_the_service(
+    dtx_service: Callable[..., DtxService], rabbitmq: RabbitNode
+) -> None:
+    service = dtx_service(env={"DTX_LOG_LEVEL": "debug", "DTX_LOG_FORMAT": "json"})
+    log = service.log_path.read_text()
+    assert '"event": "settings"' in log
+    assert '"broker": "amqp://guest:***@' in log
+
+
+@pytest.mark.parametrize("command", ["in-doubt", "doctor"])
+def test_commands_run_beside_a_service_with_an_embedded_database(
+    dtx_service: Callable[..., DtxService], command: str
+) -> None:
+    service = dtx_service(database="embedded")
+    assert service.run(command, "--json").returncode == 0

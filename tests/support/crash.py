@@ -1,0 +1,213 @@
+"""A stage for faults: dtx between a broker and a database, with a network between them that can be cut."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, Self
+
+import pika
+import psycopg
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+
+from dtx.client import Coordinator, XAResource, Xid
+from tests.support.client import connected, new_xid
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+Replay = Literal["auto", "receipts", "always"]
+RECEIPT_QUEUES = tuple(f"dtx.receipts.dtx.{generation}" for generation in range(4))
+PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="text/plain")
+
+
+class Stage:
+    """dtx, and everything around it. Use as a context manager.
+
+    Args:
+        node: the broker; a fresh vhost of it is used.
+        postgres: where a fresh database for the log is made.
+        replay: what dtx does with units whose outcome it does not know.
+        options: further words of its command line.
+        start: whether entering starts dtx.
+    """
+
+    def __init__(
+        self,
+        node: RabbitNode,
+        postgres: PostgresServer,
+        *,
+        replay: Replay = "auto",
+        options: Sequence[str] = (),
+        start: bool = True,
+    ) -> None:
+        self.node = node
+        self._start = start
+        self.postgres = postgres
+        self.proxy = Proxy("127.0.0.1", node.port)
+        self.options = ("--management", node.management_url, "--replay", replay, "--lease-ttl", "2", *options)
+        self.vhost = ""
+        self.database = ""
+        self._stack = contextlib.ExitStack()
+        self._threads = ThreadPoolExecutor(thread_name_prefix="stage")
+
+    def __enter__(self) -> Self:
+        self.node.mend()
+        self.vhost = self.node.add_vhost()
+        self._stack.callback(self._delete_vhost)
+        self.database = self.postgres.create_migrated_database()
+        self._stack.callback(self.postgres.drop_database, self.database)
+        self._stack.enter_context(self.proxy)
+        self._stack.callback(self.proxy.resume)
+        self.service = self.another_service(through_proxy=True, start=self._start)
+        self._stack.callback(self._threads.shutdown)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _delete_vhost(self) -> None:
+        self.node.mend()
+        self.node.delete_vhost(self.vhost)
+
+    def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> DtxService:
+        """A further dtx on the same log and broker; like every one ended with the stage."""
+        port = self.proxy.port if through_proxy else self.node.port
+        broker = f"amqp://guest:guest@127.0.0.1:{port}/"
+        words = (*self.options, *options)
+        return self._stack.enter_context(DtxService(broker=broker, database=self.database, options=words, start=start))
+
+    # -- work
+
+    def connected(self, service: DtxService | None = None) -> contextlib.AbstractContextManager[BlockingConnection]:
+        """A client's connection to dtx."""
+        return connected((service or self.service).url(vhost=self.vhost))
+
+    @contextlib.contextmanager
+    def coordinator(self, service: DtxService | None = None) -> Iterator[Coordinator]:
+        """The transaction manager's connection."""
+        with self.connected(service) as connection, Coordinator(connection) as coordinator:
+            yield coordinator
+
+    def declare(self, name: str, **arguments: Any) -> str:
+        """A durable queue."""
+        with self.node.channel(self.vhost) as channel:
+            channel.queue_declare(name, durable=True, arguments=arguments)
+        return name
+
+    def queues(self) -> list[str]:
+        """The queues of the vhost that are not dtx's own."""
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
+        return [queue["name"] for queue in found if not queue["name"].startswith("dtx.")]
+
+    def locks(self) -> int:
+        """How many connections of dtx to the broker may act for branches."""
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
+        return sum(queue["name"].startswith("dtx.lock.") for queue in found)
+
+    def delete(self, queue: str) -> None:
+        """Delete a queue with what is in it."""
+        with self.node.channel(self.vhost) as channel:
+            channel.queue_delete(queue)
+
+    def fill(self, queue: str, *bodies: bytes) -> None:
+        """Publish persistent messages straight to the broker."""
+        with self.node.channel(self.vhost) as channel:
+            channel.confirm_delivery()
+            for body in bodies:
+                channel.basic_publish("", queue, body, PERSISTENT)
+
+    def take(self, queue: str) -> list[tuple[bytes, pika.BasicProperties, bool]]:
+        """Everything that is in *queue*: body, properties, redelivered."""
+        return self.node.take_all(queue, self.vhost)
+
+    def bodies(self, queue: str) -> list[bytes]:
+        """The same, bodies alone."""
+        return [body for body, _, _ in self.take(queue)]
+
+    def count(self, queue: str) -> int:
+        """How many messages are ready in *queue*."""
+        return self.node.count(queue, self.vhost)
+
+    def held(self, queue: str) -> int:
+        """How many messages *queue* has, those that were delivered and not acknowledged included (takes a second)."""
+        lines = self.node.ctl("list_queues", "--vhost", self.vhost, "--no-table-headers", "name", "messages")
+        return next(int(count) for name, count in map(str.split, lines.splitlines()) if name == queue)
+
+    def wait_for_count(self, queue: str, count: int) -> None:
+        """Wait until so many messages are ready in *queue*."""
+        wait_until(lambda: self.count(queue) == count, what=f"{count} messages in {queue}")
+
+    def wait_for(self, condition: Callable[[], object], what: str, *, seconds: float = 40.0) -> None:
+        """Wait until *condition* holds."""
+        wait_until(condition, seconds=seconds, what=what)
+
+    def background(self, call: Callable[[], object]) -> "Future[object]":
+        """Run *call* in a thread of its own."""
+        return self._threads.submit(call)
+
+    # -- what the log says
+
+    def states(self) -> dict[Xid, str]:
+        """The state of every branch that the log has."""
+        query = "SELECT format_id, gtrid, bqual, state FROM dtx.branch"
+        with psycopg.connect(self.database) as connection:
+            return {Xid(f, bytes(g), bytes(b)): state for f, g, b, state in connection.execute(query)}
+
+    def wait_for_state(self, xid: Xid, state: str | None, *, seconds: float = 40.0) -> None:
+        """Wait until the log has *xid* in *state*; ``None``: not at all."""
+        wait_until(lambda: self.states().get(xid) == state, seconds=seconds, what=f"{xid} in state {state}")
+
+    def wait_for_end(self, *, seconds: float = 40.0) -> None:
+        """Wait until no branch is in the log."""
+        wait_until(lambda: not self.states(), seconds=seconds, what="the end of all branches")
+
+    def in_doubt(self) -> list[dict[str, Any]]:
+        """What ``dtx in-doubt --json`` says."""
+        return [json.loads(line) for line in self.service.run("in-doubt", "--json").stdout.splitlines()]
+
+    def history(self, xid: Xid) -> list[str]:
+        """The events of *xid* in the journal, in order; a commit is answered a moment before its end is there."""
+        decided = ("committing", "rolling-back")
+        wait_until(lambda: self.states().get(xid) not in decided, what=f"the end of {xid} in the log")
+        with psycopg.connect(self.database) as connection:
+            rows = connection.execute(
+                "SELECT event FROM dtx.journal WHERE gtrid = %s AND bqual = %s AND format_id = %s ORDER BY at",
+                (xid.gtrid, xid.bqual, xid.format_id),
+            )
+            return [event for (event,) in rows]
+
+    def receipts(self) -> int:
+        """How many receipts lie in the broker, beside the marker of each queue."""
+        return sum(max(0, self.count(queue) - 1) for queue in RECEIPT_QUEUES)
+
+
+def work(
+    channel: BlockingChannel,
+    *,
+    publish: dict[str, list[bytes]] | None = None,
+    consume: dict[str, int] | None = None,
+    xid: Xid | None = None,
+    end: bool = True,
+) -> tuple[XAResource, Xid]:
+    """A branch on *channel* that publishes bodies to queues and takes so many messages from queues."""
+    xa, xid = XAResource(channel, timeout=60), xid or new_xid()
+    xa.start(xid)
+    for queue, bodies in (publish or {}).items():
+        for body in bodies:
+            channel.basic_publish("", queue, body, PERSISTENT)
+    for queue, count in (consume or {}).items():
+        for _ in range(count):
+            method, _, _ = channel.basic_get(queue)
+            assert method is not None, f"{queue} is empty"
+            channel.basic_ack(method.delivery_tag)
+    if end:
+        xa.end(xid)
+    return xa, xid
+
+
+def ids(taken: Sequence[tuple[bytes, pika.BasicProperties, bool]]) -> list[str]:
+    """The ``x-dtx-id`` of messages; empty where there is none."""
+    return [(properties.headers or {}).get("x-dtx-id", "") for _, properties, _ in taken]

@@ -1,0 +1,194 @@
+"""A client that may say anything: raw frames in any order, the handshake step by step or not at all."""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
+
+HEADER_0_9_1: Final = b"AMQP\x00\x00\x09\x01"
+NO_PROPERTIES: Final = b"\x00\x00"
+PATIENCE: Final = 20.0
+
+
+class Frame(NamedTuple):
+    """One frame. ``key``: class << 16 | method, or the frame's type."""
+
+    key: int
+    channel: int
+    payload: bytes
+
+
+class Peer:
+    """One socket. Everything that waits gives up after *patience* seconds.
+
+    Args:
+        url: where to; user, password and vhost are used by :meth:`log_in`.
+        tls: for amqps.
+    """
+
+    def __init__(self, url: str, *, patience: float = PATIENCE, tls: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        self.user, self.password = (unquote(word or "").encode() for word in (parts.username, parts.password))
+        self.vhost = unquote(parts.path[1:]).encode()
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self.socket: socket.socket = socket.create_connection((parts.hostname, parts.port), patience)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=parts.hostname)
+        self.offered = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
+        self.server_properties = b""
+        self.mechanisms = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    # -- octets and frames
+
+    def send(self, *data: bytes) -> None:
+        """Send octets."""
+        self.socket.sendall(b"".join(data))
+
+    def say(self, channel: int, *payloads: bytes) -> None:
+        """Send methods."""
+        self.send(*(method_frame(channel, payload) for payload in payloads))
+
+    def exactly(self, size: int) -> bytes:
+        """That many octets; fewer when the peer has closed."""
+        data = b""
+        while len(data) < size:
+            try:
+                piece = self.socket.recv(size - len(data))
+            except ConnectionResetError:
+                break
+            if not piece:
+                break
+            data += piece
+        return data
+
+    def frame(self) -> Frame | None:
+        """The next frame; ``None`` when the server has closed."""
+        head = self.exactly(7)
+        if len(head) < 7:
+            return None
+        kind, channel, size = struct.unpack(">BHI", head)
+        payload = self.exactly(size + 1)
+        assert payload[-1:] == b"\xce", (head, payload)
+        key = int.from_bytes(payload[:4], "big") if kind == METHOD else kind
+        return Frame(key, channel, payload[:-1])
+
+    def wait(self, *wanted: int, channel: int | None = None) -> Frame:
+        """The next frame that is one of *wanted*; what comes before is skipped, the end is a failure."""
+        while (frame := self.frame()) is not None:
+            if frame.key in wanted and channel in (None, frame.channel):
+                return frame
+            assert frame.key not in (keys.CONNECTION_CLOSE, keys.CHANNEL_CLOSE), content.close(frame.payload)
+        raise AssertionError(f"the server closed, instead of {[hex(key) for key in wanted]}")
+
+    def end(self) -> content.Close | None:
+        """How the server ends the connection: its connection.close, or ``None`` when it just closes the socket."""
+        while (frame := self.frame()) is not None:
+            if frame.key == keys.CONNECTION_CLOSE:
+                with contextlib.suppress(OSError):
+                    self.say(0, requests.CONNECTION_CLOSE_OK)
+                    self.drain()
+                return content.close(frame.payload)
+        return None
+
+    def refusal(self, channel: int) -> content.Close:
+        """How the server ends the channel."""
+        while (frame := self.frame()) is not None:
+            assert frame.key != keys.CONNECTION_CLOSE, content.close(frame.payload)
+            if frame.key == keys.CHANNEL_CLOSE and frame.channel == channel:
+                return content.close(frame.payload)
+        raise AssertionError("the server closed the socket")
+
+    def drain(self) -> bytes:
+        """Everything up to the end of the stream."""
+        data = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while piece := self.socket.recv(65536):
+                data += piece
+        return bytes(data)
+
+    # -- conversations
+
+    def begin(self) -> None:
+        """Header, up to connection.start."""
+        self.send(HEADER_0_9_1)
+        start = handshake.decode_start(self.wait(keys.CONNECTION_START).payload)
+        self.server_properties, self.mechanisms = start.server_properties, start.mechanisms
+
+    def start_ok(self, mechanism: bytes = b"PLAIN", response: bytes | None = None, properties: bytes = b"") -> bytes:
+        """The payload of connection.start-ok."""
+        if response is None:
+            response = handshake.plain(self.user, self.password)
+        return handshake.encode_start_ok(
+            handshake.StartOk(client_properties=properties, mechanism=mechanism, response=response, locale=b"en_US")
+        )
+
+    def tune_ok(self, channel_max: int | None = None, frame_max: int | None = None, heartbeat: int = 0) -> bytes:
+        """The payload of connection.tune-ok; what is not given is as offered."""
+        offered = self.offered
+        return handshake.encode_tune_ok(
+            handshake.Tune(
+                channel_max=offered.channel_max if channel_max is None else channel_max,
+                frame_max=offered.frame_max if frame_max is None else frame_max,
+                heartbeat=heartbeat,
+            )
+        )
+
+    def log_in(
+        self,
+        *,
+        channel_max: int | None = None,
+        frame_max: int | None = None,
+        heartbeat: int = 0,
+        properties: bytes = b"",
+    ) -> Self:
+        """The whole handshake."""
+        self.begin()
+        self.say(0, self.start_ok(properties=properties))
+        self.offered = handshake.decode_tune(self.wait(keys.CONNECTION_TUNE).payload)
+        self.say(0, self.tune_ok(channel_max, frame_max, heartbeat), handshake.encode_open(self.vhost))
+        self.wait(keys.CONNECTION_OPEN_OK)
+        return self
+
+    def open(self, *channels: int) -> None:
+        """Open channels."""
+        self.send(*(method_frame(channel, requests.CHANNEL_OPEN) for channel in channels))
+        for _ in channels:
+            self.wait(keys.CHANNEL_OPEN_OK)
+
+    def close(self) -> None:
+        """connection.close and its answer."""
+        self.say(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye"))
+        self.wait(keys.CONNECTION_CLOSE_OK)
+
+
+def message(channel: int, routing_key: bytes, body: bytes, *, exchange: bytes = b"", size: int = 131072) -> bytes:
+    """basic.publish and its content as frames."""
+    parts = (
+        method_frame(channel, requests.publish(exchange, routing_key)),
+        header_frame(channel, 60, len(body), NO_PROPERTIES),
+        *body_frames(channel, body, size),
+    )
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def logged_in(url: str) -> Iterator[Peer]:
+    """A peer after the handshake, with channel 1 open."""
+    with Peer(url) as peer:
+        peer.log_in()
+        peer.open(1)
+        yield peer

@@ -1,0 +1,108 @@
+"""Child processes of tests: they end with the test run, however that ends."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dtx.log import embedded_launch
+
+# Linux tells a child of the death of the *thread* that forked it, so all are forked by one that lives as long as we do.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+
+_logs: dict[str, Path] = {}
+
+
+def spawn(
+    command: Sequence[str | Path],
+    *,
+    output: int,
+    errors: int = subprocess.STDOUT,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start *command* in a session of its own; it is killed when the test run dies."""
+    program = shutil.which(str(command[0])) or str(command[0])
+    launcher = [sys.executable, "-I", "-S", embedded_launch.__file__, "-1", "-1", str(int(signal.SIGKILL))]
+    return _spawner.submit(
+        subprocess.Popen[bytes],
+        [*launcher, str(os.getpid()), program, *map(str, command[1:])],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=env,
+        cwd=cwd,
+    ).result()
+
+
+def end(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
+    """End a process that we started: by *first*, after *seconds* by SIGKILL. A stopped process is continued."""
+    for signal_number in (first, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(signal_number)
+            if signal_number is not signal.SIGKILL:
+                process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+    return process.wait(10)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: str = "the condition") -> None:
+    """Wait until *condition* holds: for events of other processes, which cannot tell us.
+
+    Raises:
+        TimeoutError: it did not hold within *seconds*.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come true within {seconds:g} s")
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def short_directory(name: str) -> Iterator[Path]:
+    """A directory with a short path that other accounts may enter; removed afterwards.
+
+    pytest's own are too deep for a Unix socket, and closed to the account that PostgreSQL runs as under root.
+    """
+    directory = Path(tempfile.mkdtemp(prefix=f"dtx-{name}-"))
+    directory.chmod(0o711)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def show_on_failure(name: str, path: Path) -> None:
+    """Print the end of *path* with every test that fails from now on, until ``forget_log``."""
+    _logs[name] = path
+
+
+def forget_log(name: str) -> None:
+    """Print it no more."""
+    _logs.pop(name, None)
+
+
+def log_tails(limit: int = 6000) -> Iterator[tuple[str, str]]:
+    """Name and last bytes of every log that was registered."""
+    for name, path in list(_logs.items()):
+        with contextlib.suppress(OSError):
+            yield name, path.read_bytes()[-limit:].decode(errors="replace")

@@ -1,0 +1,465 @@
+"""RabbitMQ nodes of the tests' own. Nothing of the machine's RabbitMQ is touched: node, files, cookie, epmd."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
+from tests.support.rabbitmq_install import Kind, find_rabbitmq
+
+START_SECONDS = 90.0
+DEFAULTS = {
+    "loopback_users": "none",
+    # guest is dtx's own user in most tests: impersonator is what the documentation asks for
+    "default_user_tags.administrator": "true",
+    "default_user_tags.impersonator": "true",
+    "max_message_size": "536870912",  # what the broker allows at most: messages of 200 MB are tested
+    "disk_free_limit.absolute": "50MB",
+    "log.console": "false",
+    "log.file.level": "info",
+}
+
+
+class NodeEnded(RuntimeError):
+    """A node ended while it started; the message has what it said."""
+
+
+class RabbitNode:
+    """One broker node. Use as a context manager; everything it made is removed afterwards.
+
+    Args:
+        config: lines of ``rabbitmq.conf`` beyond the defaults, e.g. ``{"consumer_timeout": "10000"}``.
+        tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then listens for amqps too.
+    """
+
+    def __init__(self, *, config: Mapping[str, str] | None = None, tls: Path | None = None) -> None:
+        self.name = f"dtx-{secrets.token_hex(4)}"
+        self.port = free_port()
+        self.management_port = free_port()
+        self.tls_port = free_port() if tls is not None else 0
+        self._distribution_port = free_port()
+        self._epmd_port = free_port()
+        self._config = {**DEFAULTS, **(config or {})}
+        self._tls = tls
+        self._stack = contextlib.ExitStack()
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._passwords = {"guest": "guest"}
+        self._alarm = False
+        self._paused = False
+
+    def __enter__(self) -> Self:
+        self._kind, self._programs = find_rabbitmq()
+        self._directory = self._stack.enter_context(short_directory("mq"))
+        self._write_files()
+        show_on_failure(f"RabbitMQ {self.name}", self.log_path)
+        self._stack.callback(forget_log, f"RabbitMQ {self.name}")
+        if self._kind is Kind.DOCKER:
+            self._create_container()
+            self._stack.callback(_docker, "rm", "--force", "--volumes", self.name)
+        else:
+            epmd = self._start_epmd()
+            if epmd is not None:
+                self._stack.callback(end, epmd)
+            self._stack.callback(self._kill)
+        try:
+            self.start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def directory(self) -> Path:
+        """Everything the node keeps."""
+        assert self._directory is not None, "use the node as a context manager"
+        return self._directory
+
+    @property
+    def log_path(self) -> Path:
+        """The node's log."""
+        return self.directory / "node.log"
+
+    @property
+    def management_url(self) -> str:
+        """Root of the management API."""
+        return f"http://127.0.0.1:{self.management_port}"
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/", *, tls: bool = False) -> str:
+        """Where to connect as *user*; the password of users made by ``add_user`` is known."""
+        secret = quote(self._passwords.get(user, user) if password is None else password, safe="")
+        scheme, port = ("amqps", self.tls_port) if tls else ("amqp", self.port)
+        return f"{scheme}://{quote(user, safe='')}:{secret}@127.0.0.1:{port}/{quote(vhost, safe='')}"
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether the node's process lives."""
+        if self._kind is Kind.DOCKER:
+            return _docker("inspect", "--format", "{{.State.Running}}", self.name, check=False).strip() == "true"
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running node."""
+        if self._kind is Kind.DOCKER:
+            return int(_docker("inspect", "--format", "{{.State.Pid}}", self.name))
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, on what it had before, and wait until it serves AMQP and its management API."""
+        assert not self.running, "it runs already"
+        if self._kind is Kind.DOCKER:
+            _docker("start", self.name)
+        else:
+            self._spawn()
+        self._alarm = self._paused = False
+        try:
+            wait_until(self._serves, seconds=START_SECONDS, what=f"the start of {self.name}")
+        except NodeEnded:
+            # Its ports were free when they were chosen; somebody may have taken one of them for a moment.
+            self._spawn()
+            wait_until(self._serves, seconds=START_SECONDS, what=f"the second start of {self.name}")
+
+    def _spawn(self) -> None:
+        with (self.directory / "console.log").open("ab") as console:
+            self._process = spawn(
+                [self._programs / "rabbitmq-server"], output=console.fileno(), env=self._env(), cwd=self.directory
+            )
+
+    def _serves(self) -> bool:
+        if not self.running:
+            said = (self.directory / "console.log").read_text(errors="replace")[-2000:]
+            raise NodeEnded(f"the node {self.name} ended while it started:\n{said}")
+        try:
+            # answers only when it has booted: the listeners come last
+            self.api("GET", "/api/overview")
+            pika.BlockingConnection(pika.URLParameters(self.url())).close()
+        except (OSError, RabbitApiError, pika.exceptions.AMQPError):
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Stop it in order. Idempotent."""
+        if self._kind is Kind.DOCKER:
+            _docker("stop", self.name, check=False)
+        elif self._process is not None:
+            end(self._process)
+
+    def kill9(self) -> None:
+        """Kill it; returns when it is dead."""
+        if self._kind is Kind.DOCKER:
+            _docker("kill", self.name)
+        else:
+            assert self._process is not None
+            self._process.kill()
+            self._process.wait(30)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            end(self._process, signal.SIGKILL)
+
+    def restart(self) -> None:
+        """``kill9`` and ``start``."""
+        self.kill9()
+        self.start()
+
+    def pause(self) -> None:
+        """Stop its process (SIGSTOP): connections stay and nothing answers."""
+        self._paused = True
+        if self._kind is Kind.DOCKER:
+            _docker("pause", self.name)
+        else:
+            assert self._process is not None
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._paused = False
+        if self._kind is Kind.DOCKER:
+            _docker("unpause", self.name)
+        else:
+            assert self._process is not None
+            self._process.send_signal(signal.SIGCONT)
+
+    def mend(self) -> None:
+        """Undo what an earlier test left: paused, dead, alarmed."""
+        if self._paused and self.running:
+            self.resume()
+        if not self.running:
+            self.start()
+        if self._alarm:
+            self.memory_alarm(on=False)
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def ctl(self, *words: str) -> str:
+        """Run ``rabbitmqctl`` (takes a second or more: prefer the API)."""
+        if self._kind is Kind.DOCKER:
+            return _docker("exec", self.name, "rabbitmqctl", "--node", f"{self.name}@localhost", *words)
+        return subprocess.run(
+            [self._programs / "rabbitmqctl", "--quiet", *words],
+            env=self._env(),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+
+    def api(self, method: str, path: str, body: object = None) -> Any:
+        """Call the management API as guest; the decoded answer.
+
+        Raises:
+            RabbitApiError: it refused.
+        """
+        request = urllib.request.Request(
+            self.management_url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": "Basic " + b64encode(b"guest:guest").decode(),
+                "Content-Type": "application/json",
+            },
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RabbitApiError(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from None
+        return json.loads(text) if text else None
+
+    def add_vhost(self, name: str | None = None) -> str:
+        """Make a virtual host that guest may use; returns its name."""
+        name = name or f"t-{secrets.token_hex(5)}"
+        self.api("PUT", f"/api/vhosts/{quote(name, safe='')}", {})
+        self.set_permissions("guest", vhost=name)
+        return name
+
+    def delete_vhost(self, name: str) -> None:
+        """Remove it with everything in it."""
+        self.api("DELETE", f"/api/vhosts/{quote(name, safe='')}")
+
+    def add_user(
+        self,
+        name: str,
+        password: str | None = None,
+        *,
+        tags: str = "",
+        vhost: str = "/",
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+    ) -> str:
+        """Make a user with permissions on *vhost*; returns its URL there. The password is the name unless given."""
+        self._passwords[name] = name if password is None else password
+        body = {"password": self._passwords[name], "tags": tags}
+        self.api("PUT", f"/api/users/{quote(name, safe='')}", body)
+        self.set_permissions(name, vhost=vhost, configure=configure, write=write, read=read)
+        return self.url(name, vhost=vhost)
+
+    def delete_user(self, name: str) -> None:
+        """Remove a user."""
+        self.api("DELETE", f"/api/users/{quote(name, safe='')}")
+        self._passwords.pop(name, None)
+
+    def set_permissions(
+        self, user: str, *, vhost: str = "/", configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """What *user* may do in *vhost*."""
+        path = f"/api/permissions/{quote(vhost, safe='')}/{quote(user, safe='')}"
+        self.api("PUT", path, {"configure": configure, "write": write, "read": read})
+
+    def set_topic_permissions(
+        self, user: str, exchange: str, *, vhost: str = "/", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """Which routing keys *user* may publish to and bind on a topic exchange."""
+        path = f"/api/topic-permissions/{quote(vhost, safe='')}/{quote(user, safe='')}"
+        self.api("PUT", path, {"exchange": exchange, "write": write, "read": read})
+
+    def set_policy(
+        self,
+        name: str,
+        pattern: str,
+        definition: Mapping[str, Any],
+        *,
+        vhost: str = "/",
+        apply_to: str = "queues",
+        priority: int = 0,
+    ) -> None:
+        """Set a policy, e.g. ``set_policy("ttl", ".*", {"message-ttl": 1000})``."""
+        path = f"/api/policies/{quote(vhost, safe='')}/{quote(name, safe='')}"
+        body = {"pattern": pattern, "definition": dict(definition), "apply-to": apply_to, "priority": priority}
+        self.api("PUT", path, body)
+
+    def delete_policy(self, name: str, *, vhost: str = "/") -> None:
+        """Remove a policy."""
+        self.api("DELETE", f"/api/policies/{quote(vhost, safe='')}/{quote(name, safe='')}")
+
+    def memory_alarm(self, *, on: bool) -> None:
+        """Raise or clear the memory alarm; returns when the node says so. Publishers are blocked meanwhile."""
+        self._alarm = on
+        self.ctl("set_vm_memory_high_watermark", "absolute", "1MB" if on else "64GB")
+        wait_until(lambda: self._alarmed() is on, what=f"the memory alarm going {'on' if on else 'off'}")
+
+    def _alarmed(self) -> bool:
+        try:
+            self.api("GET", "/api/health/checks/local-alarms")
+        except RabbitApiError:
+            return True
+        return False
+
+    def delete_queue(self, queue: str, *, vhost: str = "/") -> None:
+        """Delete a queue, somebody's exclusive one too."""
+        found = f'rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost}">>, queue, <<"{queue}">>))'
+        self.ctl("eval", f'{{ok, Q}} = {found}, {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, <<"test">>).')
+
+    @contextlib.contextmanager
+    def suspended(self, *queues: str, vhost: str = "/") -> Iterator[None]:
+        """Within it the processes of classic *queues* answer nobody, as a queue that has no leader."""
+        self._each_queue("sys:suspend", queues, vhost)
+        try:
+            yield
+        finally:
+            self._each_queue("sys:resume", queues, vhost)
+
+    def _each_queue(self, call: str, queues: Sequence[str], vhost: str) -> None:
+        names = ", ".join(f'<<"{queue}">>' for queue in queues)
+        found = f'rabbit_amqqueue:lookup(rabbit_misc:r(<<"{vhost}">>, queue, Name))'
+        self.ctl("eval", f"[begin {{ok, Q}} = {found}, ok = {call}(amqqueue:get_pid(Q)) end || Name <- [{names}]].")
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def channel(self, vhost: str = "/", user: str = "guest") -> Iterator[BlockingChannel]:
+        """A channel straight to the broker, past dtx."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.url(user, vhost=vhost)))
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
+
+    def count(self, queue: str, vhost: str = "/") -> int:
+        """How many messages are ready in *queue* at this moment (unacked ones are not)."""
+        with self.channel(vhost) as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+    def take_all(self, queue: str, vhost: str = "/") -> list[tuple[bytes, pika.BasicProperties, bool]]:
+        """Take every ready message out of *queue*: body, properties, redelivered."""
+        taken: list[tuple[bytes, pika.BasicProperties, bool]] = []
+        with self.channel(vhost) as channel:
+            while True:
+                method, properties, body = channel.basic_get(queue, auto_ack=True)
+                if method is None:
+                    return taken
+                taken.append((body, properties, bool(method.redelivered)))
+
+    # -- files and processes ------------------------------------------------------------------------------------------
+
+    def _write_files(self) -> None:
+        lines = {
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "management.tcp.ip": "127.0.0.1",
+            "management.tcp.port": str(self.management_port),
+            **self._config,
+        }
+        if self._tls is not None:
+            lines |= {
+                "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+                "ssl_options.cacertfile": str(self._tls / "ca.pem"),
+                "ssl_options.certfile": str(self._tls / "server.pem"),
+                "ssl_options.keyfile": str(self._tls / "server.key"),
+                "ssl_options.verify": "verify_none",
+            }
+        for name, text in {
+            "rabbitmq.conf": "".join(f"{key} = {value}\n" for key, value in lines.items()),
+            "enabled_plugins": "[rabbitmq_management].\n",
+            "rabbitmq-env.conf": "",  # in place of the machine's own
+        }.items():
+            (self.directory / name).write_text(text)
+        (self.directory / "mnesia").mkdir()
+        (self.directory / "home").mkdir()
+
+    def _env(self) -> dict[str, str]:
+        directory = self.directory
+        ours = {
+            "HOME": str(directory / "home"),  # the Erlang cookie is made there
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"{self.name}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_CONFIG_FILES": str(directory / "conf.d"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "advanced.config"),
+            "RABBITMQ_CONF_ENV_FILE": str(directory / "rabbitmq-env.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(directory),
+            "RABBITMQ_LOGS": str(self.log_path),
+            "RABBITMQ_PID_FILE": str(directory / "node.pid"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(directory / "generated"),
+            "RABBITMQ_FEATURE_FLAGS_FILE": str(directory / "feature_flags"),
+            # the script then becomes the node instead of watching over it: its pid is the node's
+            "RUNNING_UNDER_SYSTEMD": "true",
+            "LANG": "C.UTF-8",
+        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
+        kept.pop("NOTIFY_SOCKET", None)
+        return kept | ours
+
+    def _start_epmd(self) -> subprocess.Popen[bytes] | None:
+        """Erlang's port mapper as our child; Erlang itself would start a daemon that outlives us."""
+        epmd = shutil.which("epmd") or next(map(str, Path("/usr/lib/erlang").glob("erts-*/bin/epmd")), None)
+        if epmd is None:
+            self._stack.callback(self.ctl, "eval", "erl_epmd:names().")
+            return None
+        command = [epmd, "-port", str(self._epmd_port), "-address", "127.0.0.1"]
+        with (self.directory / "epmd.log").open("ab") as log:
+            return spawn(command, output=log.fileno(), env=self._env())
+
+    def _create_container(self) -> None:
+        """A container instead of a process; its file system stays over restarts."""
+        for path in self.directory.iterdir():
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        settings = {
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_NODENAME": f"{self.name}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONFIG_FILE": "/dtx/rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "/dtx/enabled_plugins",
+        }
+        words = [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
+        mount = f"{self.directory}:/dtx"
+        _docker("create", "--name", self.name, "--network", "host", "--volume", mount, *words, str(self._programs))
+
+
+class RabbitApiError(Exception):
+    """The management API refused."""
+
+
+def _docker(*words: str, check: bool = True) -> str:
+    return subprocess.run(
+        ["docker", *words], capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL, timeout=300
+    ).stdout

@@ -1,0 +1,64 @@
+"""A log with branches in it, written while no service runs: what one finds that starts on it."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from dtx.log import migrate
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import Advance, BranchRecord, JournalEvent, LogState, Work
+from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
+from tests.support.branches import a_branch, a_line, a_publish, an_insert
+
+
+def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere") -> None:
+    """Write *branches* as prepared, each with a publish to *queue*; those with an outcome are heuristic then.
+
+    Args:
+        url: of a database that no service uses.
+        branches: made by :func:`in_doubt` and :func:`heuristic`.
+        queue: routing key of the publish.
+    """
+    migrate.upgrade(url)
+    asyncio.run(_seed(url, tuple(branches), a_publish(exchange=b"", routing_key=queue.encode(), properties=b"\0\0")))
+
+
+async def _seed(url: str, branches: Iterable[BranchRecord], work: Work) -> None:
+    log = PostgresLog(url, "dtx")
+    await log.open()
+    try:
+        await asyncio.gather(*(_write(log, branch, work) for branch in branches))
+    finally:
+        await log.close()
+
+
+async def _write(log: PostgresLog, branch: BranchRecord, work: Work) -> None:
+    prepared = replace(branch, state=LogState.PREPARED, outcome=None)
+    await log.write(an_insert(prepared, work))
+    if branch.outcome is not None:
+        line = a_line(
+            prepared, JournalEvent.HEURISTIC, outcome=branch.outcome, actor="an operator", reason="the TM died"
+        )
+        await log.write(
+            Advance(
+                id=branch.id,
+                expect=LogState.PREPARED,
+                version=1,
+                to=LogState.HEURISTIC,
+                decided_at=time.time(),
+                outcome=branch.outcome,
+                journal=line,
+            )
+        )
+
+
+def in_doubt(xid: Xid, vhost: str = "/", owner: str = "guest") -> BranchRecord:
+    """A prepared branch."""
+    return a_branch(xid=xid, vhost=vhost, owner=owner)
+
+
+def heuristic(xid: Xid, outcome: Heuristic, vhost: str = "/") -> BranchRecord:
+    """A branch that an operator completed."""
+    return a_branch(xid=xid, vhost=vhost, state=LogState.HEURISTIC, outcome=outcome)

@@ -1,0 +1,216 @@
+"""``dtx serve`` as a child process: the program as its users run it."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn
+
+START_SECONDS = 60.0
+
+
+class DtxService:
+    """A service on a port of its own that keeps port and data directory over restarts. Use as a context manager.
+
+    Args:
+        broker: URL with dtx's own credentials.
+        database: URL; ``None`` for the embedded server.
+        options: further words of the command line, e.g. ``("--default-timeout", "5")``; these win.
+        env: further environment variables.
+        start: whether entering starts it.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: str | None = None,
+        database: str | None = None,
+        options: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        start: bool = True,
+    ) -> None:
+        self.broker = broker
+        self.database = database
+        self.options = options
+        self.host = "127.0.0.1"
+        self.port = free_port()
+        self.ready_line = ""
+        self._env = dict(env or {})
+        self._start = start
+        self._stack = contextlib.ExitStack()
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._name = f"dtx {secrets.token_hex(3)}"
+
+    def __enter__(self) -> Self:
+        self._directory = self._stack.enter_context(short_directory("serve"))
+        show_on_failure(self._name, self.log_path)
+        self._stack.callback(forget_log, self._name)
+        self._stack.callback(self._end)
+        if self._start:
+            try:
+                self.start()
+            except BaseException:
+                self._stack.close()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def directory(self) -> Path:
+        """Where its data and its log are."""
+        assert self._directory is not None, "use the service as a context manager"
+        return self._directory
+
+    @property
+    def data_dir(self) -> Path:
+        """Its ``--data-dir``."""
+        return self.directory / "data"
+
+    @property
+    def log_path(self) -> Path:
+        """What it says on stderr, over all its restarts."""
+        return self.directory / "dtx.log"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def command(self) -> list[str]:
+        """The command line."""
+        words = [sys.executable, "-m", "dtx", "serve", "--listen", f"{self.host}:{self.port}"]
+        words += ["--data-dir", str(self.data_dir)]
+        if self.broker is not None:
+            words += ["--broker", self.broker]
+        if self.database is not None:
+            words += ["--database", self.database]
+        return [*words, *self.options]
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it; with *wait* until it says READY.
+
+        Raises:
+            RuntimeError: it ended instead, or said nothing in time; with the end of its log.
+        """
+        assert not self.running, "it runs already"
+        reading, writing = os.pipe()
+        try:
+            with self.log_path.open("ab") as log:
+                self._process = spawn(
+                    self.command(),
+                    output=writing,
+                    errors=log.fileno(),
+                    env=self._environment(),
+                    cwd=self.directory,
+                )
+        finally:
+            os.close(writing)
+        self._ready = threading.Event()
+        threading.Thread(target=self._read_output, args=(reading, self._ready), daemon=True).start()
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Wait for the READY line of the start that is under way."""
+        if not self._ready.wait(seconds) or not self.ready_line:
+            said = self.log_path.read_bytes()[-4000:].decode(errors="replace")
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its output ends a little before it does
+                if self._process is not None:
+                    self._process.wait(1)
+            status = self._process.poll() if self._process is not None else None
+            raise RuntimeError(f"dtx serve did not become ready (exit status {status}):\n{said}")
+
+    def _read_output(self, descriptor: int, ready: threading.Event) -> None:
+        self.ready_line = ""
+        with open(descriptor, "rb") as output, self.log_path.open("ab") as log:
+            for line in output:
+                log.write(b"stdout: " + line)
+                log.flush()
+                if line.startswith(b"READY"):
+                    self.ready_line = line.decode().strip()
+                    for word in self.ready_line.split():
+                        if word.startswith("listen="):
+                            host, _, port = word.removeprefix("listen=").partition(",")[0].rpartition(":")
+                            self.host, self.port = host, int(port)
+                    ready.set()
+        ready.set()  # it ended: nobody waits for nothing
+
+    def wait(self, seconds: float = 30.0) -> int:
+        """Wait for its end; the exit status (negative: by that signal)."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill9(self) -> None:
+        """Kill it; returns when it is dead."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.wait(60)
+
+    def pause(self) -> None:
+        """SIGSTOP: it holds its connections and does nothing."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """``kill9`` and ``start``."""
+        self.kill9()
+        self.start()
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
+        """Where clients connect; the password is the user's name unless given."""
+        secret = quote(password if password is not None else user, safe="")
+        return f"amqp://{quote(user, safe='')}:{secret}@{self.host}:{self.port}/{quote(vhost, safe='')}"
+
+    def run(self, *words: str, check: bool = True, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run another command of dtx's beside it, e.g. ``run("in-doubt", "--json")``, on the same data."""
+        command = [sys.executable, "-m", "dtx", *words, "--data-dir", str(self.data_dir)]
+        if self.database is not None:
+            command += ["--database", self.database]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            env=self._environment(),
+            cwd=self.directory,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """Ours without what would change settings or databases behind the test's back."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("DTX_", "PG"))}
+        return {**kept, "PYTHONUNBUFFERED": "1", **self._env}
+
+    def _end(self) -> None:
+        if self._process is not None:
+            end(self._process)

@@ -1,0 +1,85 @@
+"""PostgreSQL's binary arrays, against psycopg's own loaders."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
+
+from dtx.log import binary
+
+INT4 = st.integers(-(2**31), 2**31 - 1)
+INT8 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+def loaded(oid: int, data: bytes) -> Any:
+    return Transformer().get_loader(oid, Format.BINARY).load(data)
+
+
+@pytest.mark.parametrize(
+    ("encode", "oid", "values"),
+    [
+        (binary.uuids, 2951, st.uuids()),
+        (binary.texts, 1009, TEXT),
+        (binary.optional_texts, 1009, st.none() | TEXT),
+        (binary.bytes_, 1001, st.binary()),
+        (binary.optional_bytes, 1001, st.none() | st.binary()),
+        (binary.int4s, 1007, INT4),
+        (binary.optional_int4s, 1007, st.none() | INT4),
+        (binary.int8s, 1016, INT8),
+        (binary.booleans, 1000, st.booleans()),
+    ],
+    ids=["uuids", "texts", "optional_texts", "bytes", "optional_bytes", "int4s", "optional_int4s", "int8s", "booleans"],
+)
+def test_a_column_reads_back_as_it_was(
+    encode: Callable[[Sequence[Any]], bytes], oid: int, values: st.SearchStrategy[Any]
+) -> None:
+    @given(st.lists(values, min_size=1, max_size=20))
+    def check(column: list[Any]) -> None:
+        assert loaded(oid, encode(column)) == column
+
+    check()
+
+
+@given(st.lists(st.none() | st.floats(0, 4e9), min_size=1, max_size=20))
+def test_times_are_kept_to_the_microsecond(column: list[float | None]) -> None:
+    for value, read in zip(column, loaded(1185, binary.times(column)), strict=True):
+        if value is None:
+            assert read is None
+        else:
+            assert abs(read.timestamp() - value) <= 1e-6
+
+
+@given(st.integers(0, 4 * 10**15))
+def test_a_stored_time_reads_back_equal(microseconds: int) -> None:
+    at = microseconds / 1_000_000
+    assert binary.seconds_of(binary.times([at])[-8:]) == at
+
+
+@given(st.lists(st.uuids(), min_size=1, max_size=5))
+def test_raw_uuids_are_uuids(column: list[UUID]) -> None:
+    assert binary.raw_uuids([value.bytes for value in column]) == binary.uuids(column)
+
+
+@given(st.text())
+def test_any_words_for_people_can_be_stored(text: str) -> None:
+    """The broker's words come from anywhere: what PostgreSQL cannot keep is escaped."""
+    (stored,) = loaded(1009, binary.optional_texts([text]))
+    assert "\0" not in stored
+    if "\0" not in text and not any(0xD800 <= ord(char) < 0xE000 for char in text):
+        assert stored == text
+
+
+def test_an_identifier_that_is_no_utf_8_is_refused() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        binary.texts(["\udcff"])
+
+
+@given(INT8)
+def test_a_scalar_is_eight_octets(value: int) -> None:
+    assert loaded(20, binary.int8(value)) == value

@@ -1,0 +1,56 @@
+"""A successor on the same machine knows that its predecessor is dead."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dtx.log import process
+
+TELL = "from dtx.log.process import this_process; print(this_process(), flush=True); input()"
+
+
+def another() -> tuple[subprocess.Popen[str], str]:
+    child = subprocess.Popen([sys.executable, "-c", TELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    return child, child.stdout.readline().strip()
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    child.communicate()
+
+
+def test_this_process_lives() -> None:
+    assert not process.is_dead(process.this_process())
+
+
+def test_a_stopped_process_lives_and_a_killed_one_is_dead_before_it_is_reaped() -> None:
+    child, identity = another()
+    try:
+        child.send_signal(signal.SIGSTOP)
+        assert not process.is_dead(identity)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process.is_dead(identity)
+    finally:
+        end(child)
+    assert process.is_dead(identity)
+
+
+def test_a_process_id_that_is_used_again_is_another_process() -> None:
+    mine = process.this_process()
+    assert mine is not None
+    assert process.is_dead(mine + "0")
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["boot", "namespace"])
+def test_what_cannot_be_told_counts_as_alive(part: int) -> None:
+    child, identity = another()
+    end(child)
+    parts = identity.split("/")
+    parts[part] += "0"
+    assert process.is_dead(identity)
+    assert not process.is_dead("/".join(parts))
+    assert not process.is_dead(None)

@@ -1,0 +1,251 @@
+"""Branches whose messages live in the log's own database: done or not done, whatever fails."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from dtx.log.api import LogError
+from dtx.log.changes import Change, Slot, StoredMessage
+from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
+from dtx.log.records import BranchRecord, JournalEvent
+from dtx.manager import Limits, TransactionManager
+from dtx.manager.manager import Who
+from dtx.store.api import Plan
+from dtx.store.work import Delivery, HeldPublish, HeldWork
+from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+from tests.support.branches import a_branch, an_insert
+
+WHO = Who("guest", "/")
+XID = Xid(1, b"gtrid", b"bqual")
+QUEUE = 7
+ANSWERS = (Fault.REFUSED, Fault.ANSWER_LOST)
+
+
+@dataclass
+class Ledger:
+    """A LocalStore that remembers what it was told: which slots are seen, held, gone."""
+
+    seen: set[Slot] = field(default_factory=set)
+    held: set[Slot] = field(default_factory=set)
+    position: int = 100
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def restore(self, record: BranchRecord) -> None:
+        self.held |= set(record.consumed or ())
+
+    def plan(self, vhost: str, work: HeldWork) -> Plan:
+        puts = []
+        for item in work.items:
+            if isinstance(item, HeldPublish) and item.queues:
+                self.position += 1
+                puts.append(StoredMessage(QUEUE, self.position, b"", b"q", 1, item.properties, item.body))
+        return Plan(
+            change=Change(puts=puts),
+            published=tuple(message.slot for message in puts),
+            consumed=tuple(Slot(QUEUE, item.tag) for item in work.items if isinstance(item, Delivery)),
+            unroutable=tuple(item for item in work.items if isinstance(item, HeldPublish) and not item.queues),
+        )
+
+    def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
+        return Change(drops=consumed)
+
+    def rolling_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
+        return Change(drops=published)
+
+    def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
+        assert not self.seen & set(published), "shown twice"
+        self.seen |= set(published)
+        self.held -= set(consumed)
+
+    def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
+        assert not self.seen & set(published)
+        assert set(consumed) <= self.held, "given back twice"
+        self.held -= set(consumed)
+        self.seen |= set(consumed)
+
+
+class Channel:
+    """Holds deliveries, and hears of returned messages."""
+
+    lock = ""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.back: list[int] = []
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.ledger.held.discard(Slot(QUEUE, delivery.tag))
+            self.ledger.seen.add(Slot(QUEUE, delivery.tag))
+
+    def returned(self, work: Any, code: int, text: bytes) -> None:
+        self.back.append(code)
+
+
+class Stand:
+    """A manager, its store and its log, with one branch that published and consumed."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.ledger = Ledger()
+        self.log = MemoryLog("rm", database)
+        self.manager = TransactionManager(self.log, self.ledger, Limits(), Metrics())
+        self.channel = Channel(self.ledger)
+
+    async def start(self) -> None:
+        await self.log.open()
+        await self.manager.start()
+
+    def work(self) -> None:
+        """One message routed, one that nobody wants, one consumed."""
+        found = self.manager.demarcate(WHO, XID, Operation.START, 1)
+        assert found is not None
+        work = found[1].work
+        assert work is not None
+        work.add_publish(HeldPublish(b"", b"q", False, b"", b"body", None, (QUEUE,)))
+        work.add_publish(HeldPublish(b"", b"nobody", True, b"", b"body", self.channel))
+        self.ledger.held.add(Slot(QUEUE, 1))
+        work.add_consume(Delivery(self.channel, 1, b"q", b"", b"q", False, b"", b"body", 4))
+        self.manager.demarcate(WHO, XID, Operation.END, 1)
+
+    async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
+        answers: list[XaFlag | XaError] = []
+        try:
+            await self.manager.request(WHO, XID, operation, answers.append)
+        except XaError as error:
+            answers.append(error)
+        answer = answers[0]
+        return answer.code if isinstance(answer, XaError) else answer
+
+    @property
+    def stored(self) -> set[Slot]:
+        """The slots that the database has, put by this test."""
+        return set(self.log.database.messages.messages)
+
+
+@pytest.fixture
+async def stand() -> AsyncIterator[Stand]:
+    stand = Stand(MemoryDatabase())
+    await stand.start()
+    stand.work()
+    yield stand
+    await stand.manager.close()
+
+
+PUBLISHED = Slot(QUEUE, 101)
+CONSUMED = Slot(QUEUE, 1)
+
+
+async def test_prepared_messages_are_stored_and_seen_by_nobody(stand: Stand) -> None:
+    assert await stand.ask(Operation.PREPARE) is XaFlag.OK
+    assert stand.stored == {PUBLISHED}
+    assert (stand.ledger.seen, stand.ledger.held) == (set(), {CONSUMED})
+
+
+async def test_a_commit_shows_what_was_published_and_drops_what_was_consumed(stand: Stand) -> None:
+    await stand.ask(Operation.PREPARE)
+    assert await stand.ask(Operation.COMMIT) is XaFlag.OK
+    assert (stand.ledger.seen, stand.ledger.held) == ({PUBLISHED}, set())
+    assert stand.channel.back == [312], "the mandatory message that nobody wanted comes back"
+    assert await stand.ask(Operation.COMMIT) is ReplyCode.NOT_FOUND
+
+
+async def test_a_roll_back_gives_back_what_was_consumed(stand: Stand) -> None:
+    await stand.ask(Operation.PREPARE)
+    assert await stand.ask(Operation.ROLLBACK) is XaFlag.OK
+    assert stand.stored == set()
+    assert (stand.ledger.seen, stand.ledger.held) == ({CONSUMED}, set())
+    assert stand.channel.back == []
+
+
+async def test_a_one_phase_commit_is_one_write(stand: Stand) -> None:
+    assert await stand.ask(Operation.ONE_PHASE) is XaFlag.OK
+    assert len(stand.log.written) == 1
+    assert stand.stored == {PUBLISHED}
+    assert (stand.ledger.seen, stand.ledger.held) == ({PUBLISHED}, set())
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
+@pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])
+async def test_a_decision_whose_write_failed_is_done_once_when_it_is_asked_for_again(
+    stand: Stand, operation: Operation, fault: Fault
+) -> None:
+    """A write of unknown outcome shows nothing until the log has been read again."""
+    await stand.ask(Operation.PREPARE)
+    stand.log.faults.append(fault)
+    assert await stand.ask(operation) is ReplyCode.INTERNAL_ERROR
+    assert (stand.ledger.seen, stand.ledger.held) == (set(), {CONSUMED})
+    assert await stand.ask(operation) is XaFlag.OK
+    seen = {PUBLISHED} if operation is Operation.COMMIT else {CONSUMED}
+    assert (stand.ledger.seen, stand.ledger.held) == (seen, set())
+    ends = [line.event for _, line in stand.log.database.journal if line.event is not JournalEvent.PREPARED]
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
+async def test_a_one_phase_commit_whose_write_failed_is_done_once_when_it_is_asked_for_again(
+    stand: Stand, fault: Fault
+) -> None:
+    stand.log.faults.append(fault)
+    assert await stand.ask(Operation.ONE_PHASE) is ReplyCode.INTERNAL_ERROR
+    assert (stand.ledger.seen, stand.ledger.held) == (set(), {CONSUMED})
+    assert await stand.ask(Operation.ONE_PHASE) is XaFlag.OK
+    assert len(stand.stored) == 1
+    assert (stand.ledger.seen, stand.ledger.held) == (stand.stored, set())
+    assert len(stand.log.written) == 1
+    assert stand.channel.back == [312]
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
+async def test_a_prepare_whose_write_failed_goes_on_from_what_the_log_says(stand: Stand, fault: Fault) -> None:
+    stand.log.faults.append(fault)
+    assert await stand.ask(Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
+    again = await stand.ask(Operation.PREPARE)
+    assert again is (XaFlag.OK if fault is Fault.REFUSED else ReplyCode.COMMAND_INVALID)  # prepared already
+    assert await stand.ask(Operation.COMMIT) is XaFlag.OK
+    assert (stand.ledger.seen, stand.ledger.held) == (stand.stored, set())
+    assert len(stand.stored) == 1
+
+
+@pytest.mark.parametrize("operation", [Operation.COMMIT, Operation.ROLLBACK])
+async def test_a_branch_of_a_dead_dtx_is_completed_by_the_next(stand: Stand, operation: Operation) -> None:
+    await stand.ask(Operation.PREPARE)
+    stand.log.crash()
+    following = Stand(stand.log.database)
+    await following.start()
+    try:
+        assert await following.manager.in_doubt(WHO) == [XID]
+        assert following.ledger.held == {CONSUMED}
+        assert await following.ask(operation) is XaFlag.OK
+        seen = {PUBLISHED} if operation is Operation.COMMIT else {CONSUMED}
+        assert (following.ledger.seen, following.ledger.held) == (seen, set())
+        assert following.stored == ({PUBLISHED} if operation is Operation.COMMIT else set())
+    finally:
+        await following.manager.close()
+
+
+async def test_a_branch_that_did_not_vote_is_given_back(stand: Stand) -> None:
+    assert await stand.ask(Operation.ROLLBACK) is XaFlag.OK
+    assert (stand.ledger.seen, stand.ledger.held) == ({CONSUMED}, set())
+    assert stand.log.written == []
+
+
+async def test_branches_of_a_broker_are_not_taken_for_local_ones() -> None:
+    """Their messages are elsewhere: nobody here could complete them."""
+    database = MemoryDatabase()
+    log = MemoryLog("rm", database)
+    await log.open()
+    await log.write(an_insert(a_branch()))
+    log.crash()
+    stand = Stand(database)
+    with pytest.raises(
+        LogError, match="1 branches in the log have their messages in a broker: start dtx with --broker"
+    ):
+        await stand.start()

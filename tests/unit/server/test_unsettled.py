@@ -1,0 +1,240 @@
+"""What is unsettled on a channel that passes unseen, against a broker that keeps every delivery by its tag."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.server.alongside import unsettled
+from dtx.server.alongside.unsettled import Tally, Unsettled
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+
+NUMBER = 1
+UPSTREAM = 7
+QUEUE = b"queue"
+TAG = b"tag"
+
+
+def answer(key: int, *rest: bytes) -> bytes:
+    return key.to_bytes(4, "big") + b"".join(rest)
+
+
+CONSUME_OK = answer(keys.BASIC_CONSUME_OK, b"\x03tag")
+CANCEL_OK = answer(keys.BASIC_CANCEL_OK, b"\x03tag")
+CANCEL = answer(keys.BASIC_CANCEL, b"\x03tag\x00")
+RECOVER_OK = answer(keys.BASIC_RECOVER_OK)
+GET_EMPTY = answer(keys.BASIC_GET_EMPTY, b"\x00")
+
+
+def get_ok(tag: int) -> bytes:
+    return answer(keys.BASIC_GET_OK, tag.to_bytes(8, "big"), bytes(7))
+
+
+class Watched:
+    """One channel, as a session watches it."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.unsettled = Unsettled()
+
+    def open(self) -> str | None:
+        """What keeps the channel from being selected."""
+        return self.tally.open
+
+    def ask(self, payload: bytes) -> None:
+        """basic.consume and basic.get, as they go to the broker."""
+        self.tally.asked(int.from_bytes(payload[:4], "big"), payload)
+        self.unsettled.sort(NUMBER, UPSTREAM, self.tally)
+
+    def hear(self, *payloads: bytes) -> None:
+        """What the broker sent at once."""
+        buffer, frames = FrameSplitter().feed(b"".join(method_frame(UPSTREAM, payload) for payload in payloads))
+        for key, _, start, end in frames:
+            if key in unsettled.ANSWERS:
+                self.tally.answered(key, buffer[start + 7 : end - 1])
+        if self.unsettled.by_upstream:
+            self.unsettled.from_broker(buffer, frames)
+
+    def settle(self, *payloads: bytes, channel: int = NUMBER) -> None:
+        """What the client sent at once."""
+        if self.unsettled.by_number:
+            data = b"".join(method_frame(channel, payload) for payload in payloads)
+            self.unsettled.from_client(*FrameSplitter().feed(data))
+
+    def consume(self, *, no_ack: bool = False, tag: bytes = TAG) -> None:
+        """A consumer, and the answer to it."""
+        self.ask(requests.consume(QUEUE, tag, no_ack=no_ack))
+        self.hear(answer(keys.BASIC_CONSUME_OK, bytes((len(tag),)), tag))
+
+    def deliver(self, *tags: int) -> None:
+        """Deliveries that come at once."""
+        self.hear(*(requests.deliver(TAG, tag, False, b"", QUEUE) for tag in tags))
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+Step = tuple[str, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "deliver",
+                "get",
+                "get without ack",
+                "get nothing",
+                "ack",
+                "nack",
+                "reject",
+                "ack up to",
+                "nack up to",
+                "ack all",
+                "ack unknown",
+                "recover",
+            ]
+        ),
+        st.integers(0, 1 << 16),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_it_says_that_nothing_is_open_when_and_only_when_that_is_so(steps: list[Step]) -> None:
+    """basic.ack: "multiple: if zero, and the multiple bit is one, this indicates all outstanding messages"."""
+    channel = Watched()
+    channel.consume()
+    last = 0
+    kept: list[int] = []
+    for step, number in steps:
+        chosen = kept[number % len(kept)] if kept else 0
+        match step:
+            case "deliver":
+                tags = range(last + 1, last + 2 + number % 4)
+                last = tags[-1]
+                kept += tags
+                channel.deliver(*tags)
+            case "get" | "get without ack":
+                last += 1
+                kept += [last] if step == "get" else []
+                channel.ask(requests.get(QUEUE, no_ack=step != "get"))
+                channel.hear(get_ok(last))
+            case "get nothing":
+                channel.ask(requests.get(QUEUE))
+                channel.hear(GET_EMPTY)
+            case "ack" | "nack" | "reject" if chosen:
+                kept.remove(chosen)
+                channel.settle({"ack": requests.ack, "nack": requests.nack, "reject": requests.reject}[step](chosen))
+            case "ack up to" | "nack up to" if chosen:
+                kept = [tag for tag in kept if tag > chosen]
+                channel.settle((requests.ack if step == "ack up to" else requests.nack)(chosen, multiple=True))
+            case "ack all":
+                kept = []
+                channel.settle(requests.ack(0, multiple=True))
+            case "ack unknown":
+                channel.settle(requests.ack(last + 1), requests.ack(last + 5, multiple=True))
+            case "recover":
+                kept = []
+                channel.hear(RECOVER_OK)
+            case _:
+                pass
+        assert channel.open() == "that has consumers: cancel them first, and wait for cancel-ok"
+    channel.hear(CANCEL_OK)
+    assert channel.open() == (f"with {len(kept)} unacknowledged deliveries: settle them first" if kept else None)
+
+
+def test_what_is_not_answered_may_still_bring_a_delivery(watched: Watched) -> None:
+    watched.ask(requests.get(QUEUE))
+    assert watched.open() == "with a basic.get that is not answered yet"
+    watched.hear(GET_EMPTY)
+    assert watched.open() is None
+    watched.ask(requests.consume(QUEUE, TAG))
+    assert watched.open() is not None
+    watched.hear(CONSUME_OK, CANCEL)
+    assert watched.open() is None
+
+
+def test_a_consumer_without_an_answer_is_one(watched: Watched) -> None:
+    """no-wait: "the server will not respond to the method"."""
+    watched.ask(requests.consume(QUEUE, TAG, no_wait=True))
+    assert watched.open() is not None
+    watched.hear(CANCEL_OK)
+    assert watched.open() is None
+
+
+def test_what_needs_no_acknowledgement_is_not_watched(watched: Watched) -> None:
+    watched.consume(no_ack=True)
+    watched.ask(requests.get(QUEUE, no_ack=True))
+    watched.hear(get_ok(5))
+    assert not watched.unsettled.by_number
+    watched.hear(CANCEL_OK)
+    assert watched.open() is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: Watched, first: bool) -> None:
+    watched.consume(no_ack=first)
+    watched.consume(no_ack=not first, tag=b"other")
+    assert not watched.unsettled.by_number
+    assert not watched.unsettled.by_upstream
+    watched.hear(CANCEL_OK, answer(keys.BASIC_CANCEL_OK, b"\x05other"))
+    assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
+
+
+def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsettled, "_MOST_BEYOND", 3)
+    watched.consume()
+    watched.deliver(*range(1, 10))
+    watched.settle(requests.ack(4), requests.ack(3), requests.ack(2), requests.ack(1))
+    watched.hear(CANCEL_OK)
+    assert watched.open() == "with 5 unacknowledged deliveries: settle them first"
+    watched.settle(*(requests.ack(tag) for tag in range(9, 4, -1)))
+    assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
+
+
+@pytest.mark.parametrize("key", [keys.BASIC_CONSUME, keys.BASIC_GET])
+def test_what_only_the_broker_could_read_is_kept_no_account_of(watched: Watched, key: int) -> None:
+    watched.ask(answer(key, b"\x00"))
+    assert watched.open() is not None
+
+
+def test_malformed_settlements_settle_nothing(watched: Watched) -> None:
+    watched.consume()
+    watched.deliver(1)
+    watched.settle(requests.ack(1) + b"\x00", requests.ack(1)[:-1], requests.qos(1))
+    watched.settle(requests.ack(1), channel=NUMBER + 1)
+    watched.hear(CANCEL_OK)
+    assert watched.open() is not None
+
+
+def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -> None:
+    """What came behind its answer, in the same breath, is a new delivery."""
+    watched.consume()
+    watched.deliver(1)
+    watched.hear(RECOVER_OK, requests.deliver(TAG, 2, True, b"", QUEUE))
+    watched.hear(CANCEL_OK)
+    assert watched.open() == "with 1 unacknowledged deliveries: settle them first"
+
+
+def test_channels_are_told_apart() -> None:
+    both = Unsettled()
+    for number in (1, 2):
+        tally = Tally()
+        tally.asked(keys.BASIC_CONSUME, requests.consume(QUEUE, TAG))
+        both.sort(number, number, tally)
+    frames = (method_frame(2, requests.deliver(TAG, 1, False, b"", QUEUE)), method_frame(9, requests.ack(1)))
+    both.from_broker(*FrameSplitter().feed(b"".join(frames)))
+    first, second = both.by_number[1], both.by_number[2]
+    for tally in (first, second):
+        tally.answered(keys.BASIC_CONSUME_OK, CONSUME_OK)
+        tally.answered(keys.BASIC_CANCEL_OK, CANCEL_OK)
+    assert first.open is None
+    assert second.open is not None
+    both.drop(1, 1, second)
+    assert both.by_number[1] is first
+    both.drop(2, 2, second)
+    assert list(both.by_upstream.values()) == [first]

@@ -1,0 +1,72 @@
+"""Publisher confirms: in order, as few frames as possible, and none for what is not known."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import frame, spec
+
+from dtx.server.standalone.confirms import Confirms
+from dtx.wire.amqp09 import replies
+
+
+def said(octets: bytes) -> list[tuple[str, int, bool]]:
+    found = []
+    while octets:
+        consumed, read = frame.decode_frame(octets)
+        kind = "ack" if isinstance(read.method, spec.Basic.Ack) else "nack"
+        found.append((kind, read.method.delivery_tag, read.method.multiple))
+        octets = octets[consumed:]
+    return found
+
+
+def test_publishes_are_counted_from_one() -> None:
+    """RabbitMQ, confirm.select: "message counting starts at 1 on the first confirm.select"."""
+    confirms = Confirms(1)
+    assert [confirms.publish() for _ in range(3)] == [1, 2, 3]
+
+
+def test_one_message_is_confirmed_by_itself() -> None:
+    confirms = Confirms(7)
+    confirms.settle(confirms.publish(), safe=True)
+    assert confirms.take() == replies.ack(7, 1, multiple=False)
+    assert confirms.take() == b""
+
+
+def test_several_messages_are_confirmed_by_one_frame() -> None:
+    confirms = Confirms(1)
+    for number in [confirms.publish() for _ in range(5)]:
+        confirms.settle(number, safe=True)
+    assert said(confirms.take()) == [("ack", 5, True)]
+
+
+def test_what_is_not_known_holds_back_what_follows() -> None:
+    confirms = Confirms(1)
+    first, second = confirms.publish(), confirms.publish()
+    confirms.settle(second, safe=True)
+    assert confirms.take() == b""
+    confirms.settle(first, safe=True)
+    assert said(confirms.take()) == [("ack", 2, True)]
+
+
+def test_a_refused_message_is_said_apart() -> None:
+    confirms = Confirms(1)
+    for number in [confirms.publish() for _ in range(5)]:
+        confirms.settle(number, safe=number != 3)
+    assert said(confirms.take()) == [("ack", 2, True), ("nack", 3, False), ("ack", 5, True)]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 1 << 32))
+def test_every_publish_is_confirmed_once_and_rightly_whatever_the_order(fates: list[bool], seed: int) -> None:
+    confirms = Confirms(1)
+    numbers = [confirms.publish() for _ in fates]
+    random.Random(seed).shuffle(numbers)
+    outcome: dict[int, bool] = {}
+    confirmed = 0
+    for number in numbers:
+        confirms.settle(number, safe=fates[number - 1])
+        for kind, tag, multiple in said(confirms.take()):
+            assert multiple or tag == confirmed + 1
+            outcome.update(dict.fromkeys(range(confirmed + 1, tag + 1), kind == "ack"))
+            confirmed = tag
+    assert outcome == dict(enumerate(fates, 1))

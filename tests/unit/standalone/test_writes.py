@@ -1,0 +1,181 @@
+"""What one connection has on its way into the store."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.changes import Define
+from dtx.server.standalone.broker import Done
+from dtx.server.standalone.writes import Writes
+from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.topology import VirtualHost
+from dtx.store.work import Budget, HeldPublish
+
+
+class Recording:
+    """A broker that keeps what it gets; the test says when that is durable."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[list[bytes], list[Any], Done]] = []
+        self.refuses: set[bytes] = set()
+
+    def submit(
+        self,
+        vhost: str,
+        publishes: Sequence[HeldPublish],
+        acked: Sequence[Delivery],
+        done: Done,
+        *,
+        whole: bool = False,
+    ) -> Sequence[int]:
+        assert vhost == "/"
+        refused = [index for index, message in enumerate(publishes) if message.body in self.refuses]
+        if not (whole and refused):
+            self.records.append(([message.body for message in publishes], list(acked), done))
+        return refused
+
+    def virtual_host(self, name: str) -> VirtualHost:
+        raise AssertionError
+
+    def define(self, define: Define) -> Awaitable[None]:
+        raise AssertionError
+
+    def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
+        raise AssertionError
+
+    async def purge(self, queue: Queue) -> int:
+        raise AssertionError
+
+
+class Listening:
+    """A channel that hears of its publishes."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def written(self, number: int, error: LogError | None) -> None:
+        self.heard.append((number, error))
+
+    def refused(self, number: int) -> None:
+        self.heard.append((number, "refused"))
+
+    def say_confirms(self) -> None:
+        self.heard.append("told")
+
+
+class Rig:
+    def __init__(self, limit: int = 1 << 40) -> None:
+        self.broker = Recording()
+        self.budget = Budget(limit)
+        self.throttled: list[bool] = []
+        self.writes = Writes("/", self.broker, self.budget, self.throttled.append)
+        self.channel = Listening()
+
+    def publish(self, number: int, body: bytes = b"body") -> None:
+        self.writes.publish(self.channel, number, HeldPublish(b"", b"q", False, b"\x00\x00", body, queues=(1,)))
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_what_one_read_brings_is_one_record(rig: Rig) -> None:
+    delivery: Any = object()
+    rig.publish(1, b"a")
+    rig.writes.ack([delivery])
+    rig.publish(2, b"b")
+    rig.writes.flush()
+    rig.writes.flush()
+    assert [(bodies, acked) for bodies, acked, _ in rig.broker.records] == [([b"a", b"b"], [delivery])]
+
+
+def test_publishers_hear_of_the_commit_and_are_told_once_that_this_is_all(rig: Rig) -> None:
+    rig.publish(1)
+    rig.publish(2)
+    rig.writes.flush()
+    assert rig.channel.heard == []
+    rig.broker.records[0][2](None)
+    assert rig.channel.heard == [(1, None), (2, None), "told"]
+
+
+def test_publishers_hear_that_nobody_knows(rig: Rig) -> None:
+    error = LogUnavailable("the database is away")
+    rig.publish(1)
+    rig.writes.flush()
+    rig.broker.records[0][2](error)
+    assert rig.channel.heard == [(1, error), "told"]
+
+
+def test_what_a_full_queue_refuses_is_no_part_of_the_record(rig: Rig) -> None:
+    rig.broker.refuses.add(b"b")
+    for number, body in enumerate((b"a", b"b", b"c"), 1):
+        rig.publish(number, body)
+    rig.writes.flush()
+    rig.broker.records[0][2](None)
+    assert rig.channel.heard == [(2, "refused"), (1, None), (3, None), "told"]
+
+
+def test_whoever_waits_goes_on_behind_what_was_sent_before(rig: Rig) -> None:
+    order: list[str] = []
+    rig.publish(1)
+    rig.writes.then(lambda: order.append("first"))
+    rig.publish(2)
+    rig.writes.flush()
+    rig.writes.then(lambda: order.append("second"))
+    first, second = (done for _, _, done in rig.broker.records)
+    second(None)
+    assert order == []
+    first(None)
+    assert order == ["first", "second"]
+
+
+def test_with_nothing_under_way_nobody_waits(rig: Rig) -> None:
+    order: list[str] = []
+    assert rig.writes.idle
+    rig.writes.then(lambda: order.append("at once"))
+    assert order == ["at once"]
+
+
+def test_a_transaction_is_a_record_of_its_own_behind_what_came_before(rig: Rig) -> None:
+    heard: list[LogError | None] = []
+    rig.publish(1, b"a")
+    assert rig.writes.apart([HeldPublish(b"", b"q", False, b"\x00\x00", b"t", queues=(1,))], [], heard.append)
+    assert [bodies for bodies, _, _ in rig.broker.records] == [[b"a"], [b"t"]]
+    rig.broker.records[1][2](None)
+    assert heard == [None]
+
+
+def test_a_transaction_that_a_queue_refuses_leaves_nothing_behind(rig: Rig) -> None:
+    rig.broker.refuses.add(b"t")
+    heard: list[LogError | None] = []
+    message = HeldPublish(b"", b"q", False, b"\x00\x00", b"t", queues=(1,))
+    assert not rig.writes.apart([message], [], heard.append)
+    assert (heard, rig.budget.used, rig.writes.idle) == ([], 0, True)
+
+
+def test_too_much_under_way_stops_the_client_until_half_of_it_is_written(rig: Rig) -> None:
+    for number in range(4):
+        rig.publish(number, bytes(5 << 20))
+        rig.writes.flush()
+    assert rig.throttled == [True]
+    rig.broker.records[0][2](None)
+    rig.broker.records[1][2](None)
+    assert rig.throttled == [True]
+    rig.broker.records[2][2](None)
+    assert rig.throttled == [True, False]
+    rig.broker.records[3][2](None)
+    assert rig.budget.used == 0
+
+
+def test_a_client_is_not_stopped_for_ever_by_the_memory_that_others_hold() -> None:
+    rig = Rig(limit=1000)
+    rig.budget.used = 1000
+    rig.publish(1)
+    rig.writes.flush()
+    assert rig.throttled == [True]
+    rig.broker.records[0][2](None)
+    assert rig.throttled == [True, False]

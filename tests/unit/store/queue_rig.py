@@ -1,0 +1,203 @@
+"""A queue's index with a store around it that keeps rows in a dictionary, and channels that keep what they get."""
+
+from collections.abc import Iterable
+
+from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
+from dtx.store.postgres.arguments import QueueArguments
+from dtx.store.postgres.cache import MessageCache
+from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.deadletter import Reason
+from dtx.store.postgres.host import Letter
+from dtx.store.postgres.queue import QueueIndex
+
+QUEUE = 7
+NOW = 1_000.0
+PLENTY = 1 << 30
+
+
+def message(
+    position: int, *, priority: int = 0, expires_at: float | None = None, body: bytes | None = None
+) -> StoredMessage:
+    text = b"%d" % position if body is None else body
+    return StoredMessage(QUEUE, position, b"", b"q", 1 | priority << PRIORITY_SHIFT, b"\x00\x00", text, expires_at)
+
+
+class Channel:
+    """A sink: what its consumers got, in order."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.deliveries: list[Delivery] = []
+        self.messages: list[StoredMessage] = []
+        self.tags: list[bytes] = []
+
+    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
+        assert delivery.position == message.position
+        self.tags.append(consumer.tag)
+        self.deliveries.append(delivery)
+        self.messages.append(message)
+
+    @property
+    def positions(self) -> list[int]:
+        return [message.position for message in self.messages]
+
+    def taken(self) -> list[Delivery]:
+        """What it got since the last time."""
+        found, self.deliveries = self.deliveries, []
+        self.messages.clear()
+        self.tags.clear()
+        return found
+
+
+class Get:
+    """A basic.get."""
+
+    def __init__(self, *, no_ack: bool = False) -> None:
+        self.no_ack = no_ack
+        self.answers: list[tuple[Delivery | None, int]] = []
+
+    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+        self.answers.append((None if found is None else found[0], remaining))
+
+    @property
+    def delivery(self) -> Delivery:
+        """The message of the one answer."""
+        ((delivery, _),) = self.answers
+        assert delivery is not None
+        return delivery
+
+
+class Rig:
+    """The store. ``run`` does all that it was asked for; ``rows`` is what the database has.
+
+    Args:
+        arguments: of the queue.
+        cache: octets for bodies; with 0 each is read when its turn comes.
+        batch: how many rows one read brings at most.
+    """
+
+    def __init__(
+        self, arguments: QueueArguments | None = None, *, cache: int = PLENTY, batch: int = 1000, now: float = NOW
+    ) -> None:
+        self.now = now
+        self.cache = MessageCache(cache)
+        self.rows: dict[int, StoredMessage] = {}
+        self.scheduled = False
+        self.fetches: list[list[int]] = []
+        self.dropped: list[int] = []
+        self.letters: list[tuple[int, Reason]] = []
+        self.wake: float | None = None
+        self.batch = batch
+        self.queue = QueueIndex(
+            QUEUE, "queue 'q' in vhost '/'", self, self.cache, arguments or QueueArguments(), self.now
+        )
+
+    # -- Host
+
+    def schedule(self, queue: QueueIndex) -> None:
+        assert queue is self.queue
+        self.scheduled = True
+
+    def fetch(self, queue: QueueIndex, positions: list[int]) -> None:
+        assert queue is self.queue
+        assert positions
+        self.fetches.append(positions)
+
+    def drop(self, queue: QueueIndex, positions: list[int]) -> None:
+        assert queue is self.queue
+        self.dropped += positions
+        self.remove(positions)
+
+    def dead_letter(self, queue: QueueIndex, letters: list[Letter], reason: Reason) -> None:
+        assert queue is self.queue
+        for position, found in letters:
+            assert found is None or found.position == position
+            self.letters.append((position, reason))
+        self.remove(position for position, _ in letters)
+
+    # -- what tests do
+
+    def remove(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            del self.rows[position]
+
+    def put(self, *positions: int, **more: object) -> None:
+        """Publish; the rows are committed."""
+        for position in positions:
+            self.put_message(message(position, **more))  # type: ignore[arg-type]
+
+    def put_message(self, new: StoredMessage) -> None:
+        self.rows[new.position] = new
+        self.queue.put(new, self.now)
+
+    def dispatch(self) -> None:
+        self.scheduled = False
+        self.wake = self.queue.dispatch(self.now)
+
+    def answer(self) -> None:
+        """Answer the oldest read."""
+        positions = self.fetches.pop(0)
+        there = [position for position in positions if position in self.rows]
+        self.queue.arrived(positions, [self.rows[position] for position in there[: self.batch]])
+
+    def run(self) -> None:
+        """Until nothing is asked for any more."""
+        for _ in range(10_000):
+            if self.scheduled:
+                self.dispatch()
+            elif self.fetches:
+                self.answer()
+            else:
+                return
+        raise AssertionError("the queue is never content")
+
+    def at(self, now: float) -> None:
+        """The clock goes on, and the timer of the queue."""
+        self.now = now
+        if self.wake is not None and self.wake <= now:
+            self.dispatch()
+        self.run()
+
+    def consumer(
+        self,
+        channel: Channel,
+        tag: bytes = b"c",
+        *,
+        prefetch: int = 0,
+        shared: Credit | None = None,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        priority: int = 0,
+    ) -> Consumer:
+        """Somebody consumes."""
+        new = Consumer(
+            tag,
+            channel,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            priority=priority,
+            credit=Credit(prefetch),
+            shared=shared,
+        )
+        self.queue.consume(new)
+        self.run()
+        return new
+
+    def ack(self, *deliveries: Delivery) -> None:
+        for delivery in deliveries:
+            self.queue.ack(delivery)
+        self.remove(delivery.position for delivery in deliveries)
+        self.run()
+
+    def get(self, *, no_ack: bool = False) -> Get:
+        getter = Get(no_ack=no_ack)
+        self.queue.get(getter, self.now)
+        self.run()
+        return getter
+
+    def drained(self) -> list[int]:
+        """All that is ready, in the order in which a consumer gets it; it stays settled."""
+        channel = Channel()
+        consumer = self.consumer(channel, no_ack=True)
+        self.queue.cancel(consumer, self.now)
+        return channel.positions

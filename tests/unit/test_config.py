@@ -1,0 +1,269 @@
+"""Settings: flags over ``DTX_*`` over a TOML file over defaults, and nothing unknown."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from dtx.config import Address, ConfigError, Settings, broker_vhost, parse_duration, parse_size, redact
+
+SECRET = "s3cret-word"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("DTX_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def refusal(flags: dict[str, object] | None = None, file: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(flags, file)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    settings = Settings.load()
+    assert settings.listen == (Address("127.0.0.1", 5673),)
+    assert (settings.default_timeout, settings.max_timeout) == (60, 86400)
+    assert (settings.frame_max, settings.max_branch_bytes) == (131072, 67108864)
+    assert settings.replay == "auto"
+    assert settings.journal_retention == 90 * 86400
+    assert settings.broker is None
+    assert not settings.unsafe
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "some.toml", 'rm = "file"\nlanes = 3\nmax_channels = 7\n')
+    monkeypatch.setenv("DTX_RM", "environment")
+    monkeypatch.setenv("DTX_LANES", "4")
+    settings = Settings.load({"rm": "flag"}, file)
+    assert (settings.rm, settings.lanes, settings.max_channels) == ("flag", 4, 7)
+
+
+def test_the_file_is_dtx_config_or_else_dtx_toml_in_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path / "dtx.toml", 'rm = "here"\n')
+    assert Settings.load().rm == "here"
+    monkeypatch.setenv("DTX_CONFIG", str(write(tmp_path / "other.toml", 'rm = "named"\n')))
+    assert Settings.load().rm == "named"
+    assert Settings.load(None, write(tmp_path / "flag.toml", 'rm = "flag"\n')).rm == "flag"
+
+
+def test_constructing_settings_reads_neither_environment_nor_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DTX_RM", "environment")
+    write(tmp_path / "dtx.toml", 'rm = "file"\n')
+    assert Settings().rm == "dtx"
+
+
+def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.toml", "max_branch_byte = 1\n")
+    assert refusal(file=file) == f"unknown key in {file}: max_branch_byte; did you mean max_branch_bytes?"
+
+
+def test_an_unknown_table_of_the_file_is_refused(tmp_path: Path) -> None:
+    assert "unknown key" in refusal(file=write(tmp_path / "x.toml", "[zzz]\nq = 1\n"))
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTX_LISEN", "x")
+    assert refusal() == "unknown environment variable DTX_LISEN; did you mean DTX_LISTEN?"
+
+
+def test_an_unknown_variable_that_is_near_nothing_points_to_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTX_QQQQQQQQQQQQQQ", "x")
+    assert "'dtx serve --help' lists all settings" in refusal()
+
+
+def test_variables_that_a_container_platform_sets_for_a_service_called_dtx_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_AMQP", "PORT", "PORT_5673_TCP", "PORT_5673_TCP_ADDR"):
+        monkeypatch.setenv(f"DTX_{name}", "tcp://10.0.0.1:5673")
+    monkeypatch.setenv("DTX_DEBUG", "1")
+    assert Settings.load() == Settings()
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTX_BROKER", "")
+    assert Settings.load().broker is None
+
+
+def test_a_missing_or_broken_file_is_one_sentence(tmp_path: Path) -> None:
+    assert "there is no configuration file" in refusal(file=tmp_path / "absent.toml")
+    assert "cannot be read" in refusal(file=write(tmp_path / "x.toml", "listen = = 1"))
+    (tmp_path / "latin.toml").write_bytes(b'rm = "\xff"\n')
+    assert "cannot be read" in refusal(file=tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"lanes": "x"}, "--lanes: input should be a valid integer"),
+        ({"lanes": "0"}, "--lanes: input should be greater than or equal to 1"),
+        ({"frame_max": "4095"}, "--frame-max: 4095 bytes is neither 0 nor between 4KiB and 2MiB"),
+        ({"frame_max": "3MiB"}, "--frame-max: 3145728 bytes is neither"),
+        ({"max_timeout": "5q"}, "--max-timeout: '5q' is not a duration"),
+        ({"max_timeout": "1500ms"}, "--max-timeout: input should be a valid integer"),
+        ({"default_timeout": "2d"}, "default_timeout (172800 s) is longer than max_timeout (86400 s)"),
+        ({"listen": "127.0.0.1"}, "--listen: '127.0.0.1' is not host:port"),
+        ({"listen": "::1:5673"}, "--listen: '::1:5673' is not host:port"),
+        ({"listen": "h:65536"}, "is not host:port"),
+        ({"listen": "h:\u0661"}, "is not host:port"),
+        ({"listen": " , "}, "--listen: at least one host:port is needed"),
+        ({"rm": "Dtx"}, "--rm: 'Dtx' is not a name"),
+        ({"rm": "a" * 65}, "is not a name"),
+        ({"replay": "maybe"}, "--replay: input should be 'auto', 'receipts' or 'always'"),
+        ({"journal_retention": "1h"}, "--journal-retention: input should be greater than or equal to 86400"),
+        ({"tls_cert": "/c"}, "tls_cert and tls_key go together"),
+        ({"tls_ca": "/c"}, "tls_ca needs tls_cert and tls_key"),
+        ({"broker": "amqp://h", "broker_ca": "/c"}, "begins with amqp:// and not with amqps://"),
+        ({"management": "amqp://h"}, "must begin with http:// or https://"),
+        ({"database": "mysql://h"}, "must begin with postgresql:// or postgres://"),
+        ({"broker": "amqp:///x"}, "names no host"),
+        ({"max_branch_bytes": "1.0005KiB"}, "is not a whole number of bytes"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_sentence_that_names_the_flag(flags: dict[str, object], expected: str) -> None:
+    assert expected in refusal(flags)
+
+
+def test_the_sentence_names_the_place_where_the_wrong_value_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "x.toml", "lanes = 0\n")
+    assert refusal(file=file).startswith(f"lanes in {file}: ")
+    monkeypatch.setenv("DTX_LANES", "-1")
+    assert refusal(file=file).startswith("DTX_LANES: ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"amqp://u:{SECRET}/x@host/",
+        f"amqp://u:1#{SECRET}@host/",
+        f"amqp://u:1?{SECRET}@host/",
+        f"ftp://u:{SECRET}@host/",
+        f"amqp://u:{SECRET}@host:port/",
+        f"amqp://u:{SECRET}@[::1/",
+        SECRET,
+    ],
+)
+@pytest.mark.parametrize("name", ["broker", "database", "management"])
+def test_a_refused_url_is_never_repeated(name: str, url: str) -> None:
+    assert SECRET not in refusal({name: url})
+
+
+def test_sizes_and_durations_take_human_units() -> None:
+    assert [parse_size(text) for text in ("1", 7, "64KiB", "2 MiB", "1GB", "1.5kib")] == [
+        1, 7, 65536, 2097152, 10**9, 1536,
+    ]  # fmt: skip
+    assert [parse_duration(text) for text in ("10", 3, 0.5, "500ms", "10s", "5m", "2h", "90d")] == [
+        10, 3, 0.5, 0.5, 10, 300, 7200, 7776000,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["", "-1", -1, "1e3", "64M", "1 TiB", True, None, float("nan"), float("inf"), [1]])
+def test_what_is_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(value)
+
+
+def test_several_addresses_may_be_listened_on(tmp_path: Path) -> None:
+    expected = (Address("127.0.0.1", 1), Address("::1", 2))
+    assert Settings.load({"listen": "127.0.0.1:1, [::1]:2"}).listen == expected
+    assert Settings.load(None, write(tmp_path / "x", 'listen = ["127.0.0.1:1", "[::1]:2"]')).listen == expected
+    assert Settings(listen=expected[1]).listen == expected[1:]
+    assert ",".join(str(address) for address in expected) == "127.0.0.1:1,[::1]:2"
+
+
+def test_coordinators_come_repeated_or_separated_by_commas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Settings.load({"coordinator": ("a,b", "c")}).coordinator == ("a", "b", "c")
+    assert Settings.load(None, write(tmp_path / "x", 'coordinator = ["a", "b"]')).coordinator == ("a", "b")
+    monkeypatch.setenv("DTX_COORDINATOR", "tm , other")
+    assert Settings.load().coordinator == ("tm", "other")
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings().rm = "other"  # type: ignore[misc]
+
+
+def test_the_data_directory_follows_xdg_and_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert Settings.load().data_dir == Path("/home/someone/.local/state/dtx")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert Settings.load().data_dir == Path("/home/someone/.local/state/dtx")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
+    assert Settings.load().data_dir == Path("/var/state/dtx")
+    assert Settings.load({"data_dir": "~/x"}).data_dir == Path("/home/someone/x")
+
+
+def test_the_data_directory_of_root_is_one_that_postgresql_may_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert Settings.load().data_dir == Path("/var/lib/dtx")
+
+
+def test_the_management_api_is_beside_the_broker_and_takes_its_credentials() -> None:
+    broker = "amqp://u:p%40@host:5999/v"
+    assert Settings().management_url is None
+    assert Settings(broker=broker).management_url == "http://u:p%40@host:15672"
+    assert Settings(broker="amqp://[::1]").management_url == "http://guest:guest@[::1]:15672"
+    assert Settings(broker=broker, management="https://m:1/x").management_url == "https://u:p%40@m:1/x"
+    assert Settings(broker=broker, management="http://a:b@m:1").management_url == "http://a:b@m:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "vhost"),
+    [("amqp://h", "/"), ("amqp://h/", "/"), ("amqp://h/%2f", "/"), ("amqp://h/a%20b", "a b"), ("amqp://h//", "/")],
+)
+def test_the_vhost_of_a_broker_url_is_its_decoded_path(url: str, vhost: str) -> None:
+    assert broker_vhost(url) == vhost
+
+
+def test_redacted_settings_hold_no_password_and_are_plain() -> None:
+    settings = Settings(
+        broker=f"amqp://u:{SECRET}@h/",
+        database=f"postgresql://u:{SECRET}@h/db?sslpassword={SECRET}",
+        management=f"http://u:{SECRET}@h",
+        coordinator="a,b",
+    )
+    shown = settings.redacted()
+    assert SECRET not in str(shown)
+    assert SECRET not in repr(settings)
+    assert shown["broker"] == "amqp://u:***@h/"
+    assert shown["listen"] == ["127.0.0.1:5673"]
+    assert shown["coordinator"] == ["a", "b"]
+    assert isinstance(shown["data_dir"], str)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("connect to amqp://u:p@h:1/v failed", "connect to amqp://u:***@h:1/v failed"),
+        ("amqp://u:p/@w@h", "amqp://u:***@h"),
+        ("postgresql://u@h/db", "postgresql://u@h/db"),
+        ("http://h/path", "http://h/path"),
+        ("host=h password=secret user=u", "host=h password=*** user=u"),
+        ("password='a \\' b' user=u", "password=*** user=u"),
+        ("x?user=u&password=p&y=1", "x?user=u&password=***&y=1"),
+        ('two "amqp://u:p@h" and "amqp://u:q@h"', 'two "amqp://u:***@h" and "amqp://u:***@h"'),
+    ],
+)
+def test_passwords_are_taken_out_of_any_text(text: str, expected: str) -> None:
+    assert redact(text) == expected

@@ -1,0 +1,179 @@
+"""Logs: one event a line, no secrets, nothing that moves a cursor. Metrics: what Prometheus will read."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from dtx.telemetry import Metrics, configure, get_logger
+from dtx.xa.xid import Xid
+
+SECRET = "s3cret-word"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """A stream to log to; afterwards logging is as it was."""
+    root = logging.getLogger()
+    logging.getLogger("pika").setLevel(logging.NOTSET)  # the doctor, run in this process, silences it
+    before = root.handlers[:], root.level, logging.raiseExceptions
+    yield io.StringIO()
+    structlog.reset_defaults()
+    root.handlers[:], logging.raiseExceptions = before[0], before[2]
+    root.setLevel(before[1])
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_line_of_json_with_time_level_and_event_first(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    get_logger(connection=7).info("branch prepared", xid=Xid(1, b"g", b"b"), vhost="/")
+    (event,) = lines(stream)
+    assert list(event)[:3] == ["at", "level", "event"]
+    assert event["at"].endswith("Z")
+    assert {key: event[key] for key in ("level", "event", "connection", "xid", "vhost")} == {
+        "level": "info", "event": "branch prepared", "connection": 7, "xid": "1:67:62", "vhost": "/",
+    }  # fmt: skip
+
+
+def test_a_logger_made_before_configuration_obeys_it(stream: io.StringIO) -> None:
+    log = get_logger(connection=1)
+    configure("warning", "json", stream)
+    log.info("hidden")
+    log.warning("shown")
+    assert [event["event"] for event in lines(stream)] == ["shown"]
+
+
+def test_no_secret_reaches_the_log_whichever_way_it_comes(stream: io.StringIO) -> None:
+    """Secrets in logs, journal or metrics: what must never happen."""
+    configure("debug", "json", stream)
+    log = get_logger()
+    url = f"amqp://u:{SECRET}@h/"
+    log.info(
+        "connecting to %s", url, url=url, password=SECRET, body=SECRET.encode(), nested={"password": SECRET, "url": url}
+    )
+    log.info("list", urls=[url, (url,)], error=ValueError(url), raw=url.encode())
+    try:
+        raise RuntimeError(f"postgresql://u:{SECRET}@h/x password={SECRET}")
+    except RuntimeError:
+        log.exception("failed")
+    logging.getLogger("pika").warning("cannot connect to %s", url)
+    assert len(lines(stream)) == 4
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_traceback_stays_on_its_line(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    try:
+        raise ValueError("x")
+    except ValueError:
+        get_logger().exception("failed", xid=Xid(1, b"g"))
+    (event,) = lines(stream)
+    assert "ValueError: x" in event["exception"]
+    assert event["xid"] == "1:67:"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_control_characters_chosen_by_a_client_are_escaped(stream: io.StringIO, form: Any) -> None:
+    configure("info", form, stream)
+    get_logger().info("start\n\x1b[2J", queue=b"q\x1b[31m\n", user="\x1b]0;x\x07\u202e", n={"\x1b": "\r"})
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
+
+
+def test_numbers_truth_and_nothing_stay_what_they_are(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    get_logger().info("x", n=1, f=0.5, t=True, none=None, many=(1, "a"))
+    event = lines(stream)[0]
+    assert (event["n"], event["f"], event["t"], event["none"], event["many"]) == (1, 0.5, True, None, [1, "a"])
+
+
+def test_a_runaway_text_is_cut(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    get_logger().info("x", reason="a" * 1_000_000)
+    assert len(stream.getvalue()) < 20_000
+
+
+def test_libraries_are_heard_only_when_something_is_wrong(stream: io.StringIO) -> None:
+    configure("debug", "json", stream)
+    logging.getLogger("pika").info("chatter")
+    logging.getLogger("asyncio").error("bad")
+    assert [(event["logger"], event["event"]) for event in lines(stream)] == [("asyncio", "bad")]
+
+
+def test_a_log_that_nobody_reads_any_more_stops_nothing(stream: io.StringIO) -> None:
+    class Broken(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    configure("info", "json", Broken())
+    get_logger().info("x")
+    logging.getLogger("pika").error("x")
+
+
+def test_auto_is_json_where_nobody_watches_and_text_on_a_terminal(stream: io.StringIO) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    configure("info", "auto", stream)
+    get_logger().info("x")
+    assert lines(stream)[0]["event"] == "x"
+    terminal = Terminal()
+    configure("info", "auto", terminal)
+    get_logger().info("hello")
+    assert "hello" in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")
+
+
+def test_operations_are_counted_by_method_and_answer() -> None:
+    metrics = Metrics()
+    metrics.operation_done("prepare", "xa-ok", 0.002)
+    metrics.operation_done("prepare", "xa-ok", 0.004)
+    metrics.operation_done("commit", "404", 0.001)
+    text = metrics.render().decode()
+    assert 'dtx_operations_total{answer="xa-ok",operation="prepare"} 2.0' in text
+    assert 'dtx_operations_total{answer="404",operation="commit"} 1.0' in text
+    assert 'dtx_operation_seconds_count{operation="prepare"} 2.0' in text
+
+
+def test_every_number_has_its_name() -> None:
+    metrics = Metrics()
+    metrics.connections.inc()
+    metrics.branches["prepared"].set(3)
+    metrics.oldest_in_doubt.set_function(lambda: 12.5)
+    metrics.units_repeated.inc()
+    metrics.validation_hits.inc(5)
+    metrics.log_committed(32, 0.0009)
+    metrics.traffic.to_broker += 100
+    metrics.traffic.to_client += 7
+    metrics.stuck_branches.set(2)
+    text = metrics.render().decode()
+    for expected in (
+        "dtx_connections 1.0",
+        "dtx_channels 0.0",
+        'dtx_branches{state="prepared"} 3.0',
+        'dtx_branches{state="heuristic"} 0.0',
+        "dtx_in_doubt_oldest_seconds 12.5",
+        "dtx_stuck_branches 2.0",
+        'dtx_units_total{result="repeated"} 1.0',
+        'dtx_validations_total{cache="hit"} 5.0',
+        'dtx_log_group_size_bucket{le="32.0"} 1.0',
+        'dtx_log_commit_seconds_bucket{le="0.001"} 1.0',
+        'dtx_forwarded_bytes_total{direction="to-broker"} 100.0',
+        'dtx_forwarded_bytes_total{direction="to-client"} 7.0',
+    ):
+        assert f"{expected}\n" in text, expected
+
+
+def test_two_services_in_one_process_count_apart() -> None:
+    first, second = Metrics(), Metrics()
+    first.connections.inc()
+    assert b"dtx_connections 0.0" in second.render()

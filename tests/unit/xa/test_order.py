@@ -1,0 +1,166 @@
+"""What every row of the transition table must keep: the order of effects is the durability contract."""
+
+from itertools import product
+from typing import Final
+
+import pytest
+
+from dtx.xa.codes import XaFlag
+from dtx.xa.model import (
+    REQUESTS,
+    Answer,
+    Apply,
+    Complete,
+    Effect,
+    Ending,
+    Note,
+    Operation,
+    Persist,
+    PutBack,
+    Release,
+    Remember,
+    State,
+    Take,
+    Vote,
+)
+from dtx.xa.table import DOOMED, LOGGED, TRANSITIONS
+from tests.unit.xa.support import COORDINATIONS
+
+RULES: Final = sorted(TRANSITIONS.items())
+DURABLE: Final = (Persist, Complete, Note)
+SLOW: Final = (Take, Apply, PutBack)
+
+
+def _place(effects: tuple[Effect, ...], kinds: tuple[type[Effect], ...]) -> list[int]:
+    return [place for place, effect in enumerate(effects) if isinstance(effect, kinds)]
+
+
+def test_what_must_be_durable_is_written_once_and_before_anything_else() -> None:
+    """A write that fails finds nothing answered, and nothing released that the branch would still need."""
+    for key, rule in RULES:
+        if key[:2] != (State.COMMITTING, Operation.APPLIED):
+            assert _place(rule.effects, DURABLE) in ([], [0]), key
+
+
+def test_a_commit_is_answered_when_its_decision_is_durable_and_its_messages_are_published() -> None:
+    """All that xa-ok promises is done then; that the log forgets the branch is promised to nobody."""
+    for key, rule in RULES:
+        if key[:2] == (State.COMMITTING, Operation.APPLIED):
+            assert rule.effects == (Answer(flag=XaFlag.OK), Complete(ending=Ending.COMMITTED)), key
+
+
+def test_a_logged_state_is_entered_only_by_its_own_write() -> None:
+    """Rule obligation1: "either committed or rolled back regardless of failures"."""
+    for key, rule in RULES:
+        written = [effect.state for effect in rule.effects if isinstance(effect, Persist)]
+        if rule.to in LOGGED and rule.to is not key[0]:
+            assert written == [rule.to], key
+        else:
+            assert written == [], key
+
+
+def test_the_log_is_left_only_by_a_completion() -> None:
+    """Rule obligation2: "The knowledge of xid cannot be erased before commit or rollback complete the branch."."""
+    for key, rule in RULES:
+        completed = bool(_place(rule.effects, (Complete,)))
+        if key == (State.IDLE, Operation.ONE_PHASE, Vote.LOCAL):
+            assert completed, "work, journal and decision in one transaction: it enters and leaves at once"
+            continue
+        assert completed == (key[0] in LOGGED and rule.to not in LOGGED), key
+
+
+def test_a_request_is_answered_once_or_by_the_result_of_its_last_effect() -> None:
+    for key, rule in RULES:
+        answers = len(_place(rule.effects, (Answer,)))
+        slow = _place(rule.effects, SLOW)
+        assert slow in ([], [len(rule.effects) - 1]), "an effect that comes back as an operation is the last of its row"
+        if key[1] in REQUESTS:
+            filled_in_by_the_step = key[0] is State.HEURISTIC and key[1] is not Operation.FORGET and not rule.effects
+            assert answers + len(slow) == (0 if filled_in_by_the_step else 1), key
+        else:
+            assert answers <= 1, key
+
+
+def test_a_tombstone_is_left_before_the_answer_that_it_repeats() -> None:
+    for key, rule in RULES:
+        remembered = [effect.flag for effect in rule.effects if isinstance(effect, Remember)]
+        answered = [effect.flag for effect in rule.effects if isinstance(effect, Answer)]
+        if remembered:
+            assert answered == remembered, key
+            assert max(_place(rule.effects, (Remember,))) < min(_place(rule.effects, (Answer,))), key
+            assert key[1] is not Operation.ROLLBACK, key
+
+
+def test_an_effect_that_takes_its_time_runs_only_in_the_state_that_knows_its_results() -> None:
+    for key, rule in RULES:
+        for effect in rule.effects:
+            match effect:
+                case Take():
+                    assert rule.to in (State.TAKING, State.TAKING_ONE_PHASE), key
+                case Apply():
+                    assert rule.to is State.COMMITTING, key
+                case PutBack():
+                    assert rule.to is State.ROLLING_BACK, key
+                case _:
+                    pass
+
+
+def test_only_a_vote_a_decision_or_nothing_follows_prepared() -> None:
+    """No prepared branch is ever completed by a timeout."""
+    for key, rule in RULES:
+        if key[0] is State.PREPARED and rule.to is not State.PREPARED:
+            assert key[1] in (Operation.COMMIT, Operation.ROLLBACK), key
+
+
+def test_a_decision_is_never_turned_round() -> None:
+    for key, rule in RULES:
+        if key[0] is State.COMMITTING:
+            assert rule.to in (State.COMMITTING, State.UNKNOWN), key
+            assert Complete(ending=Ending.ROLLED_BACK) not in rule.effects, key
+        if key[0] is State.ROLLING_BACK:
+            assert rule.to in (State.ROLLING_BACK, State.UNKNOWN), key
+            assert Complete(ending=Ending.COMMITTED) not in rule.effects, key
+
+
+def test_nothing_doomed_ever_becomes_anything_else_than_rolled_back() -> None:
+    for key, rule in RULES:
+        if key[0] in DOOMED:
+            assert rule.to in (key[0], State.UNKNOWN), key
+
+
+def test_what_a_branch_that_is_dropped_held_is_let_go_first() -> None:
+    """Rollback: "Any produced messages are discarded and any consumed messages are re-enqueued."."""
+    for key, rule in RULES:
+        dropped = key[0] not in LOGGED and key[0] is not State.UNKNOWN and rule.to is State.UNKNOWN
+        done = key == (State.IDLE, Operation.ONE_PHASE, Vote.LOCAL)
+        if dropped and key[2] is not Vote.NOTHING and not done:
+            assert rule.effects[0] == Release(), key
+
+
+@pytest.mark.parametrize("operation", [Operation.TIMEOUT, Operation.EXPIRE, Operation.DOOM, Operation.CHANNEL_LOST])
+@pytest.mark.parametrize("state", sorted(LOGGED))
+def test_no_timer_and_no_lost_channel_touches_a_logged_branch(state: State, operation: Operation) -> None:
+    """A vote is kept until the transaction manager decides."""
+    assert not [key for key in TRANSITIONS if key[:2] == (state, operation)]
+
+
+def test_work_is_completed_only_while_no_channel_is_associated() -> None:
+    """Rule notdisassociated: "still associated with a channel … 503 (command invalid)"."""
+    assert not [key for key in TRANSITIONS if key[1] in COORDINATIONS and key[2] is Vote.ASSOCIATED]
+
+
+def test_every_state_that_takes_applies_or_puts_back_has_a_row_for_every_result() -> None:
+    for state, results in {
+        State.TAKING: (Operation.TAKEN, Operation.NOT_TAKEN, Operation.TAKEN_IN_PART),
+        State.TAKING_ONE_PHASE: (Operation.TAKEN, Operation.NOT_TAKEN, Operation.TAKEN_IN_PART),
+        State.COMMITTING: (Operation.APPLIED, Operation.STUCK),
+        State.ROLLING_BACK: (Operation.PUT_BACK, Operation.STUCK),
+    }.items():
+        for result, vote in product(results, (Vote.CONSUMED, Vote.BOTH)):
+            assert (state, result, vote) in TRANSITIONS, (state, result, vote)
+
+
+def test_every_state_but_heuristic_is_reached_and_every_state_is_left() -> None:
+    """A heuristic decision is an operator's: the core finds such a branch in the log."""
+    assert {rule.to for key, rule in RULES if rule.to is not key[0]} == set(State) - {State.HEURISTIC}
+    assert {key[0] for key, rule in RULES if rule.to is not key[0]} == set(State)

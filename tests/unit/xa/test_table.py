@@ -1,0 +1,161 @@
+"""The transition table against a second writing of it, made from the rules of the protocol and not from the code."""
+
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dtx.xa.branch import is_legal, step
+from dtx.xa.codes import XaError
+from dtx.xa.model import (
+    Association,
+    ChannelId,
+    Operation,
+    State,
+    Vote,
+)
+from dtx.xa.table import ASSOCIATIONS, DOOMED, IN_DOUBT, LOGGED, TIMED, TRANSITIONS
+from tests.unit.xa.support import DEMARCATIONS, HERE, THERE, branch_in, event_of, words
+
+VOTES: Final = {
+    "any": tuple(Vote),
+    "joined": (Vote.ASSOCIATED,),
+    "free": (Vote.NOTHING, Vote.PUBLISHED, Vote.CONSUMED, Vote.BOTH, Vote.LOCAL),
+    "broker": (Vote.NOTHING, Vote.PUBLISHED, Vote.CONSUMED, Vote.BOTH),
+    "local": (Vote.LOCAL,),
+    "nothing": (Vote.NOTHING,),
+    "published": (Vote.PUBLISHED,),
+    "consumed": (Vote.CONSUMED,),
+    "+published": (Vote.PUBLISHED, Vote.BOTH),
+    "+consumed": (Vote.CONSUMED, Vote.BOTH),
+    "-published": (Vote.NOTHING, Vote.CONSUMED),
+    "-consumed": (Vote.NOTHING, Vote.PUBLISHED),
+}
+"""``joined``: some channel is associated or suspended; ``free``: none is; the others: what a free branch holds,
+``local`` where that lies in the log's own database, ``broker`` where it does not."""
+
+EXPECTED: Final = Path(__file__).with_name("rows.txt")
+
+Key = tuple[State, Operation, Vote]
+
+
+def _read(text: str) -> dict[Key, tuple[State, str]]:
+    rows: dict[Key, tuple[State, str]] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        state, operation, votes, to, effects = (cell.strip() for cell in line.split("|"))
+        for vote in VOTES[votes]:
+            key = State(state), Operation(operation), vote
+            assert key not in rows, f"{key} is written twice"
+            rows[key] = State(to), effects
+    return rows
+
+
+ROWS: Final = _read(EXPECTED.read_text(encoding="utf-8"))
+
+
+def _expected_code(state: State, operation: Operation) -> int:
+    if state is State.UNKNOWN:
+        return 404
+    return 530 if operation is Operation.START else 503
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("state", State)
+def test_every_combination_of_state_operation_and_vote_is_as_written_or_refused(
+    state: State, operation: Operation
+) -> None:
+    for vote in Vote:
+        rule = TRANSITIONS.get((state, operation, vote))
+        said = None if rule is None else (rule.to, words(rule.effects))
+        assert said == ROWS.get((state, operation, vote)), vote
+
+
+def test_no_row_is_written_for_a_combination_that_does_not_exist() -> None:
+    assert len(ROWS) == len(TRANSITIONS)
+
+
+def _associations_before(operation: Operation, vote: Vote) -> dict[ChannelId, Association]:
+    others: dict[ChannelId, Association] = {THERE: Association.SUSPENDED} if vote is Vote.ASSOCIATED else {}
+    match operation:
+        case Operation.START | Operation.JOIN:
+            return others
+        case Operation.RESUME:
+            return {HERE: Association.SUSPENDED, **others}
+        case Operation.END | Operation.FAIL | Operation.SUSPEND | Operation.CHANNEL_LOST:
+            return {HERE: Association.ASSOCIATED, **others}
+        case _:
+            return others
+
+
+def _reachable(key: Key) -> bool:
+    """Whether the step can see this vote: a channel that has just been associated is one that is associated."""
+    state, operation, vote = key
+    ties = {Operation.START, Operation.JOIN, Operation.RESUME, Operation.SUSPEND}
+    if operation in ties and state not in DOOMED:
+        return vote is Vote.ASSOCIATED
+    if operation in DEMARCATIONS | {Operation.CHANNEL_LOST, Operation.SET_TIMEOUT}:
+        return vote in (Vote.ASSOCIATED, Vote.NOTHING)
+    return True
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("state", State)
+def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, operation: Operation) -> None:
+    """Rule commandInvalid: "in an improper context (see class grammar) … reply code 503"."""
+    for vote in Vote:
+        key = state, operation, vote
+        if not _reachable(key):
+            continue
+        before = branch_in(state, _associations_before(operation, vote))
+        event = event_of(operation, vote)
+        if key not in ROWS:
+            with pytest.raises(XaError) as caught:
+                step(before, event, 0)
+            assert caught.value.code == _expected_code(state, operation), vote
+            continue
+        after, effects = step(before, event, 0)
+        to, said = ROWS[key]
+        assert after.state is to, vote
+        if operation is Operation.STUCK or (state is State.HEURISTIC and not said):
+            continue  # the step fills these in: see the tests of the branch
+        assert words(effects) == said, vote
+
+
+@pytest.mark.parametrize("state", State)
+def test_is_legal_says_whether_a_row_is_there(state: State) -> None:
+    for operation, vote in product(sorted(set(Operation) - DEMARCATIONS), Vote):
+        branch = branch_in(state, _associations_before(Operation.JOIN, vote))
+        assert is_legal(branch, operation, vote) == ((state, operation, vote) in ROWS), (operation, vote)
+
+
+def test_the_sets_of_states_are_those_of_the_design() -> None:
+    assert {*LOGGED} == {
+        State.TAKING,
+        State.TAKING_ONE_PHASE,
+        State.PREPARED,
+        State.COMMITTING,
+        State.ROLLING_BACK,
+        State.HEURISTIC,
+    }
+    assert {*IN_DOUBT} == {*LOGGED} - {State.TAKING, State.TAKING_ONE_PHASE}
+    assert {*TIMED} == {State.ACTIVE, State.IDLE}
+    assert {*DOOMED} == {State.ROLLBACK_ONLY, State.TIMED_OUT}
+
+
+def test_the_association_table_is_that_of_x_open() -> None:
+    """X/Open XA table 6-2: T0 not associated, T1 associated, T2 association suspended."""
+    none, associated, suspended = Association
+    expected = {
+        (none, Operation.START): associated,
+        (none, Operation.JOIN): associated,
+        (suspended, Operation.RESUME): associated,
+        (associated, Operation.END): none,
+        (suspended, Operation.END): none,
+        (associated, Operation.FAIL): none,
+        (suspended, Operation.FAIL): none,
+        (associated, Operation.SUSPEND): suspended,
+    }
+    assert expected == ASSOCIATIONS
