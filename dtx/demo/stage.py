@@ -1,4 +1,4 @@
-"""What the story in ``__main__`` stands on: a private PostgreSQL, ``dtx serve`` as a child, a broker where one is named."""
+"""What the story in ``__main__`` stands on: a private PostgreSQL, ``dtx serve`` as a child, a broker if named."""
 
 import logging
 import os
