@@ -95,14 +95,6 @@ def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str], words: l
     assert "Error:" in capsys.readouterr().err
 
 
-def test_a_missing_broker_is_one_sentence_that_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("dtx: a broker is required")
-    assert "docker run" in err
-    assert err.count("\n") == 1
-
-
 def test_flags_reach_the_settings_and_wrong_ones_are_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
