@@ -18,6 +18,8 @@ from tests.support.service import DtxService
 
 PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
 MANDATORY, IMMEDIATE = 1, 2
+FILLING = 100
+"""The channel of :func:`fill`."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,29 @@ def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, *
     """Publish through the default exchange."""
     frames = [publish_frames(channel, queue.decode(), body, **options) for body in bodies]
     client.send_frames(b"".join(frames))
+
+
+def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
+    """Publish, and wait until the queue has them.
+
+    RabbitMQ answers for the number of messages ahead of the publishes that came before, and channels know nothing of
+    each other: only confirms tell that a message has arrived.
+    """
+    client.open(FILLING)
+    ask(client, FILLING, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(client, queue, *bodies, channel=FILLING)
+    confirmed(client, len(bodies), FILLING)
+    client.close_channel(FILLING)
+
+
+def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
+    """Wait for the confirms of *count* publishes; how many frames that took."""
+    frames, seen = 0, 0
+    while seen < count:
+        settle = content.ack(client.read_method(channel, keys.BASIC_ACK))
+        seen = settle.delivery_tag if settle.multiple else seen + 1
+        frames += 1
+    return frames
 
 
 def read_content(client: RawClient, channel: int) -> bytes:
@@ -141,7 +166,7 @@ def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size
 
 
 def test_get_tells_how_many_are_left(client: RawClient, queue: bytes) -> None:
-    publish(client, queue, b"1", b"2", b"3")
+    fill(client, queue, b"1", b"2", b"3")
     got = get(client, queue)
     assert got is not None
     assert (got[0].message_count, got[1]) == (2, b"1")
@@ -292,8 +317,8 @@ def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: by
 def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
     """basic.qos: "The client can request that messages be sent in advance" up to so many unacknowledged."""
     ask(client, 1, requests.qos(2), keys.BASIC_QOS_OK)
+    fill(client, queue, b"1", b"2", b"3", b"4")
     consume(client, queue)
-    publish(client, queue, b"1", b"2", b"3", b"4")
     assert [next_delivery(client)[1] for _ in range(2)] == [b"1", b"2"]
     assert declare(client, queue, passive=True).message_count == 2
     client.send(1, requests.ack(1))
@@ -308,7 +333,7 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawCl
     consume(client, second, b"b")
     publish(client, queue, b"1")
     assert next_delivery(client)[0].consumer_tag == b"a"
-    publish(client, second, b"2")
+    fill(client, second, b"2")
     assert declare(client, second, passive=True).message_count == 1
     client.send(1, requests.ack(1))
     assert next_delivery(client)[0].consumer_tag == b"b"
@@ -336,7 +361,7 @@ def test_a_cancelled_consumer_gets_nothing_and_its_tag_is_free(client: RawClient
     consume(client, queue)
     answer = ask(client, 1, requests.cancel(b"tag"), keys.BASIC_CANCEL_OK)
     assert content.consumer_tag(answer) == b"tag"
-    publish(client, queue, b"1")
+    fill(client, queue, b"1")
     assert declare(client, queue, passive=True)[1:] == (1, 0)
     consume(client, queue)
     assert next_delivery(client)[1] == b"1"
@@ -417,12 +442,29 @@ def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
 
 
 def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes) -> None:
-    publish(client, queue, b"1", b"2", b"3")
-    assert client.refusal_of(1, requests.queue_delete(queue, if_empty=True)).code == 406
-    consume(client, queue, no_ack=True)
-    assert client.refusal_of(1, requests.queue_delete(queue, if_unused=True)).code == 406
+    """queue.delete-ok: "Reports the number of messages deleted"; RabbitMQ means those that were ready."""
+    fill(client, queue, b"1", b"2", b"3")
+    assert get(client, queue) is not None
+    answer = ask(client, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    assert answer[4:] == b"\x00\x00\x00\x02"
+
+
+def test_a_delete_of_a_queue_that_is_not_there_is_no_error(client: RawClient) -> None:
+    """RabbitMQ, "queue.delete": "idempotent"."""
     answer = ask(client, 1, requests.queue_delete(b"not-there"), keys.QUEUE_DELETE_OK)
     assert answer[4:] == b"\x00\x00\x00\x00"
+
+
+def test_a_delete_that_is_conditional_spares_what_is_not_empty_or_in_use(client: RawClient, queue: bytes) -> None:
+    """if-empty, if-unused: "If the queue has … consumers the server does not delete it but raises a channel exception
+    instead".
+    """
+    fill(client, queue, b"1")
+    assert client.refusal_of(1, requests.queue_delete(queue, if_empty=True)).code == 406
+    client.open(2)
+    consume(client, queue, no_ack=True, channel=2)
+    assert client.refusal_of(1, requests.queue_delete(queue, if_unused=True)).code == 406
+    assert declare(client, queue, passive=True).consumer_count == 1
 
 
 def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: bytes) -> None:
@@ -446,16 +488,6 @@ def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClien
 
 
 # -- confirms and returns ----------------------------------------------------------------------------------------------
-
-
-def confirmed(client: RawClient, count: int) -> int:
-    """Wait for the confirms of *count* publishes; how many frames that took."""
-    frames, seen = 0, 0
-    while seen < count:
-        settle = content.ack(client.read_method(1, keys.BASIC_ACK))
-        seen = settle.delivery_tag if settle.multiple else seen + 1
-        frames += 1
-    return frames
 
 
 def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
@@ -518,7 +550,7 @@ def test_a_transaction_that_is_rolled_back_has_published_nothing(client: RawClie
 
 def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue: bytes) -> None:
     """tx.rollback: unacknowledged messages "MUST NOT be automatically redelivered by rollback"."""
-    publish(client, queue, b"1", b"2")
+    fill(client, queue, b"1", b"2")
     client.open(2)
     ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
     assert get(client, queue, 2) is not None
@@ -533,7 +565,7 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
 
 
 def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, queue: bytes) -> None:
-    publish(client, queue, b"1")
+    fill(client, queue, b"1")
     client.open(2)
     ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
     get(client, queue, 2)
@@ -544,7 +576,7 @@ def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, qu
 
 
 def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) -> None:
-    publish(client, queue, b"1")
+    fill(client, queue, b"1")
     client.open(2)
     ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
     publish(client, queue, b"2", channel=2)
@@ -569,12 +601,12 @@ def test_without_tx_select_there_is_nothing_to_commit(client: RawClient, method:
 
 
 def test_confirms_and_transactions_exclude_each_other(client: RawClient) -> None:
-    assert client.refusal_of(1, requests.CONFIRM_SELECT, requests.TX_SELECT).code == 406
+    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    assert client.refusal_of(1, requests.TX_SELECT).code == 406
 
 
 def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None:
-    client.send(1, requests.TX_SELECT)
-    client.read_method(1, keys.TX_SELECT_OK)
+    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
     assert client.refusal_of(1, requests.CONFIRM_SELECT).code == 406
 
 

@@ -120,7 +120,11 @@ class RawClient:
                 return kind, channel, payload
 
     def _exactly(self, size: int) -> bytes:
-        data = self._input.read(size)
+        try:
+            data = self._input.read(size)
+        except ConnectionResetError:
+            # a server that closes with octets unread in its socket resets it, whatever it meant
+            raise ConnectionEnded("the server reset the socket") from None
         if len(data) != size:
             raise ConnectionEnded("the server closed the socket")
         return data
