@@ -1,0 +1,93 @@
+"""docker-compose.yml says what the documentation promises; no Docker is needed to check that."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+
+from dtx.config import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    """The services of the file."""
+    loaded = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    assert isinstance(loaded, dict)
+    found = loaded["services"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_either_mode_is_a_profile(services: dict[str, Any]) -> None:
+    members: dict[str, set[str]] = {}
+    for name, service in services.items():
+        for profile in service["profiles"]:
+            members.setdefault(profile, set()).add(name)
+    assert members == {
+        "standalone": {"postgres", "users", "standalone"},
+        "alongside": {"postgres", "rabbitmq", "alongside"},
+    }
+
+
+def test_everything_is_published_on_the_loopback_interface_only(services: dict[str, Any]) -> None:
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_every_server_has_a_health_check_and_others_wait_for_it(services: dict[str, Any]) -> None:
+    awaited = [
+        (services[name], how["condition"])
+        for service in services.values()
+        for name, how in service.get("depends_on", {}).items()
+    ]
+    assert len(awaited) == 4
+    for service, condition in awaited:
+        job = service["restart"] == "no"
+        assert condition == ("service_completed_successfully" if job else "service_healthy")
+        assert job or service["healthcheck"]["test"][0] == "CMD"
+
+
+def test_dtx_has_a_broker_in_one_profile_and_none_in_the_other(services: dict[str, Any]) -> None:
+    assert "DTX_BROKER" in services["alongside"]["environment"]
+    assert "DTX_BROKER" not in services["standalone"]["environment"]
+    assert len({services[name]["environment"]["DTX_RM"] for name in ("alongside", "standalone")}) == 2
+
+
+def test_the_user_of_standalone_is_made_once(services: dict[str, Any], migrated_postgres_url: str) -> None:
+    """The commands are those of the file, run twice as two starts do; then the user can do everything in /."""
+    shell, script = services["users"]["entrypoint"], services["users"]["command"][0]
+    words = {**services["users"]["environment"], "DTX_DATABASE": migrated_postgres_url}
+    bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for _ in range(2):
+        subprocess.run([*shell, script], env={**os.environ, **words, "PATH": bin_first}, check=True, timeout=60)
+    with psycopg.connect(migrated_postgres_url) as database:
+        assert database.execute("SELECT count(*) FROM account WHERE name = 'app'").fetchone() == (1,)
+
+
+def test_the_health_check_of_dtx_is_a_program(services: dict[str, Any]) -> None:
+    for name in ("alongside", "standalone"):
+        compile(services[name]["healthcheck"]["test"][-1], "healthcheck", "exec")
+
+
+def test_the_image_gets_what_the_package_is_built_from() -> None:
+    """A file that the build needs and the context leaves out breaks only the image."""
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed |= {*wheel["packages"], *wheel["force-include"]}
+    assert needed <= kept
+
+
+def test_the_settings_of_dtx_are_settings_that_exist(services: dict[str, Any]) -> None:
+    for service in ("alongside", "standalone"):
+        for name in services[service]["environment"]:
+            assert name.removeprefix("DTX_").lower() in Settings.model_fields
