@@ -44,7 +44,7 @@ class Coordination:
         connection: its id, for the log.
     """
 
-    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, connection: str) -> None:
+    def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, connection: int) -> None:
         self._manager = manager
         self._metrics = metrics
         self._number = number

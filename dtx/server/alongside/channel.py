@@ -4,24 +4,21 @@ Its frames are passed on unseen; what a proxy must know of them (open, close, mo
 broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
 """
 
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
-from dtx.manager.scan import Scan
 from dtx.server.alongside.unsettled import ANSWERS, Tally
+from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import answers, calls, content, errors, keys, requests
+from dtx.wire.amqp09 import calls, content, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import method_frame, with_channel
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
-from dtx.xa.model import Operation
-from dtx.xa.xid import Xid
+from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
@@ -107,7 +104,8 @@ class Channel:
         self.tally: Tally | None = None
         """What it has consumed, since it began to."""
         self.last_queue = b""
-        self.scan: Scan | None = None
+        self.coordination: Coordination | None = None
+        """Made at the first call of dtx-coordination."""
         self._busy = False
         self._backlog: deque[tuple[int, bytes]] = deque()
         self._backlog_size = 0
@@ -281,25 +279,10 @@ class Channel:
         match call:
             case calls.Start() | calls.End():
                 self.demarcate(call, key)
-            case calls.Prepare(xid=xid):
-                self._coordinate(xid, Operation.PREPARE, key, DtxMethod.PREPARE_OK)
-            case calls.Commit(xid=xid, one_phase=one_phase):
-                operation = Operation.ONE_PHASE if one_phase else Operation.COMMIT
-                self._coordinate(xid, operation, key, DtxMethod.COMMIT_OK)
-            case calls.Rollback(xid=xid):
-                self._coordinate(xid, Operation.ROLLBACK, key, DtxMethod.ROLLBACK_OK)
-            case calls.Forget(xid=xid):
-                self._coordinate(xid, Operation.FORGET, key, DtxMethod.FORGET_OK)
-            case calls.GetTimeout():
-                self._begin(self._get_timeout(call), key)
-            case calls.SetTimeout():
-                self._begin(self._set_timeout(call), key)
-            case calls.Recover():
-                self._begin(self._recover(call), key)
             case calls.Select():
                 self.select(key)
             case _:
-                assert_never(call)
+                self._coordinate(call, key)
 
     def select(self, key: int) -> None:
         """dtx-demarcation.select: the session makes another channel of this one."""
@@ -312,37 +295,20 @@ class Channel:
             f"{DtxMethod(key).wire_name} on a channel without dtx-demarcation.select (xid {call.xid})",
         )
 
-    def _coordinate(self, xid: Xid, operation: Operation, key: int, ok: DtxMethod) -> None:
-        self.coordinated = True
-        started = time.monotonic()
-        answered = False
-
-        def reply(answer: XaFlag | XaError) -> None:
-            nonlocal answered
-            if answered:
-                return
-            answered = True
-            if isinstance(answer, XaError):
-                self._finish(error=answer, key=key)
-                said = str(answer.code.value)
-            else:
-                empty = ok is DtxMethod.FORGET_OK
-                frame = answers.empty_ok(self.number, ok) if empty else answers.flags_ok(self.number, ok, answer)
-                self._finish(frame)
-                said = answer.wire_name
-            self.session.metrics.operation_done(operation.value, said, time.monotonic() - started)
-
+    def _coordinate(self, call: Call, key: int) -> None:
+        if not isinstance(call, calls.GetTimeout | calls.SetTimeout):
+            self.coordinated = True
+        session = self.session
+        if self.coordination is None:
+            self.coordination = Coordination(session.manager, session.metrics, self.number, session.id)
         self._occupy()
-        self.session.manager.spawn(self._ask(xid, operation, reply))
+        self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, key))
 
-    async def _ask(self, xid: Xid, operation: Operation, reply: Callable[[XaFlag | XaError], None]) -> None:
-        try:
-            await self.session.manager.request(self.session.who, xid, operation, reply)
-        except XaError as error:
-            reply(error)
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
-            _log.exception("call failed", operation=operation, xid=xid, connection=self.session.id)
-            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+    def _answered(self, answer: bytes | XaError, key: int) -> None:
+        if isinstance(answer, XaError):
+            self._finish(error=answer, key=key)
+        else:
+            self._finish(answer)
 
     def _begin(self, work: Awaitable[bytes], key: int) -> None:
         """Run *work*, which returns the answering frame, while later frames of the channel wait."""
@@ -377,23 +343,6 @@ class Channel:
         self._backlog_size = 0
         self.session.release_client(self)
         self.session.replay(successor, backlog)
-
-    async def _get_timeout(self, call: calls.GetTimeout) -> bytes:
-        timeout = await self.session.manager.get_timeout(self.session.who, call.xid)
-        return answers.get_timeout_ok(self.number, timeout)
-
-    async def _set_timeout(self, call: calls.SetTimeout) -> bytes:
-        await self.session.manager.set_timeout(self.session.who, call.xid, call.timeout)
-        return answers.empty_ok(self.number, DtxMethod.SET_TIMEOUT_OK)
-
-    async def _recover(self, call: calls.Recover) -> bytes:
-        self.coordinated = True
-        scan = self.scan = self.scan or Scan()
-        if call.startscan:
-            scan.begin(await self.session.manager.in_doubt(self.session.who), end=call.endscan)
-        frame_max = self.session.frame_max
-        batch = scan.next(lambda xids, position: answers.split_recover(xids, frame_max, position), end=call.endscan)
-        return answers.recover_ok(self.number, batch)
 
     # -- the end by an exception
 

@@ -11,6 +11,7 @@ from dtx.log.records import Work
 from dtx.manager.entry import Entry
 from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
+from dtx.server.demarcation import Demarcation
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
@@ -21,8 +22,8 @@ from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
-from dtx.xa.model import Operation, State, end_operation, start_operation
+from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import State
 
 _log = get_logger(part="channel")
 _BASIC: Final = keys.BASIC_RETURN >> 16
@@ -82,13 +83,10 @@ class SelectedChannel(Channel):
 
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
         super().__init__(before.session, before.number, before.upstream_number)
-        self.scan = before.scan
+        self.coordination = before.coordination
         self._taking = taking
         self._publishing: int | None = publishing
-        self._branch: Entry | None = None
-        """The branch that the channel is associated with."""
-        self._branches: dict[bytes, Entry] = {}
-        """Branches that it is associated or suspended with, by the wire form of their xids."""
+        self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
         self._capture: _Capture | None = None
         self._passing = 0
         """Octets of a content to P that are still to come; -1 while its header is."""
@@ -131,8 +129,8 @@ class SelectedChannel(Channel):
         payload = buffer[start + 7 : end - 1]
         match key:
             case keys.BASIC_PUBLISH:
-                if self._branch is not None:
-                    self._capture = _Capture(content.publish(payload), self._branch)
+                if self._demarcation.branch is not None:
+                    self._capture = _Capture(content.publish(payload), self._demarcation.branch)
                 elif not self._asked.passed:
                     self._wait_for(self._asked, key, buffer[start:end])
                 elif self._publishing is not None and self._taking.gets_replies:
@@ -324,7 +322,7 @@ class SelectedChannel(Channel):
 
     def _ack(self, settle: Settle) -> None:
         deliveries = self._taking.select(settle)
-        entry = self._branch
+        entry = self._demarcation.branch
         if entry is None:
             self._taking.ack(deliveries)
             return
@@ -369,57 +367,22 @@ class SelectedChannel(Channel):
         Raises:
             XaError: as the table of the core says.
         """
-        if isinstance(call, calls.End) and self._judgements and self._branch is not None:
-            self._begin(self._end_when_judged(call, key), key)
-        elif (frame := self._demarcate(call)) is not None:
+        who = self.session.who
+        if isinstance(call, calls.End) and self._judgements and self._demarcation.branch is not None:
+            self._begin(self._end_when_judged(call), key)
+        elif (frame := self._demarcation.run(call, who)) is not None:
             self.session.to_client(frame)
         else:
-            self._begin(self._demarcate_later(call), key)
+            self._begin(self._demarcation.run_later(call, who, self._is_open), key)
 
-    def _demarcate(self, call: calls.Start | calls.End) -> bytes | None:
-        operation = self._operation(call)
-        result = self.session.manager.demarcate(self.session.who, call.xid, operation, self)
-        if result is None:
-            return None
-        flag, entry = result
-        starting = isinstance(call, calls.Start)
-        wire = call.xid.to_wire()
-        if starting and flag is XaFlag.OK:
-            self._branch = self._branches[wire] = entry
-        else:
-            if self._branch is entry:
-                self._branch = None
-            if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
-                self._branches.pop(wire, None)
-        self.session.metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
-        return answers.flags_ok(self.number, DtxMethod.START_OK if starting else DtxMethod.END_OK, flag)
+    def _is_open(self) -> bool:
+        return self.phase is Phase.OPEN
 
-    def _operation(self, call: calls.Start | calls.End) -> Operation:
-        if isinstance(call, calls.Start):
-            operation = start_operation(join=call.join, resume=call.resume)
-            if self._branch is not None:
-                raise XaError(
-                    ReplyCode.COMMAND_INVALID,
-                    f"start on a channel that is associated already (xid {call.xid}, not {self._branch.xid})",
-                )
-            return operation
-        return end_operation(fail=call.fail, suspend=call.suspend)
-
-    async def _demarcate_later(self, call: calls.Start | calls.End) -> bytes:
-        while self.phase is Phase.OPEN:
-            await self.session.manager.settle(self.session.who, call.xid)
-            frame = self._demarcate(call)
-            if frame is not None:
-                return frame
-        return b""
-
-    async def _end_when_judged(self, call: calls.End, key: int) -> bytes:  # noqa: ARG002
+    async def _end_when_judged(self, call: calls.End) -> bytes:
         while self._judgements:
             await asyncio.wait(set(self._judgements))
             await asyncio.sleep(0)  # the callbacks that read the judgements come first
-        if self.phase is not Phase.OPEN:
-            return b""
-        return await self._demarcate_later(call)
+        return await self._demarcation.run_later(call, self.session.who, self._is_open)
 
     # -- the end
 
@@ -477,14 +440,11 @@ class SelectedChannel(Channel):
 
     def _lose_branches(self) -> None:
         """Associations die with the channel; idle branches do not."""
-        branches = list(self._branches.values())
-        self._branches.clear()
-        self._branch = None
         self._end_capture()
         self._passing = 0
         self.published.drop()  # or what waits for an answer of a closed channel would wait for ever
         self._asked.drop()
-        self.session.manager.channel_lost(self, branches)
+        self._demarcation.lose()
 
 
 def _wants_reply(frame: bytes) -> bool:

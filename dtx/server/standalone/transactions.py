@@ -28,7 +28,7 @@ class Transactions:
     def __init__(self, channel: "Channel") -> None:
         connection = channel.connection
         self._channel = channel
-        self._coordination = Coordination(connection.manager, connection.metrics, channel.number, str(connection.id))
+        self._coordination = Coordination(connection.manager, connection.metrics, channel.number, connection.id)
         self._context: Distributed | None = None
 
     def call(self, key: int, payload: bytes) -> None:
