@@ -1,0 +1,355 @@
+"""Permissions of standalone mode beside RabbitMQ's: the same users, the same operations, the same refusals."""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from dtx.store.postgres.permissions import Permission
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import put_long, put_short
+from tests.support.peer import Peer
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.service import DtxService
+from tests.support.topology import table
+from tests.support.users import RabbitUsers, StandaloneUsers, Users
+
+CONFIGURE, WRITE, READ = Permission.CONFIGURE, Permission.WRITE, Permission.READ
+
+SOURCE, DESTINATION, QUEUE, LETTERS, ALTERNATE = b"p-source", b"p-destination", b"p-queue", b"p-letters", b"p-alternate"
+NEW_QUEUE, NEW_EXCHANGE, MISSING = b"p-new-queue", b"p-new-exchange", b"p-missing"
+QUEUE_WITH_LETTERS, EXCHANGE_WITH_ALTERNATE = b"p-with-letters", b"p-with-alternate"
+INTERNAL: Final = b"p-internal"
+DEFAULT, SERVER_NAMED = b"amq.default", b"amq.gen-"
+DEAD = table({"x-dead-letter-exchange": LETTERS.decode()})
+DEAD_TO_DEFAULT = table({"x-dead-letter-exchange": ""})
+OTHERWISE = table({"alternate-exchange": ALTERNATE.decode()})
+
+Pair = tuple[Permission, bytes]
+
+
+@pytest.fixture(scope="module")
+def standalone(postgres: PostgresServer) -> Iterator[DtxService]:
+    database = postgres.create_database()
+    with DtxService(database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture(params=["RabbitMQ", "standalone"])
+def users(request: pytest.FixtureRequest) -> Users:
+    if request.param == "RabbitMQ":
+        return RabbitUsers(request.getfixturevalue("rabbitmq"))
+    return StandaloneUsers(request.getfixturevalue("standalone"))
+
+
+@pytest.fixture
+def alice(users: Users) -> Iterator[str]:
+    """A user with all permissions in ``/``."""
+    name = f"alice-{secrets.token_hex(4)}"
+    users.add(name)
+    users.permit(name)
+    yield name
+    users.remove(name)
+
+
+# -- what each operation needs -----------------------------------------------------------------------------------------
+
+
+def exchange_declare(name: bytes, arguments: bytes = b"", *, passive: bool = False, internal: bool = False) -> bytes:
+    head = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + put_short(b"fanout")
+    return head + bytes((passive | internal << 3,)) + put_long(arguments)
+
+
+def exchange_delete(name: bytes) -> bytes:
+    return keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + b"\x00"
+
+
+def exchange_bind(key: int, destination: bytes, source: bytes) -> bytes:
+    names = put_short(destination) + put_short(source) + put_short(b"key")
+    return key.to_bytes(4, "big") + b"\x00\x00" + names + b"\x00" + put_long(b"")
+
+
+def queue_unbind(queue: bytes, exchange: bytes) -> bytes:
+    names = put_short(queue) + put_short(exchange) + put_short(b"key")
+    return keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00" + names + put_long(b"")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a client asks for, and what it needs for it.
+
+    Args:
+        frames: on channel 1.
+        needs: RabbitMQ, "Access Control", the table of operations.
+        code: how the channel ends although all is permitted; 0 when it does not.
+    """
+
+    frames: bytes
+    needs: frozenset[Pair]
+    code: int = 0
+
+
+def operation(payload: bytes, *needs: Pair, code: int = 0) -> Operation:
+    return Operation(method_frame(1, payload), frozenset(needs), code)
+
+
+BINDING: Final[tuple[Pair, ...]] = ((WRITE, QUEUE), (READ, SOURCE))
+LINKING: Final[tuple[Pair, ...]] = ((WRITE, DESTINATION), (READ, SOURCE))
+OPERATIONS: Final = {
+    "queue.declare": operation(requests.queue_declare(NEW_QUEUE), (CONFIGURE, NEW_QUEUE)),
+    "queue.declare again": operation(requests.queue_declare(QUEUE), (CONFIGURE, QUEUE)),
+    "queue.declare passive": operation(requests.queue_declare(QUEUE, passive=True)),
+    "queue.declare named by the server": operation(
+        requests.queue_declare(b"", exclusive=True), (CONFIGURE, SERVER_NAMED)
+    ),
+    "queue.declare with dead letters": operation(
+        requests.queue_declare(NEW_QUEUE, arguments=DEAD), (CONFIGURE, NEW_QUEUE), (READ, NEW_QUEUE), (WRITE, LETTERS)
+    ),
+    "queue.declare with dead letters to the default exchange": operation(
+        requests.queue_declare(NEW_QUEUE, arguments=DEAD_TO_DEFAULT),
+        (CONFIGURE, NEW_QUEUE),
+        (READ, NEW_QUEUE),
+        (WRITE, DEFAULT),
+    ),
+    "queue.declare with dead letters, named by the server": operation(
+        requests.queue_declare(b"", exclusive=True, arguments=DEAD),
+        (CONFIGURE, SERVER_NAMED),
+        (READ, SERVER_NAMED),
+        (WRITE, LETTERS),
+    ),
+    "queue.declare with dead letters again": operation(
+        requests.queue_declare(QUEUE_WITH_LETTERS, arguments=DEAD), (CONFIGURE, QUEUE_WITH_LETTERS)
+    ),
+    "queue.bind": operation(requests.queue_bind(QUEUE, SOURCE, b"key"), *BINDING),
+    "queue.bind a queue that is not there": operation(
+        requests.queue_bind(MISSING, SOURCE, b"key"), (WRITE, MISSING), (READ, SOURCE), code=404
+    ),
+    "queue.unbind": operation(queue_unbind(QUEUE, SOURCE), *BINDING),
+    "queue.purge": operation(requests.queue_purge(QUEUE), (READ, QUEUE)),
+    "queue.delete": operation(requests.queue_delete(NEW_QUEUE), (CONFIGURE, NEW_QUEUE)),
+    "queue.delete of one that is there": operation(requests.queue_delete(QUEUE), (CONFIGURE, QUEUE)),
+    "exchange.declare": operation(exchange_declare(NEW_EXCHANGE), (CONFIGURE, NEW_EXCHANGE)),
+    "exchange.declare again": operation(exchange_declare(SOURCE), (CONFIGURE, SOURCE)),
+    "exchange.declare passive": operation(exchange_declare(SOURCE, passive=True)),
+    "exchange.declare with an alternate": operation(
+        exchange_declare(NEW_EXCHANGE, OTHERWISE), (CONFIGURE, NEW_EXCHANGE), (READ, NEW_EXCHANGE), (WRITE, ALTERNATE)
+    ),
+    "exchange.declare with an alternate again": operation(
+        exchange_declare(EXCHANGE_WITH_ALTERNATE, OTHERWISE), (CONFIGURE, EXCHANGE_WITH_ALTERNATE)
+    ),
+    "exchange.bind": operation(exchange_bind(keys.EXCHANGE_BIND, DESTINATION, SOURCE), *LINKING),
+    "exchange.unbind": operation(exchange_bind(keys.EXCHANGE_UNBIND, DESTINATION, SOURCE), *LINKING),
+    "exchange.delete": operation(exchange_delete(SOURCE), (CONFIGURE, SOURCE)),
+    "exchange.delete of one that is not there": operation(exchange_delete(MISSING), (CONFIGURE, MISSING)),
+    "basic.publish": Operation(publish_frames(1, "key", exchange="p-source"), frozenset([(WRITE, SOURCE)])),
+    "basic.publish to the default exchange": Operation(publish_frames(1, "p-queue"), frozenset([(WRITE, DEFAULT)])),
+    "basic.publish to an exchange that is not there": Operation(
+        publish_frames(1, "key", exchange="p-missing"), frozenset([(WRITE, MISSING)]), 404
+    ),
+    "basic.consume": operation(requests.consume(QUEUE, b"tag"), (READ, QUEUE)),
+    "basic.consume from a queue that is not there": operation(
+        requests.consume(MISSING, b"tag"), (READ, MISSING), code=404
+    ),
+    "basic.get": operation(requests.get(QUEUE), (READ, QUEUE)),
+}
+
+
+EXCHANGES: Final = (SOURCE, DESTINATION, LETTERS, ALTERNATE, NEW_EXCHANGE, EXCHANGE_WITH_ALTERNATE, INTERNAL)
+
+
+class Stage:
+    """The exchanges and queues of the operations, as guest sets them up anew for each."""
+
+    def __init__(self, users: Users) -> None:
+        self._guest = RawClient(users.url())
+        self._guest.open(1)
+
+    def close(self) -> None:
+        self.clear()
+        self._guest.close()
+
+    def clear(self) -> None:
+        for name in (QUEUE, NEW_QUEUE, QUEUE_WITH_LETTERS):
+            self._ask(requests.queue_delete(name))
+        for name in EXCHANGES:
+            self._ask(exchange_delete(name))
+
+    def set(self) -> None:
+        self.clear()
+        for name in (SOURCE, DESTINATION, LETTERS, ALTERNATE):
+            self._ask(exchange_declare(name))
+        self._ask(exchange_declare(INTERNAL, internal=True))
+        self._ask(exchange_declare(EXCHANGE_WITH_ALTERNATE, OTHERWISE))
+        self._ask(requests.queue_declare(QUEUE))
+        self._ask(requests.queue_declare(QUEUE_WITH_LETTERS, arguments=DEAD))
+
+    def _ask(self, payload: bytes) -> None:
+        self._guest.send(1, payload)
+        assert not self._guest.next_method(1).startswith(keys.CHANNEL_CLOSE.to_bytes(4, "big"))
+
+
+@pytest.fixture
+def stage(users: Users) -> Iterator[Stage]:
+    made = Stage(users)
+    yield made
+    made.close()
+
+
+def outcome(client: RawClient, frames: bytes) -> int:
+    """The code of the channel exception that *frames* end with on channel 1, 0 when there is none."""
+    client.open(1)
+    client.send_frames(frames)
+    client.send(1, requests.qos(0))  # which everybody may, behind what was asked for
+    while True:
+        payload = client.next_method(1)
+        match int.from_bytes(payload[:4], "big"):
+            case keys.CHANNEL_CLOSE:
+                client.send(1, requests.CHANNEL_CLOSE_OK)
+                return content.close(payload).reply_code
+            case keys.BASIC_QOS_OK:
+                client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
+            case keys.CHANNEL_CLOSE_OK:
+                return 0
+
+
+def patterns(needs: Iterable[Pair]) -> dict[str, str]:
+    """What gives *needs* and nothing else; names of the server's have a random end."""
+    given: dict[str, list[str]] = {permission.value: [] for permission in Permission}
+    for permission, name in needs:
+        given[permission].append("amq\\.gen-.{22}" if name == SERVER_NAMED else name.decode().replace(".", "\\."))
+    return {word: f"^({'|'.join(names)})$" if names else "" for word, names in given.items()}
+
+
+def test_an_operation_needs_its_permissions_and_no_others(users: Users, alice: str, stage: Stage) -> None:
+    """RabbitMQ, "Access Control": configure, write and read, and on what, for each operation."""
+    differences = []
+    for name, each in OPERATIONS.items():
+        stage.set()
+        for missing in [*each.needs, None]:
+            users.permit(alice, **patterns(each.needs - {missing}))
+            with RawClient(users.url(alice)) as client:
+                code = outcome(client, each.frames)
+            if code != (each.code if missing is None else 403):
+                differences.append((name, missing, code))
+    assert differences == []
+
+
+# -- what nobody may, whatever the permissions -------------------------------------------------------------------------
+
+NOBODYS: Final = {
+    "publish to an internal exchange": publish_frames(1, "key", exchange="p-internal"),
+    "declare the default exchange": method_frame(1, exchange_declare(b"")),
+    "delete the default exchange": method_frame(1, exchange_delete(b"")),
+    "bind to the default exchange": method_frame(1, requests.queue_bind(QUEUE, b"", b"key")),
+    "unbind from the default exchange": method_frame(1, queue_unbind(QUEUE, b"")),
+    "link to the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, b"", SOURCE)),
+    "link from the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, DESTINATION, b"")),
+    "delete an exchange of the server's": method_frame(1, exchange_delete(b"amq.fanout")),
+    "declare an exchange with a name of the server's": method_frame(1, exchange_declare(b"amq.mine")),
+    "declare a queue with a name of the server's": method_frame(1, requests.queue_declare(b"amq.mine")),
+}
+
+
+def test_what_is_the_servers_own_is_refused_to_everybody(users: Users, alice: str, stage: Stage) -> None:
+    stage.set()
+    with RawClient(users.url(alice)) as client:
+        codes = {name: outcome(client, frames) for name, frames in NOBODYS.items()}
+    assert codes == dict.fromkeys(NOBODYS, 403)
+
+
+@pytest.mark.parametrize(
+    ("said", "tags", "code"),
+    [
+        ("alice", (), 0),
+        ("bob", (), 406),
+        ("bob", ("impersonator",), 0),
+        ("bob", ("administrator",), 406),
+        ("", (), 406),
+    ],
+)
+def test_a_message_says_who_published_it_or_nothing(users: Users, said: str, tags: tuple[str, ...], code: int) -> None:
+    """RabbitMQ, Validated User-ID: "if set, … must be equal to the name of the user used to open the connection"."""
+    name = f"alice-{secrets.token_hex(4)}"
+    users.add(name, *tags)
+    users.permit(name)
+    raw = properties.build({Property.USER_ID: said.replace("alice", name).encode()})
+    with RawClient(users.url(name)) as client:
+        assert outcome(client, publish_frames(1, "nowhere", properties=raw)) == code
+    users.remove(name)
+
+
+# -- who comes in ------------------------------------------------------------------------------------------------------
+
+TELL_ME: Final = table({"capabilities": {"authentication_failure_close": True}})
+
+
+def test_a_wrong_password_is_told_to_who_wants_to_hear_it(users: Users, alice: str) -> None:
+    """RabbitMQ, Authentication Failure Notifications: connection.close with 403 ACCESS_REFUSED."""
+    for url in (users.url(alice, "wrong"), users.url("nobody", "wrong"), users.url(alice, "")):
+        with Peer(url) as peer:
+            peer.begin()
+            peer.say(0, peer.start_ok(properties=TELL_ME))
+            end = peer.end()
+            assert end is not None
+            assert (end.reply_code, end.reply_text[:14]) == (403, b"ACCESS_REFUSED")
+            assert b"wrong" not in end.reply_text.replace(b"wrong password", b"")
+
+
+def test_who_does_not_is_cut_off(users: Users, alice: str) -> None:
+    with Peer(users.url(alice, "wrong")) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok())
+        assert peer.end() is None
+
+
+def test_a_vhost_is_entered_with_a_permission_only(users: Users, alice: str) -> None:
+    """AMQP 0-9-1, connection.open: "the server MUST check that the client has permission"."""
+    with pytest.raises(ConnectionEnded, match=r"^530"):
+        RawClient(users.url(alice, vhost="nowhere"))
+    users.permit(alice, configure="", write="", read="")
+    RawClient(users.url(alice)).close()
+    users.revoke(alice)
+    with pytest.raises(ConnectionEnded, match=r"^530"):
+        RawClient(users.url(alice))
+
+
+# -- changes while somebody is connected -------------------------------------------------------------------------------
+
+
+def test_a_renewed_password_counts_for_the_next_login_and_cuts_nobody(users: Users, alice: str) -> None:
+    with RawClient(users.url(alice)) as client:
+        users.renew(alice, "new")
+        with pytest.raises(ConnectionEnded):
+            RawClient(users.url(alice, alice))
+        RawClient(users.url(alice, "new")).close()
+        assert outcome(client, publish_frames(1, "nowhere")) == 0
+
+
+def test_a_permission_that_is_taken_away_is_missed_soon(users: Users, alice: str) -> None:
+    with RawClient(users.url(alice)) as client:
+        publish = publish_frames(1, "nowhere")
+        assert outcome(client, publish) == 0
+        users.permit(alice, write="")
+        wait_until(lambda: outcome(client, publish) == 403, what="the refusal")
+        users.permit(alice)
+        wait_until(lambda: outcome(client, publish) == 0, what="the permission")
+
+
+def test_a_user_that_is_removed_is_disconnected(users: Users) -> None:
+    """RabbitMQ: "user 'x' was deleted", by force (320)."""
+    name = f"alice-{secrets.token_hex(4)}"
+    users.add(name)
+    users.permit(name)
+    with Peer(users.url(name)) as peer:
+        peer.log_in()
+        users.remove(name)
+        end = peer.end()
+    assert end is not None
+    assert end.reply_code == 320

@@ -1,0 +1,81 @@
+"""The users of both kinds of server, changed in the same words."""
+
+from typing import Protocol
+
+from dtx.store.postgres.editing import AccountEditor
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+class Users(Protocol):
+    """Changes users. What was changed counts for connections that are opened later."""
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
+        """Where *user* connects; the password is the name unless given."""
+
+    def add(self, user: str, *tags: str) -> None:
+        """Make a user that may enter nowhere."""
+
+    def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        """What *user* may do in ``/``."""
+
+    def revoke(self, user: str) -> None:
+        """It may not enter ``/`` any more."""
+
+    def renew(self, user: str, password: str) -> None:
+        """Change its password."""
+
+    def remove(self, user: str) -> None:
+        """It is gone."""
+
+
+class RabbitUsers:
+    """Those of a node."""
+
+    def __init__(self, node: RabbitNode) -> None:
+        self._node = node
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
+        return self._node.url(user, password, vhost)
+
+    def add(self, user: str, *tags: str) -> None:
+        self._node.api("PUT", f"/api/users/{user}", {"password": user, "tags": ",".join(tags)})
+
+    def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        self._node.set_permissions(user, configure=configure, write=write, read=read)
+
+    def revoke(self, user: str) -> None:
+        self._node.api("DELETE", f"/api/permissions/%2F/{user}")
+
+    def renew(self, user: str, password: str) -> None:
+        self._node.api("PUT", f"/api/users/{user}", {"password": password, "tags": ""})
+
+    def remove(self, user: str) -> None:
+        self._node.delete_user(user)
+
+
+class StandaloneUsers:
+    """Those of a service without a broker."""
+
+    def __init__(self, service: DtxService) -> None:
+        assert service.database is not None
+        self._service = service
+        self._editor = AccountEditor(service.database, "dtx")
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
+        return self._service.url(user, password, vhost)
+
+    def add(self, user: str, *tags: str) -> None:
+        self._editor.add_user(user, user.encode(), tags)
+
+    def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        self._editor.grant(user, "/", configure=configure, write=write, read=read)
+
+    def revoke(self, user: str) -> None:
+        self._editor.revoke(user, "/")
+
+    def renew(self, user: str, password: str) -> None:
+        self._editor.set_password(user, password.encode())
+
+    def remove(self, user: str) -> None:
+        self._editor.remove_user(user)
