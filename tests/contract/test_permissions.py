@@ -209,14 +209,14 @@ def outcome(client: RawClient, frames: bytes) -> int:
     client.send(1, requests.qos(0))  # which everybody may, behind what was asked for
     while True:
         payload = client.next_method(1)
-        match int.from_bytes(payload[:4], "big"):
-            case keys.CHANNEL_CLOSE:
-                client.send(1, requests.CHANNEL_CLOSE_OK)
-                return content.close(payload).reply_code
-            case keys.BASIC_QOS_OK:
-                client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
-            case keys.CHANNEL_CLOSE_OK:
-                return 0
+        key = int.from_bytes(payload[:4], "big")
+        if key == keys.CHANNEL_CLOSE:
+            client.send(1, requests.CHANNEL_CLOSE_OK)
+            return content.close(payload).reply_code
+        if key == keys.BASIC_QOS_OK:
+            client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
+        elif key == keys.CHANNEL_CLOSE_OK:
+            return 0
 
 
 def patterns(needs: Iterable[Pair]) -> dict[str, str]:
