@@ -3,43 +3,36 @@
 import secrets
 import struct
 from collections.abc import Iterator
-from typing import Any, cast
 
 import pytest
 
 from dtx.wire.amqp09 import content, keys, properties, requests
-from dtx.wire.amqp09.frames import BODY, HEADER, METHOD, header_frame, method_frame
+from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry, put_long, put_short
-from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitNode
+from tests.support.asking import (
+    ask,
+    bodies,
+    code_after,
+    code_of_end,
+    confirmed,
+    consume,
+    declare,
+    fill,
+    get,
+    next_delivery,
+    publish,
+    read_content,
+)
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
-from tests.support.service import DtxService
 
 PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
 MANDATORY, IMMEDIATE = 1, 2
-FILLING = 100
-"""The channel of :func:`fill`."""
-
-
-@pytest.fixture(scope="module")
-def standalone(postgres: PostgresServer) -> Iterator[DtxService]:
-    database = postgres.create_database()
-    with DtxService(database=database) as running:
-        yield running
-    postgres.drop_database(database)
-
-
-@pytest.fixture(params=["RabbitMQ", "standalone"])
-def url(request: pytest.FixtureRequest) -> str:
-    if request.param == "RabbitMQ":
-        return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
-    return cast("DtxService", request.getfixturevalue("standalone")).url()
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[RawClient]:
-    with RawClient(url) as connected:
+def client(either_url: str) -> Iterator[RawClient]:
+    with RawClient(either_url) as connected:
         connected.open(1)
         yield connected
 
@@ -50,100 +43,6 @@ def queue(client: RawClient) -> bytes:
     name = f"dialogue-{secrets.token_hex(6)}".encode()
     ask(client, 1, requests.queue_declare(name, exclusive=True), keys.QUEUE_DECLARE_OK)
     return name
-
-
-def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
-    """Send a method, and return its answer."""
-    client.send(channel, payload)
-    return client.read_method(channel, answer)
-
-
-def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
-    return content.declare_ok(ask(client, channel, requests.queue_declare(name, **options), keys.QUEUE_DECLARE_OK))
-
-
-def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, **options: Any) -> None:
-    """Publish through the default exchange."""
-    frames = [publish_frames(channel, queue.decode(), body, **options) for body in bodies]
-    client.send_frames(b"".join(frames))
-
-
-def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
-    """Publish, and wait until the queue has them.
-
-    RabbitMQ answers for the number of messages ahead of the publishes that came before, and channels know nothing of
-    each other: only confirms tell that a message has arrived.
-    """
-    client.open(FILLING)
-    ask(client, FILLING, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
-    publish(client, queue, *bodies, channel=FILLING)
-    confirmed(client, len(bodies), FILLING)
-    client.close_channel(FILLING)
-
-
-def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
-    """Wait for the confirms of *count* publishes; how many frames that took."""
-    frames, seen = 0, 0
-    while seen < count:
-        settle = content.ack(client.read_method(channel, keys.BASIC_ACK))
-        seen = settle.delivery_tag if settle.multiple else seen + 1
-        frames += 1
-    return frames
-
-
-def read_content(client: RawClient, channel: int) -> bytes:
-    left, body = -1, b""
-    while left:
-        kind, number, payload = client.read()
-        assert number == channel
-        if kind == HEADER:
-            left = content.header(payload).body_size
-        else:
-            assert kind == BODY
-            body += payload
-            left -= len(payload)
-    return body
-
-
-def next_delivery(client: RawClient, channel: int = 1) -> tuple[content.Deliver, bytes]:
-    method = content.deliver(client.read_method(channel, keys.BASIC_DELIVER))
-    return method, read_content(client, channel)
-
-
-def get(
-    client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
-) -> tuple[content.GetOk, bytes] | None:
-    client.send(channel, requests.get(queue, no_ack))
-    payload = client.read_method(channel, keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-    if payload[:4] == keys.BASIC_GET_EMPTY.to_bytes(4, "big"):
-        return None
-    return content.get_ok(payload), read_content(client, channel)
-
-
-def bodies(client: RawClient, queue: bytes) -> list[bytes]:
-    """All that is ready, taken out."""
-    found = []
-    while (got := get(client, queue, no_ack=True)) is not None:
-        found.append(got[1])
-    return found
-
-
-def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:
-    """Send methods that end the connection; the reply code."""
-    return code_after(client, b"".join(method_frame(channel, payload) for payload in payloads))
-
-
-def code_after(client: RawClient, frames: bytes) -> int:
-    client.send_frames(frames)
-    try:
-        while True:
-            client.read()
-    except ConnectionEnded as end:
-        return int(str(end)[:3])
-
-
-def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
-    ask(client, channel, requests.consume(queue, tag, **options), keys.BASIC_CONSUME_OK)
 
 
 # -- publish and get ---------------------------------------------------------------------------------------------------
@@ -423,9 +322,9 @@ def test_without_one_an_empty_name_is_not_found(client: RawClient) -> None:
 
 
 def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
-    client: RawClient, url: str, queue: bytes
+    client: RawClient, either_url: str, queue: bytes
 ) -> None:
-    with RawClient(url) as other:
+    with RawClient(either_url) as other:
         other.open(1)
         assert other.refusal_of(1, requests.get(queue)).code == 405
         client.close()
@@ -613,12 +512,12 @@ def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_sent_before_a_close_is_done(client: RawClient, url: str) -> None:
+def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str) -> None:
     name = f"closing-{secrets.token_hex(4)}".encode()
     declare(client, name)
     publish(client, name, *(b"%d" % number for number in range(50)))
     client.close()
-    with RawClient(url) as other:
+    with RawClient(either_url) as other:
         other.open(1)
         answer = ask(other, 1, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
         assert answer[4:] == b"\x00\x00\x00\x32"
@@ -633,14 +532,14 @@ def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
     client.open(1)
 
 
-def test_a_wrong_password_is_refused(url: str) -> None:
+def test_a_wrong_password_is_refused(either_url: str) -> None:
     with pytest.raises(ConnectionEnded):
-        RawClient(url.replace("guest:guest", "guest:wrong"))
+        RawClient(either_url.replace("guest:guest", "guest:wrong"))
 
 
-def test_a_vhost_that_is_not_there_is_not_allowed(url: str) -> None:
+def test_a_vhost_that_is_not_there_is_not_allowed(either_url: str) -> None:
     with pytest.raises(ConnectionEnded, match="530"):
-        RawClient(url[: url.rindex("/")] + "/not-there")
+        RawClient(either_url[: either_url.rindex("/")] + "/not-there")
 
 
 def test_frames_of_a_type_that_does_not_exist_end_the_connection(client: RawClient) -> None:

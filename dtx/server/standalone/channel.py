@@ -240,9 +240,13 @@ class Channel:
         """See :meth:`Declaring.queue_name`."""
         return self.declaring.queue_name(name)
 
-    def return_unroutable(self, message: HeldPublish) -> None:
-        """basic.return of a mandatory message that no queue takes."""
-        self._return(message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE")
+    def unrouted(self, message: HeldPublish) -> None:
+        """No queue takes the message: it may be a direct reply; a mandatory one comes back even so, as RabbitMQ's."""
+        self.connection.direct.deliver(self.connection.who.vhost, message)
+        if message.mandatory:
+            self._return(
+                message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE"
+            )
 
     def returned(self, work: Work, code: int, text: bytes) -> None:
         """A mandatory message could not be routed when its branch was committed."""

@@ -8,7 +8,7 @@ is not read from until that has changed.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from typing import Final
@@ -20,6 +20,7 @@ from dtx.server.front import ClientTransport
 from dtx.server.standalone.broker import Broker
 from dtx.server.standalone.channel import Channel
 from dtx.server.standalone.consuming import Consuming
+from dtx.server.standalone.direct import DirectReplies
 from dtx.server.standalone.limits import MAX_UNSENT, ConnectionLimits
 from dtx.server.standalone.opening import Opening
 from dtx.server.standalone.outbox import Outbox
@@ -60,6 +61,7 @@ class Parts:
     accounts: Accounts
     metrics: Metrics
     limits: ConnectionLimits
+    direct: DirectReplies = field(default_factory=DirectReplies)
 
 
 class Stage(Enum):
@@ -89,6 +91,7 @@ class Connection:
         self.accounts = parts.accounts
         self.metrics = parts.metrics
         self.limits = parts.limits
+        self.direct = parts.direct
         self.channels: dict[int, Channel] = {}
         self.stage = Stage.OPENING
         self.who = Who("", "")

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.log.changes import StoredMessage
 from dtx.server.standalone.contexts import Settlement, give_back
-from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED
+from dtx.server.standalone.direct import REPLY_TO
+from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
 from dtx.server.standalone.tags import Unsettled
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.values import first_of_each, integer, kind_name, text
+from dtx.store.work import HeldPublish
+from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, replies
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.tables import put_short
@@ -21,8 +24,9 @@ from dtx.xa.codes import ReplyCode, XaError
 if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
 
+_log = get_logger(part="channel")
+
 _PRIORITY: Final = b"x-priority"
-_REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 
 
 class Get:
@@ -53,6 +57,7 @@ class Consuming:
 
     __slots__ = (
         "_active",
+        "_asking",
         "_channel",
         "_getting",
         "_outbox",
@@ -74,6 +79,8 @@ class Consuming:
         self._prefetch = 0
         self._shared = Credit()
         self._getting: tuple[Get, Queue] | None = None
+        self._asking: tuple[bytes, bytes] | None = None
+        """The consumer of direct replies, if there is one: its tag, and the address for replies."""
 
     # -- the sink
 
@@ -124,20 +131,18 @@ class Consuming:
         channel = self._channel
         if asked.no_local:
             raise WireError(HardCode.NOT_IMPLEMENTED, "no-local=true")
-        if asked.queue == _REPLY_TO:
-            raise XaError(
-                ReplyCode.NOT_IMPLEMENTED,
-                "standalone dtx has no direct reply-to: declare an exclusive queue for replies",
-            )
         name = channel.queue_name(asked.queue)
-        if asked.consumer_tag in self.consumers:
+        if asked.consumer_tag in self.consumers or (self._asking and self._asking[0] == asked.consumer_tag):
             raise WireError(HardCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{text(asked.consumer_tag)}'")
+        if name == REPLY_TO:
+            self._ask(asked)
+            return
         if len(self.consumers) >= MAX_CONSUMERS:
             raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
         channel.connection.demand(Permission.READ, "queue", name)
         queue = channel.connection.vhost.find_queue(name, channel.connection)
         consumer = Consumer(
-            asked.consumer_tag or b"amq.ctag-" + urlsafe_b64encode(token_bytes(16)).rstrip(b"="),
+            asked.consumer_tag or _new_tag(),
             self,
             no_ack=asked.no_ack,
             exclusive=asked.exclusive,
@@ -156,6 +161,8 @@ class Consuming:
         asked = content.cancel(payload)
         channel = self._channel
         consumer = self.consumers.pop(asked.consumer_tag, None)
+        if self._asking and self._asking[0] == asked.consumer_tag:
+            self._ask_no_more()
         if not asked.no_wait:
             channel.send(replies.consumer_ok(channel.number, keys.BASIC_CANCEL_OK, asked.consumer_tag))
         if consumer is not None:
@@ -175,6 +182,57 @@ class Consuming:
         channel = self._channel
         if channel.connection.tells_of_cancelled_consumers:
             channel.send(replies.cancelled(channel.number, consumer.tag))
+
+    # -- direct replies
+
+    def _ask(self, asked: content.Consume) -> None:
+        """Consume from the pseudo-queue of direct replies: one consumer of a channel may, and acknowledges nothing."""
+        if not asked.no_ack:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+        if self._asking is not None:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer already set")
+        channel = self._channel
+        tag = asked.consumer_tag or _new_tag()
+        self._asking = tag, channel.connection.direct.wait(channel.connection.who.vhost, self)
+        if not asked.no_wait:
+            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CONSUME_OK, tag))
+
+    def _ask_no_more(self) -> None:
+        if self._asking is not None:
+            connection = self._channel.connection
+            connection.direct.leave(connection.who.vhost, self._asking[1])
+            self._asking = None
+
+    @property
+    def reply_address(self) -> bytes:
+        """Where replies to this channel go.
+
+        Raises:
+            XaError: 406, it waits for none.
+        """
+        if self._asking is None:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, "fast reply consumer does not exist")
+        return self._asking[1]
+
+    def reply(self, message: HeldPublish) -> None:
+        """A direct reply has come."""
+        assert self._asking is not None, "the address is known for as long as the consumer is there"
+        channel = self._channel
+        if self._outbox.unsent > MAX_UNREAD_REPLIES:
+            _log.warning("a direct reply is dropped", connection=channel.connection.id, channel=channel.number)
+            return
+        self._outbox.send(
+            replies.delivery(
+                channel.number,
+                put_short(self._asking[0]),
+                self.unsettled.next_tag(),
+                False,
+                replies.address(b"", message.routing_key),
+                message.properties,
+                message.body,
+                channel.connection.frame_max,
+            )
+        )
 
     # -- get
 
@@ -261,12 +319,17 @@ class Consuming:
             getter, queue = self._getting
             self._getting = None
             queue.index.cancel_get(getter)
+        self._ask_no_more()
         consumers = list(self.consumers.values())
         self.consumers.clear()
         # First the consumers: what is given back must not be delivered to them again.
         for consumer in consumers:
             self._leave(consumer)
         give_back(self.unsettled.take_all(), Settlement.REQUEUE, self._channel.connection.now())
+
+
+def _new_tag() -> bytes:
+    return b"amq.ctag-" + urlsafe_b64encode(token_bytes(16)).rstrip(b"=")
 
 
 def _priority(arguments: bytes) -> int:

@@ -35,6 +35,10 @@ class Settlement(Enum):
 class Context(Protocol):
     """One of the three."""
 
+    @property
+    def outlives_the_connection(self) -> bool:
+        """Whether what is published now may become visible when the client is gone."""
+
     def publish(self, message: HeldPublish) -> None:
         """A message was published; ``message.queues`` are the ids of those that take it.
 
@@ -83,6 +87,8 @@ class Immediate:
         channel: whose it is.
     """
 
+    outlives_the_connection = False
+
     def __init__(self, channel: "Channel") -> None:
         self._channel = channel
 
@@ -94,8 +100,7 @@ class Immediate:
         if message.queues:
             channel.connection.writes.publish(channel, number, message)
             return
-        if message.mandatory:
-            channel.return_unroutable(message)
+        channel.unrouted(message)
         if confirms is not None:  # "once the exchange verifies a message won't route to any queue"
             confirms.settle(number, safe=True)
             channel.say_confirms()
@@ -120,6 +125,8 @@ class Local:
     Args:
         channel: whose it is.
     """
+
+    outlives_the_connection = False
 
     def __init__(self, channel: "Channel") -> None:
         self._channel = channel
@@ -179,8 +186,8 @@ class Local:
                 if how is not Settlement.ACK:
                     give_back((tagged,), how, now)
             for message in publishes:
-                if message.mandatory and not message.queues:
-                    channel.return_unroutable(message)
+                if not message.queues:
+                    channel.unrouted(message)
             done(None)
 
         if not routed and not acked:

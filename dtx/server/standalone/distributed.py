@@ -48,6 +48,11 @@ class Distributed:
         self._outside = Immediate(channel)
         self._demarcation = Demarcation(connection.manager, connection.metrics, channel.number, channel)
 
+    @property
+    def outlives_the_connection(self) -> bool:
+        """See :class:`Context`."""
+        return self._demarcation.branch is not None
+
     # -- start and end
 
     def demarcate(self, call: calls.Start | calls.End, key: int) -> None:

@@ -14,6 +14,9 @@ MAX_UNWRITTEN: Final = 16 << 20
 keep the log busy, little beside a few hundred connections."""
 MAX_BACKLOG: Final = 1 << 20
 """Octets of frames that wait behind a running call of their channel; beyond it, nothing is read either."""
+MAX_UNREAD_REPLIES: Final = 16 << 20
+"""Octets that wait for a client that does not read; beyond it, direct replies to it are dropped: they are not stored,
+and who sends them does not wait for it."""
 MAX_CONSUMERS: Final = 10_000
 """Consumers of one channel: each costs memory that no other limit bounds."""
 MAX_UNACKED: Final = 100_000

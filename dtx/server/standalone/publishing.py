@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.server.standalone.direct import REPLY_TO, is_address
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.routing import sender_selected
 from dtx.store.postgres.values import text
@@ -141,6 +142,11 @@ class Publishing:
         raw = self._raw
         view = properties.read(raw)
         self._judge(view)
+        if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:
+            self._refuse_direct_reply_in_a_branch()
+            raw = properties.put(raw, Property.REPLY_TO, channel.consuming.reply_address)
+        elif is_address(exchange, key):
+            self._refuse_direct_reply_in_a_branch()
         more, raw = sender_selected(raw)
         queues = vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
         channel.context.publish(
@@ -154,6 +160,14 @@ class Publishing:
                 tuple([queue.spec.id for queue in queues]),
             )
         )
+
+    def _refuse_direct_reply_in_a_branch(self) -> None:
+        if self._channel.context.outlives_the_connection:
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED,
+                "direct reply-to cannot be part of a branch, which outlives its connection: "
+                "declare a queue for replies",
+            )
 
     def _judge(self, view: Properties) -> None:
         """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers."""

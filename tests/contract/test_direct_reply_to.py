@@ -1,0 +1,150 @@
+"""Direct reply-to: what RabbitMQ does, standalone dtx does."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.properties import Property
+from tests.support.asking import (
+    ask,
+    code_of_end,
+    confirmed,
+    consume,
+    declare,
+    get,
+    next_delivery,
+    publish,
+    read_content,
+)
+from tests.support.raw import HEADER, RawClient, publish_frames
+from tests.support.service import DtxService
+
+REPLY_TO = b"amq.rabbitmq.reply-to"
+ASKING = properties.build({Property.REPLY_TO: REPLY_TO, Property.CORRELATION_ID: b"7"})
+MANDATORY = 1
+
+
+@pytest.fixture
+def asker(either_url: str) -> Iterator[RawClient]:
+    """A client whose channel 1 waits for replies."""
+    with RawClient(either_url) as client:
+        client.open(1)
+        consume(client, REPLY_TO, b"replies", no_ack=True)
+        yield client
+
+
+@pytest.fixture
+def answerer(either_url: str) -> Iterator[RawClient]:
+    """Another client, which has the queue for questions."""
+    with RawClient(either_url) as client:
+        client.open(1)
+        yield client
+
+
+def question(asker: RawClient, answerer: RawClient) -> bytes:
+    """Ask; the address for the reply that the other one sees."""
+    queue = declare(answerer).queue
+    ask(asker, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(asker, queue, b"question", properties=ASKING)
+    confirmed(asker, 1)
+    answerer.send(1, requests.get(queue, no_ack=True))
+    answerer.read_method(1, keys.BASIC_GET_OK)
+    kind, _, header = answerer.read()
+    assert kind == HEADER
+    view = properties.read(content.header(header).properties)
+    assert view.correlation_id == b"7"
+    assert answerer.read()[2] == b"question"
+    ask(answerer, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    address = view.reply_to
+    assert address is not None
+    assert address.startswith(REPLY_TO + b".")
+    return address
+
+
+def test_a_reply_comes_to_the_channel_that_asked(asker: RawClient, answerer: RawClient) -> None:
+    address = question(asker, answerer)
+    publish(answerer, address, b"one", bytes(300_000), properties=properties.build({Property.CORRELATION_ID: b"7"}))
+    for body in (b"one", bytes(300_000)):
+        method, found = next_delivery(asker)
+        assert (method.consumer_tag, method.redelivered) == (b"replies", False)
+        assert (method.exchange, method.routing_key, found) == (b"", address, body)
+
+
+def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) -> None:
+    """Direct Reply-to: "amq.rabbitmq.reply-to.* is treated as not a queue … a basic.return will be sent"."""
+    address = question(asker, answerer)
+    ask(answerer, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(answerer, address, b"reply", flags=MANDATORY)
+    assert content.returned(answerer.read_method(1)) == (312, b"NO_ROUTE", b"", address)
+    assert read_content(answerer, 1) == b"reply"
+    confirmed(answerer, 1)
+    assert next_delivery(asker)[1] == b"reply"
+
+
+def test_a_reply_to_somebody_who_is_gone_is_dropped(asker: RawClient, answerer: RawClient) -> None:
+    """Direct Reply-to: "the RPC server can check whether a reply queue is still there by declaring it passively"."""
+    address = question(asker, answerer)
+    assert declare(answerer, address, passive=True)[1:] == (0, 1)
+    ask(asker, 1, requests.cancel(b"replies"), keys.BASIC_CANCEL_OK)
+    consume(asker, REPLY_TO, b"replies", no_ack=True)
+    asker.close_channel(1)
+    refusal = answerer.refusal_of(1, requests.queue_declare(address, passive=True))
+    assert refusal.code == 404
+    ask(answerer, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(answerer, address, b"reply")
+    confirmed(answerer, 1)
+
+
+def test_a_reply_of_a_transaction_comes_with_it(asker: RawClient, answerer: RawClient) -> None:
+    address = question(asker, answerer)
+    ask(answerer, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    publish(answerer, address, b"reply")
+    ask(answerer, 1, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    assert next_delivery(asker)[1] == b"reply"
+
+
+def test_the_pseudo_queue_may_be_declared(answerer: RawClient) -> None:
+    assert declare(answerer, REPLY_TO) == (REPLY_TO, 0, 1)
+    assert declare(answerer, REPLY_TO, passive=True) == (REPLY_TO, 0, 1)
+
+
+def test_who_waits_for_no_replies_cannot_ask_for_them(answerer: RawClient) -> None:
+    publish(answerer, b"anywhere", b"question", properties=ASKING)
+    refusal = answerer.refused(1)
+    assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - fast reply consumer does not exist")
+
+
+def test_when_the_consumer_is_cancelled_nobody_waits_any_more(asker: RawClient) -> None:
+    ask(asker, 1, requests.cancel(b"replies"), keys.BASIC_CANCEL_OK)
+    publish(asker, b"anywhere", b"question", properties=ASKING)
+    assert asker.refused(1).code == 406
+
+
+def test_replies_are_not_acknowledged(answerer: RawClient) -> None:
+    refusal = answerer.refusal_of(1, requests.consume(REPLY_TO, b"tag"))
+    assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - reply consumer cannot acknowledge")
+
+
+def test_a_channel_has_one_consumer_of_replies(asker: RawClient) -> None:
+    refusal = asker.refusal_of(1, requests.consume(REPLY_TO, b"another", no_ack=True))
+    assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - reply consumer already set")
+
+
+def test_its_tag_is_used_once(standalone_service: DtxService) -> None:
+    """basic.consume: "The client MUST NOT specify a tag that refers to an existing consumer"; RabbitMQ lets it."""
+    with RawClient(standalone_service.url()) as asker:
+        asker.open(1)
+        consume(asker, REPLY_TO, b"replies", no_ack=True)
+        assert code_of_end(asker, requests.consume(declare(asker, exclusive=True).queue, b"replies")) == 530
+
+
+def test_the_pseudo_queue_cannot_be_asked_for_a_message(asker: RawClient) -> None:
+    assert asker.refusal_of(1, requests.get(REPLY_TO)).code == 404
+
+
+def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: RawClient) -> None:
+    queue = declare(answerer).queue
+    answerer.send_frames(publish_frames(1, REPLY_TO.decode() + ".made-up") + publish_frames(1, queue.decode()))
+    assert get(answerer, queue) is not None
+    ask(answerer, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)

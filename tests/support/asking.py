@@ -1,0 +1,110 @@
+"""What tests ask of a broker over a :class:`RawClient`, method by method."""
+
+from typing import Any, Final
+
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+
+FILLING: Final = 100
+"""The channel of :func:`fill`."""
+
+
+def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
+    """Send a method, and return its answer."""
+    client.send(channel, payload)
+    return client.read_method(channel, answer)
+
+
+def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
+    """queue.declare."""
+    return content.declare_ok(ask(client, channel, requests.queue_declare(name, **options), keys.QUEUE_DECLARE_OK))
+
+
+def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, **options: Any) -> None:
+    """Publish through the default exchange."""
+    frames = [publish_frames(channel, queue.decode(), body, **options) for body in bodies]
+    client.send_frames(b"".join(frames))
+
+
+def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
+    """Publish, and wait until the queue has them.
+
+    RabbitMQ answers for the number of messages ahead of the publishes that came before, and channels know nothing of
+    each other: only confirms tell that a message has arrived.
+    """
+    client.open(FILLING)
+    ask(client, FILLING, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    publish(client, queue, *bodies, channel=FILLING)
+    confirmed(client, len(bodies), FILLING)
+    client.close_channel(FILLING)
+
+
+def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
+    """Wait for the confirms of *count* publishes; how many frames that took."""
+    frames, seen = 0, 0
+    while seen < count:
+        settle = content.ack(client.read_method(channel, keys.BASIC_ACK))
+        seen = settle.delivery_tag if settle.multiple else seen + 1
+        frames += 1
+    return frames
+
+
+def read_content(client: RawClient, channel: int) -> bytes:
+    """The body of the content that comes next."""
+    left, body = -1, b""
+    while left:
+        kind, number, payload = client.read()
+        assert number == channel
+        if kind == HEADER:
+            left = content.header(payload).body_size
+        else:
+            assert kind == BODY
+            body += payload
+            left -= len(payload)
+    return body
+
+
+def next_delivery(client: RawClient, channel: int = 1) -> tuple[content.Deliver, bytes]:
+    """The delivery that comes next, and its body."""
+    method = content.deliver(client.read_method(channel, keys.BASIC_DELIVER))
+    return method, read_content(client, channel)
+
+
+def get(
+    client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
+) -> tuple[content.GetOk, bytes] | None:
+    """basic.get; ``None`` where the queue is empty."""
+    client.send(channel, requests.get(queue, no_ack))
+    payload = client.read_method(channel, keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+    if payload[:4] == keys.BASIC_GET_EMPTY.to_bytes(4, "big"):
+        return None
+    return content.get_ok(payload), read_content(client, channel)
+
+
+def bodies(client: RawClient, queue: bytes) -> list[bytes]:
+    """All that is ready, taken out."""
+    found = []
+    while (got := get(client, queue, no_ack=True)) is not None:
+        found.append(got[1])
+    return found
+
+
+def code_of_end(client: RawClient, *payloads: bytes, channel: int = 1) -> int:
+    """Send methods that end the connection; the reply code."""
+    return code_after(client, b"".join(method_frame(channel, payload) for payload in payloads))
+
+
+def code_after(client: RawClient, frames: bytes) -> int:
+    """Send frames that end the connection; the reply code."""
+    client.send_frames(frames)
+    try:
+        while True:
+            client.read()
+    except ConnectionEnded as end:
+        return int(str(end)[:3])
+
+
+def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
+    """basic.consume."""
+    ask(client, channel, requests.consume(queue, tag, **options), keys.BASIC_CONSUME_OK)
