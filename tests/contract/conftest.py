@@ -1,13 +1,16 @@
-"""Logs of both kinds, for contracts that both must obey."""
+"""Logs of both kinds, and brokers of both kinds, for contracts that both must obey."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, cast
 
 import pytest
 
 from dtx.log.api import MessageLog
 from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
 
 OpenLog = Callable[..., Coroutine[Any, Any, MessageLog]]
 
@@ -33,3 +36,20 @@ async def open_log(request: pytest.FixtureRequest) -> AsyncIterator[OpenLog]:
 @pytest.fixture
 async def log(open_log: OpenLog) -> MessageLog:
     return await open_log()
+
+
+@pytest.fixture(scope="session")
+def standalone_service(postgres: PostgresServer) -> Iterator[DtxService]:
+    """A dtx without a broker that tests share."""
+    database = postgres.create_database()
+    with DtxService(database=database) as service:
+        yield service
+    postgres.drop_database(database)
+
+
+@pytest.fixture(params=["RabbitMQ", "standalone"])
+def either_url(request: pytest.FixtureRequest) -> str:
+    """Where RabbitMQ listens, or dtx without a broker: what holds for one must hold for the other."""
+    if request.param == "RabbitMQ":
+        return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
+    return cast("DtxService", request.getfixturevalue("standalone_service")).url()

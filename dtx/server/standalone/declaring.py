@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from dtx.log.changes import Define, DestinationKind
+from dtx.server.standalone.direct import REPLY_TO
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE
 from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.permissions import Permission
@@ -164,6 +165,9 @@ class Declaring:
         """queue.declare: with the number of messages, so behind what was published before it."""
         asked = declarations.queue_declare(payload)
         name = _name(asked.queue)
+        if name.startswith(REPLY_TO):
+            self._declare_reply_queue(name, asked.no_wait)
+            return
         if asked.passive:
             self._count(name, asked.no_wait)
             return
@@ -187,6 +191,16 @@ class Declaring:
         else:
             queue.index.touch(self._connection.now())
             self._count(queue.name, asked.no_wait)
+
+    def _declare_reply_queue(self, name: bytes, no_wait: bool) -> None:
+        """The pseudo-queue of direct replies, or the address of somebody who may wait for one: declared or not, passive
+        or not, this only tells whether it is there, as RabbitMQ has it.
+        """
+        if not self._connection.direct.exists(self._connection.vhost.name, name):
+            self._connection.vhost.find_queue(name, self._connection)  # which says 404
+        self.last_queue = name
+        if not no_wait:
+            self._channel.send(replies.queue_declare_ok(self._channel.number, name, 0, 1))
 
     def _count(self, name: bytes, no_wait: bool) -> None:
         """Answer with the numbers of a queue, behind what was published before."""
