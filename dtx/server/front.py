@@ -15,6 +15,10 @@ class ClientTransport(Protocol):
     def is_local(self) -> bool:
         """Whether the client is on this machine: its address is a loopback one."""
 
+    @property
+    def peer(self) -> str:
+        """The client's address, without its port; empty where the socket is closed already."""
+
     def write(self, data: bytes | memoryview) -> None:
         """Send."""
 

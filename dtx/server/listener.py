@@ -111,12 +111,18 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_local(self) -> bool:
         """Whether the client is on this machine: its address is a loopback one."""
-        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        peer = self.peer
         if not peer:
             return False
-        address = ip_address(peer[0].partition("%")[0])
+        address = ip_address(peer)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         return (mapped or address).is_loopback
+
+    @property
+    def peer(self) -> str:
+        """The client's address, without its port; empty where the socket is closed already."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(name[0]).partition("%")[0] if name else ""
 
     def write(self, data: bytes | memoryview) -> None:
         """Send."""

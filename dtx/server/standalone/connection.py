@@ -42,8 +42,8 @@ _numbers = count(1)
 
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
-_REFUSED_PAUSE: Final = 1.0
-"""Seconds before a login that failed is cut off where the client cannot be told: trying again at once costs time."""
+_REFUSED_PAUSE: Final = 3.0
+"""Seconds before a login that failed is cut off where the client cannot be told, as RabbitMQ has it."""
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
 _MAX_ALLOWED: Final = 1000
@@ -101,6 +101,7 @@ class Connection:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
         self._account: Account | None = None
+        self._login: asyncio.Task[None] | None = None
         self._allowed: set[tuple[Permission, bytes]] = set()
         """What the account may do, as far as it was asked."""
         self._users: object = None
@@ -143,7 +144,7 @@ class Connection:
         self._opening.expect(key)
         if key == keys.CONNECTION_START_OK:
             credentials = self._opening.start_ok(payload)
-            self.manager.spawn(self._log_in(credentials))
+            self._login = self.manager.spawn(self._log_in(credentials))
         elif key == keys.CONNECTION_TUNE_OK:
             self._opening.tune_ok(payload)
             self._splitter.max_frame = self._opening.agreed.frame_max
@@ -157,9 +158,10 @@ class Connection:
             return
         try:
             if credentials is None:
+                _log.info("login refused", connection=self.id, reason="the SASL response names nobody")
                 raise LoginRefused("the SASL response names nobody")
             self._account = await self.accounts.authenticate(
-                credentials.user, credentials.password, loopback=transport.is_local
+                credentials.user, credentials.password, loopback=transport.is_local, peer=transport.peer
             )
         except LoginRefused as error:
             self._refuse_login(str(error))
@@ -173,7 +175,6 @@ class Connection:
     def _refuse_login(self, reason: str) -> None:
         if self.stage is not Stage.OPENING:
             return
-        _log.info("login refused", connection=self.id, reason=reason)
         if self._opening.hears_of_failed_login:
             text = errors.describe(ReplyCode.ACCESS_REFUSED, reason)
             self.stop(errors.connection_close(ReplyCode.ACCESS_REFUSED, text, keys.CONNECTION_START_OK))
@@ -461,6 +462,8 @@ class Connection:
             return
         self._transport = None
         self._leave(Stage.ENDED)
+        if self._login is not None:
+            self._login.cancel()  # verifying passwords for nobody would keep others waiting
         self._pulse.stop()
         for timer in (self._timer, self._blocked_timer):
             if timer is not None:

@@ -9,6 +9,7 @@ open connections that much later. An :class:`Account` is no copy: it asks the sn
 
 import asyncio
 from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -150,17 +151,18 @@ class Accounts:
             user: name, as in its SASL response.
             password: likewise.
             loopback: whether it connects from this machine.
-            peer: its address, for the log.
+            peer: its address, without a port; who tries many passwords from one address waits.
 
         Raises:
             LoginRefused: it may not come in. Unknown user and wrong password are told alike, and take as long.
             LogUnavailable: the database does not say who it is.
         """
-        await self.refresh()
+        # shielded: a client that goes away does not take the connection to the database with it
+        await asyncio.shield(self.refresh())
         name = user.decode("utf-8", "surrogateescape")
         found = self.users.users.get(name)
         stored = None if found is None else found.password_hash
-        if not await self._verifier.verify(user, password, stored):
+        if not await self._verifier.verify(user, password, stored, source=_source(peer)):
             reason = "unknown user" if found is None else "wrong password"
             self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
         if name in LOOPBACK_USERS and not loopback:
@@ -243,3 +245,17 @@ class Accounts:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+def _source(peer: str) -> str:
+    """What stands for *peer* where its attempts are counted: its address, or of an IPv6 one the network.
+
+    A /64 network is what a single customer is given at least, with all of its addresses to choose from.
+    """
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return peer
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
+    return str(address)

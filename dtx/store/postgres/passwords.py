@@ -3,6 +3,9 @@
 Argon2id takes milliseconds and megabytes on purpose. A thousand clients that come back at once with passwords that were
 verified before must not pay it again, so what was verified is remembered: as a keyed hash (HMAC) of user, password and
 *stored hash*, with a key of this process alone. A password that was changed has another stored hash, and is not found.
+What was wrong is remembered in the same way: a client that comes back with its old password again and again costs
+nothing. A new wrong password costs its user name, from the address it came from, a pause before the next one is looked
+at (see :mod:`~dtx.store.postgres.turns`): guessing is slow, and does not hold up others.
 """
 
 import asyncio
@@ -16,12 +19,16 @@ from typing import Final
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
+from dtx.store.postgres.turns import Turns
+
 MEMORY_KIB: Final = 19 * 1024
 """With two passes and one lane the least that OWASP's password storage recommendation allows: about 20 ms."""
 WORKERS: Final = 2
 """Verifications at a time. Each holds MEMORY_KIB; more would take the processors away from those who are in already."""
 REMEMBERED: Final = 10_000
-"""Credentials kept as verified, about 150 octets each: more users than connect at once to one dtx."""
+"""Credentials kept as right, and as many as wrong, of about 150 octets: more users than connect at once to one dtx."""
+PAUSE: Final = 1.0
+"""Seconds after a wrong password before the next one of the same user from the same source is verified."""
 
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=MEMORY_KIB, parallelism=1)
 
@@ -36,15 +43,16 @@ class Verifier:
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password")
-        self._decoy: str | None = None
+        self._turns = Turns(WORKERS)
+        self._decoy = hash_password(secrets.token_bytes(32))
 
     def close(self) -> None:
         """Let go of the threads; what waits for one is given up."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def verify(self, user: bytes, password: bytes, stored: str | None) -> bool:
+    async def verify(self, user: bytes, password: bytes, stored: str | None, *, source: str = "") -> bool:
         """Whether *password* is the one whose hash is *stored*.
 
         Args:
@@ -52,25 +60,44 @@ class Verifier:
             password: as the client sent it.
             stored: of :func:`hash_password`; ``None`` for an unknown user, which takes as long as a wrong password
                 does: who guesses names learns nothing from the time.
+            source: where the client connects from.
         """
-        digest = b"" if stored is None else self._digest(user, password, stored)
-        if digest in self._verified:
-            self._verified.move_to_end(digest)
-            return True
-        right = await asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
-        if right:
-            self._verified[digest] = None
-            if len(self._verified) > REMEMBERED:
-                self._verified.popitem(last=False)
+        digest = self._digest(user, password, stored or "")
+        known = self._remembered(digest)
+        if known is not None:
+            return known
+        async with self._turns.turn(source, user) as turn:
+            known = self._remembered(digest)  # somebody else asked the same meanwhile
+            if known is not None:
+                return known
+            turn.pause = PAUSE
+            right = await self._run(password, stored)
+            if right:
+                turn.pause = 0.0
+        answers = self._answers[right]
+        answers[digest] = None
+        if len(answers) > REMEMBERED:
+            answers.popitem(last=False)
         return right
 
-    def _verify(self, password: bytes, stored: str | None) -> bool:
-        if stored is None and self._decoy is None:
-            self._decoy = hash_password(secrets.token_bytes(32))
-        against = self._decoy if stored is None else stored
-        assert against is not None
+    def _remembered(self, digest: bytes) -> bool | None:
+        for answer, digests in self._answers.items():
+            if digest in digests:
+                digests.move_to_end(digest)
+                return answer
+        return None
+
+    async def _run(self, password: bytes, stored: str | None) -> bool:
+        running = asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
         try:
-            _HASHER.verify(against, password)
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait((running,))  # the turn lasts as long as the thread is busy
+            raise
+
+    def _verify(self, password: bytes, stored: str | None) -> bool:
+        try:
+            _HASHER.verify(self._decoy if stored is None else stored, password)
         except (VerificationError, InvalidHashError):
             return False
         return stored is not None

@@ -1,6 +1,7 @@
 """Passwords: never kept as they are, verified once, and silent about who exists."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,8 @@ STORED = hash_password(b"right")
 
 
 @pytest.fixture
-def verifier() -> Iterator[Verifier]:
+def verifier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Verifier]:
+    monkeypatch.setattr(passwords, "PAUSE", 0.0)
     made = Verifier()
     yield made
     made.close()
@@ -49,6 +51,76 @@ async def test_a_thousand_reconnects_cost_one_run(verifier: Verifier, monkeypatc
     assert len(count.runs) == 1
 
 
+async def test_a_thousand_clients_that_come_at_once_cost_one_run(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a start of dtx nothing is remembered yet."""
+    count = Counter(monkeypatch)
+    assert all(await asyncio.gather(*(verifier.verify(b"u", b"right", STORED) for _ in range(1000))))
+    assert len(count.runs) == 1
+
+
+async def test_a_client_that_insists_on_an_old_password_costs_one_run(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = Counter(monkeypatch)
+    for stored in (STORED, None):
+        for _ in range(100):
+            assert not await verifier.verify(b"u", b"old", stored)
+    assert len(count.runs) == 2
+    assert await verifier.verify(b"u", b"old", hash_password(b"old"))
+
+
+async def test_wrong_passwords_of_one_source_leave_others_their_turns(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By order, not by time: the many attempts that were there first are not through yet."""
+    monkeypatch.setattr(passwords, "PAUSE", 60.0)
+    flood = [
+        asyncio.create_task(verifier.verify(user, str(number).encode(), None, source="10.0.0.1"))
+        for number in range(100)
+        for user in (b"alice", b"nobody %d" % number)
+    ]
+    await asyncio.sleep(0)
+    for user, source in ((b"alice", "10.0.0.2"), (b"bob", "10.0.0.1"), (b"carol", "10.0.0.3")):
+        assert await verifier.verify(user, b"right", STORED, source=source)
+    through = [number for number, task in enumerate(flood) if task.done()]
+    assert [number for number in through if number % 2 == 0] == [0]  # the name that is tried again pauses
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_the_end(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a source that never waits for the answer would have all threads at work for it."""
+    begun, may_end, running, most = asyncio.Event(), threading.Event(), 0, 0
+    loop = asyncio.get_running_loop()
+
+    def verify(*_: object) -> bool:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(20)
+        running -= 1
+        return False
+
+    monkeypatch.setattr(verifier, "_verify", verify)
+    for number in range(5):
+        attempt = asyncio.create_task(verifier.verify(b"%d" % number, b"x", None, source="here"))
+        if not number:
+            await begun.wait()
+        await asyncio.sleep(0)
+        attempt.cancel()
+    other = asyncio.create_task(verifier.verify(b"other", b"x", None, source="here"))
+    await asyncio.sleep(0)
+    may_end.set()
+    assert not await other
+    assert most == 1
+
+
 async def test_a_changed_password_is_not_found_among_those_that_were_verified(verifier: Verifier) -> None:
     assert await verifier.verify(b"u", b"right", STORED)
     changed = hash_password(b"new")
@@ -70,8 +142,8 @@ async def test_an_unknown_user_costs_what_a_wrong_password_costs(
 ) -> None:
     """The same work with the same parameters: the time tells nobody which names there are."""
     count = Counter(monkeypatch)
-    for _ in range(2):
-        assert not await verifier.verify(b"nobody", b"x", None)
+    for password in (b"x", b"y"):
+        assert not await verifier.verify(b"nobody", password, None)
     decoys = count.runs
     assert len(decoys) == 2
     assert decoys[0].split("$")[:4] == STORED.split("$")[:4]

@@ -1,0 +1,86 @@
+"""Whose turn it is to have a password verified, which is costly: nobody who tries many passwords holds up others.
+
+One at a time for a user name from one source, one at a time for a source, and so many for all; who waits at each of the
+three gates goes through in the order of arrival. So at the gate of a source stands one attempt for each name, and at
+the gate of all one for each source: a flood from one source takes its own turns only, and a flood for one name leaves
+the other names of its source theirs (many clients share an address where it is that of a proxy).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+_Key = tuple[str, bytes | None]
+
+
+@dataclass(slots=True)
+class _Gate:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    visitors: int = 0
+    """Who has passed and who waits: without any, nobody needs the gate."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn that has been given.
+
+    Args:
+        pause: seconds that the same user from the same source waits for the next one, beginning with its end.
+    """
+
+    pause: float = 0.0
+
+
+class Turns:
+    """The gates.
+
+    Args:
+        most: turns at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._all = asyncio.Semaphore(most)
+        self._gates: dict[_Key, _Gate] = {}
+
+    def __len__(self) -> int:
+        """Gates that somebody stands at."""
+        return len(self._gates)
+
+    @asynccontextmanager
+    async def turn(self, source: str, user: bytes) -> AsyncIterator[Turn]:
+        """Wait for a turn, which is the block.
+
+        Args:
+            source: where the client connects from.
+            user: who it says it is.
+        """
+        given = Turn()
+        async with self._through((source, user), given), self._through((source, None), Turn()), self._all:
+            yield given
+
+    @asynccontextmanager
+    async def _through(self, key: _Key, turn: Turn) -> AsyncIterator[None]:
+        gate = self._gates.setdefault(key, _Gate())
+        gate.visitors += 1
+        try:
+            await gate.lock.acquire()
+        except BaseException:
+            self._leave(key, gate)
+            raise
+        try:
+            yield
+        finally:
+            if turn.pause:
+                asyncio.get_running_loop().call_later(turn.pause, self._release, key, gate)
+            else:
+                self._release(key, gate)
+
+    def _release(self, key: _Key, gate: _Gate) -> None:
+        gate.lock.release()
+        self._leave(key, gate)
+
+    def _leave(self, key: _Key, gate: _Gate) -> None:
+        gate.visitors -= 1
+        if not gate.visitors:
+            del self._gates[key]

@@ -1,0 +1,94 @@
+"""Turns: whoever comes first, and nobody at another's cost."""
+
+import asyncio
+
+from dtx.store.postgres.turns import Turns
+
+
+class Crowd:
+    """Those who want a turn; each keeps it until it is told to go."""
+
+    def __init__(self, most: int) -> None:
+        self.turns = Turns(most)
+        self.inside: list[str] = []
+        self._go: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def come(self, *names: str) -> None:
+        """Come, as ``source/user#number``."""
+        for name in names:
+            self._go[name] = asyncio.Event()
+            self._tasks[name] = asyncio.create_task(self._stay(name))
+        await self.settle()
+
+    async def _stay(self, name: str) -> None:
+        source, _, user = name.partition("#")[0].partition("/")
+        async with self.turns.turn(source, user.encode()):
+            self.inside.append(name)
+            await self._go[name].wait()
+            self.inside.remove(name)
+
+    async def leave(self, name: str) -> None:
+        """Go, with or without having had a turn."""
+        self._go[name].set()
+        if name not in self.inside:
+            self._tasks[name].cancel()
+        await asyncio.gather(self._tasks.pop(name), return_exceptions=True)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def test_a_source_has_one_turn_at_a_time() -> None:
+    crowd = Crowd(2)
+    await crowd.come("a/x#1", "a/y#1", "b/x#1")
+    assert crowd.inside == ["a/x#1", "b/x#1"]
+
+
+async def test_sources_take_turns_and_so_do_the_users_of_one() -> None:
+    crowd = Crowd(1)
+    await crowd.come("a/x#1", "a/x#2", "a/x#3", "a/y#1", "b/z#1")
+    order = []
+    while crowd.inside:
+        order += crowd.inside
+        await crowd.leave(crowd.inside[0])
+    assert order == ["a/x#1", "b/z#1", "a/y#1", "a/x#2", "a/x#3"]
+    assert len(crowd.turns) == 0
+
+
+async def test_who_leaves_while_waiting_is_passed_over() -> None:
+    crowd = Crowd(1)
+    await crowd.come("a/x#1", "a/x#2", "a/y#1", "b/z#1", "b/w#1")
+    for name in ("a/x#2", "a/y#1", "b/z#1"):
+        await crowd.leave(name)
+    assert crowd.inside == ["a/x#1"]
+    await crowd.leave("a/x#1")
+    assert crowd.inside == ["b/w#1"]
+    await crowd.leave("b/w#1")
+    assert len(crowd.turns) == 0
+
+
+async def test_a_pause_is_for_that_user_and_source_alone() -> None:
+    turns = Turns(1)
+    async with turns.turn("a", b"x") as turn:
+        turn.pause = 60.0
+    waiting = asyncio.create_task(_take(turns, "a", b"x"))
+    await _take(turns, "a", b"y")
+    await _take(turns, "b", b"x")
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_pause_ends() -> None:
+    turns = Turns(1)
+    async with turns.turn("a", b"x") as turn:
+        turn.pause = 0.01
+    await asyncio.wait_for(_take(turns, "a", b"x"), 20)
+    assert len(turns) == 0
+
+
+async def _take(turns: Turns, source: str, user: bytes) -> None:
+    async with turns.turn(source, user):
+        pass
