@@ -1,0 +1,306 @@
+"""Users of a dtx without a broker, as operators make them on the command line and clients meet them."""
+
+import secrets
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Final
+
+import pytest
+from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
+from dtx.wire.amqp09.properties import Property
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import connected, new_xid
+from tests.support.peer import Peer
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.service import DtxService
+from tests.support.topology import table
+from tests.support.users import StandaloneUsers
+
+COORDINATOR = "tm"
+TELL_ME = table({"capabilities": {"authentication_failure_close": True}})
+
+
+@pytest.fixture(scope="module")
+def own_address() -> str:
+    """An address of this machine that is no loopback one; empty where there is none."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return ""
+        address = str(probe.getsockname()[0])
+    return "" if address.startswith("127.") else address
+
+
+@pytest.fixture(scope="module")
+def service(postgres: PostgresServer, own_address: str) -> Iterator[DtxService]:
+    database = postgres.create_database()
+    more = ("--listen", f"{own_address}:0") if own_address else ()
+    with DtxService(database=database, options=("--coordinator", COORDINATOR, *more)) as running:
+        users = StandaloneUsers(running)
+        users.add(COORDINATOR)
+        users.permit(COORDINATOR, "", "", "")
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def users(service: DtxService) -> StandaloneUsers:
+    return StandaloneUsers(service)
+
+
+@pytest.fixture
+def queue(service: DtxService) -> Iterator[str]:
+    name = f"queue-{secrets.token_hex(4)}"
+    with connected(service.url()) as connection:
+        connection.channel().queue_declare(name, durable=True)
+        yield name
+        connection.channel().queue_delete(name)
+
+
+@pytest.fixture
+def clerk(users: StandaloneUsers) -> Iterator[str]:
+    """May publish to the default exchange, and read everything."""
+    name = f"clerk-{secrets.token_hex(4)}"
+    users.add(name)
+    users.permit(name, configure="", write=r"^amq\.default$")
+    yield name
+    users.remove(name)
+
+
+def bodies(service: DtxService, queue: str) -> list[bytes]:
+    found = []
+    with RawClient(service.url()) as client:
+        client.open(1)
+        while (body := client.take(1, queue)) is not None:
+            found.append(body)
+    return found
+
+
+# -- the life of a user ------------------------------------------------------------------------------------------------
+
+
+def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str) -> None:
+    """Everything by the command line, while the service runs."""
+    service.run("user", "add", "alice", "--password-stdin", typed="secret\n")
+    with pytest.raises(ProbableAccessDeniedError, match="530"), connected(service.url("alice", "secret")):
+        pass
+    service.run("user", "grant", "alice", "--write", r"^amq\.default$")
+    with pytest.raises(ProbableAuthenticationError, match="403"), connected(service.url("alice", "wrong")):
+        pass
+    with connected(service.url("alice", "secret")) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"by alice")
+        service.run("user", "passwd", "alice", "--password-stdin", typed="renewed\n")
+        channel.basic_publish("", queue, b"connected still")
+        with pytest.raises(ProbableAuthenticationError), connected(service.url("alice", "secret")):
+            pass
+        with connected(service.url("alice", "renewed")):
+            pass
+        service.run("user", "rm", "alice")
+        with pytest.raises(ConnectionClosedByBroker) as closed:
+            connection.process_data_events(time_limit=20)
+        assert closed.value.reply_code == 320
+    with pytest.raises(ProbableAuthenticationError), connected(service.url("alice", "renewed")):
+        pass
+    assert bodies(service, queue) == [b"by alice", b"connected still"]
+
+
+def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> None:
+    """Unlike RabbitMQ, where such a client keeps its consumers until it leaves."""
+    users.add("bob")
+    users.permit("bob")
+    with Peer(users.url("bob")) as peer:
+        peer.log_in()
+        users.revoke("bob")
+        end = peer.end()
+    assert end is not None
+    assert end.reply_code == 320
+    assert b"'bob' may not be in vhost '/'" in end.reply_text
+    users.remove("bob")
+
+
+def test_guest_comes_in_from_this_machine_only(
+    service: DtxService, users: StandaloneUsers, clerk: str, own_address: str, left_out: Callable[[str], None]
+) -> None:
+    """RabbitMQ: "guest … can only connect from localhost"; others come from wherever they are."""
+    if not own_address:
+        left_out("guest from another address: this machine has none")
+        return
+    elsewhere = service.ready_line.partition(",")[2].split()[0]
+    for user in ("guest", clerk):
+        with Peer(users.url(user).replace(f"127.0.0.1:{service.port}", elsewhere)) as peer:
+            peer.begin()
+            peer.say(0, peer.start_ok(properties=TELL_ME))
+            if user == clerk:
+                peer.wait(keys.CONNECTION_TUNE)
+                continue
+            end = peer.end()
+            assert end is not None
+            assert end.reply_code == 403
+            assert b"can only connect from" in end.reply_text
+    RawClient(users.url()).close()
+
+
+# -- many attempts -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: StandaloneUsers, clerk: str, queue: str) -> None:
+    users.add("victim")
+    users.permit("victim")
+    with RawClient(users.url()) as client, ExitStack() as stack:
+        client.open(1)
+        flood = []
+        for number in range(50):
+            peer = stack.enter_context(Peer(users.url("victim", f"wrong {number}")))
+            peer.begin()
+            peer.say(0, peer.start_ok(properties=TELL_ME))
+            flood.append(peer)
+        flood[0].wait(keys.CONNECTION_CLOSE)
+        client.publish(1, queue)
+        client.consume_one(1, queue)
+        RawClient(users.url(clerk)).close()
+        answered, _, _ = select.select([peer.socket for peer in flood[1:]], [], [], 0)
+        assert len(answered) < 25
+    # Whoever sent them has gone, and what is not verified yet with him.
+    RawClient(users.url("victim")).close()
+    users.remove("victim")
+
+
+def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: StandaloneUsers, clerk: str) -> None:
+    """Nor does one with the right one, although the name is the same: a wrong one is verified once."""
+    users.renew(clerk, "new")
+    for _ in range(40):
+        with Peer(users.url(clerk, clerk)) as peer:
+            peer.begin()
+            peer.say(0, peer.start_ok(properties=TELL_ME))
+            peer.wait(keys.CONNECTION_CLOSE)
+    RawClient(users.url(clerk, "new")).close()
+
+
+# -- branches and users ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["exchange", "user-id"])
+def test_what_may_not_be_published_in_a_branch_dooms_it(
+    service: DtxService, users: StandaloneUsers, clerk: str, queue: str, what: str
+) -> None:
+    """The channel ends with the exception, and with it its association: the branch can only be rolled back."""
+    xid = new_xid()
+    raw = properties.build({Property.USER_ID: b"guest"}) if what == "user-id" else b"\x00\x00"
+    with RawClient(users.url(clerk)) as client:
+        client.open(1, select=True)
+        client.open(2)
+        client.ask(1, Start(xid=xid))
+        client.publish(1, queue, b"permitted")
+        client.send_frames(publish_frames(1, queue, exchange="" if what == "user-id" else "amq.direct", properties=raw))
+        refusal = client.refused(1)
+        assert (refusal.code, refusal.class_id, refusal.method_id) == (406 if what == "user-id" else 403, 60, 40)
+        assert client.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+        assert client.ask(1, Start(xid=xid)) is XaFlag.OK
+        client.publish(1, queue, b"again")
+        assert client.ask(1, End(xid=xid)) is XaFlag.OK
+        assert client.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert bodies(service, queue) == [b"again"]
+
+
+STRANGERS_CALLS: Final[list[Callable[[Xid], Call]]] = [
+    lambda xid: Start(xid=xid, join=True),
+    lambda xid: End(xid=xid),
+    lambda xid: Prepare(xid=xid),
+    lambda xid: Commit(xid=xid),
+    lambda xid: Commit(xid=xid, one_phase=True),
+    lambda xid: Rollback(xid=xid),
+    lambda xid: Forget(xid=xid),
+    lambda xid: GetTimeout(xid=xid),
+    lambda xid: SetTimeout(xid=xid, timeout=1),
+]
+
+
+def recovered(client: RawClient) -> set[Xid]:
+    return {xid for batch in client.recover(2) for xid in batch}
+
+
+def test_a_branch_is_its_users_and_the_coordinators(
+    service: DtxService, users: StandaloneUsers, clerk: str, queue: str
+) -> None:
+    """Rule security: "restricting which users are allowed to control which transactions"."""
+    idle, first, second = new_xid(), new_xid(), new_xid()
+    with RawClient(users.url(clerk)) as owner, RawClient(users.url()) as stranger, RawClient(users.url("tm")) as tm:
+        owner.open(1, select=True)
+        for client in (owner, stranger, tm):
+            client.open(2)
+        stranger.open(1, select=True)
+        owner.idle(1, idle, queue=queue, body=b"idle")
+        owner.prepared(1, first, queue=queue, body=b"first")
+        owner.prepared(1, second, queue=queue, body=b"second")
+        for xid in (idle, first):
+            for make in STRANGERS_CALLS:
+                assert stranger.refusal(1, make(xid)).code == 403, make(xid)
+        assert not recovered(stranger) & {idle, first, second}
+        assert {first, second} <= recovered(owner)
+        assert {first, second} <= recovered(tm)
+        assert tm.ask(2, Commit(xid=first)) is XaFlag.OK
+        assert tm.ask(2, Rollback(xid=second)) is XaFlag.OK
+        assert owner.ask(2, Commit(xid=idle, one_phase=True)) is XaFlag.OK
+    assert bodies(service, queue) == [b"first", b"idle"]
+
+
+def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers, queue: str) -> None:
+    users.add("leaver")
+    users.permit("leaver")
+    prepared, idle = new_xid(), new_xid()
+    with RawClient(users.url("leaver")) as client:
+        client.open(1, select=True)
+        client.prepared(1, prepared, queue=queue)
+        client.idle(1, idle, queue=queue)
+        said = service.run("user", "rm", "leaver")
+        assert "branches in doubt that it has started: 1; only users named by --coordinator" in said.stderr
+        with pytest.raises(ConnectionEnded, match=r"^320"):
+            client.read()
+    with RawClient(users.url("tm")) as tm:
+        tm.open(2)
+        assert prepared in recovered(tm)
+        assert tm.ask(2, Commit(xid=prepared)) is XaFlag.OK
+        assert tm.ask(2, Rollback(xid=idle)) is XaFlag.OK
+    assert bodies(service, queue) == [b"one"]
+
+
+def may_get(client: RawClient, queue: str) -> bool:
+    """Whether channel 2, which is open afterwards, may get from an empty queue."""
+    client.send(2, requests.get(queue.encode()))
+    if client.next_method(2).startswith(keys.BASIC_GET_EMPTY.to_bytes(4, "big")):
+        return True
+    client.send(2, requests.CHANNEL_CLOSE_OK)
+    client.open(2)
+    return False
+
+
+def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUsers, clerk: str, queue: str) -> None:
+    """RabbitMQ judges a consumer when it comes; so does dtx. What it has in hand it may acknowledge in a branch too."""
+    xid = new_xid()
+    with RawClient(users.url(clerk)) as client, RawClient(users.url()) as guest:
+        client.open(1, select=True)
+        client.open(2)
+        guest.open(1)
+        client.send(1, requests.consume(queue.encode(), b"tag"))
+        client.read_method(1, keys.BASIC_CONSUME_OK)
+        users.permit(clerk, configure="", write="", read="")
+        wait_until(lambda: not may_get(client, queue), what="the refusal")
+        guest.publish(1, queue)
+        tag = content.deliver(client.read_method(1, keys.BASIC_DELIVER)).delivery_tag
+        client.ask(1, Start(xid=xid))
+        client.send(1, requests.ack(tag))
+        assert client.ask(1, End(xid=xid)) is XaFlag.OK
+        assert client.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        assert client.ask(1, Commit(xid=xid)) is XaFlag.OK
+        assert guest.get(1, queue) is None
