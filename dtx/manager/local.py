@@ -7,10 +7,10 @@ write of unknown outcome shows nothing until the log has been read again.
 
 from dataclasses import replace
 
-from dtx.log.api import TransactionLog
+from dtx.log.api import LogError, TransactionLog
 from dtx.log.changes import Change, Slot
 from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, LogState, Note, Work, WorkKind
-from dtx.manager.durable import EVENT, Durable
+from dtx.manager.durable import EVENT, Durable, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
@@ -37,7 +37,7 @@ class LocalDurable(Durable):
     async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
         """The vote: messages are stored, and nobody sees them yet."""
         assert state is State.PREPARED, "no other state of local work is in the table"
-        plan = self._plan(entry)
+        plan = await self._plan(entry, f"writing {state}")
         record = BranchRecord(
             id=entry.id,
             vhost=entry.vhost,
@@ -66,7 +66,7 @@ class LocalDurable(Durable):
             journal = replace(journal, decided_at=now)
         record = entry.record
         if record is None:
-            plan = self._plan(entry)
+            plan = await self._plan(entry, f"writing the end ({ending})")
             change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
             await self._write(entry, Note(journal=journal, change=change), f"writing the end ({ending})")
         else:
@@ -81,8 +81,14 @@ class LocalDurable(Durable):
         self._gone(entry, event)
         entry.record = None
 
-    def _plan(self, entry: Entry) -> Plan:
+    async def _plan(self, entry: Entry, what: str) -> Plan:
         assert entry.work is not None, "a branch that is not logged holds its work in memory"
+        waiting = self._store.defined_for(entry.work)
+        if waiting is not None:
+            try:
+                await waiting
+            except LogError as error:
+                raise log_failed(error, what, entry.xid) from error
         plan = entry.plan = self._store.plan(entry.vhost, entry.work)
         return plan
 

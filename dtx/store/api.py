@@ -126,6 +126,13 @@ class LocalStore(MessageStore, Protocol):
     def restore(self, record: BranchRecord) -> None:
         """A branch that the log has: its messages are hidden and held. Called after open, before clients come."""
 
+    def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
+        """When the log has the queues that *work* publishes to: ``None`` where it has them already.
+
+        Returns:
+            Done then; a LogError when that fails.
+        """
+
     def plan(self, vhost: str, work: HeldWork) -> Plan:
         """How the log would keep *work*. May be asked again when the write has failed."""
 

@@ -7,6 +7,7 @@ from dtx.log.api import LogError
 from dtx.log.changes import Define
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import HeldPublish
 
@@ -43,13 +44,22 @@ class Broker(Protocol):
         """
 
     def define(self, define: Define) -> Awaitable[None]:
-        """Make a change of the topology durable.
+        """Make a change of the topology durable, in the order of the calls.
 
-        It goes to the log when this is called, so before what is submitted later: a message never becomes durable
-        before its queue does.
+        Nobody hears of a message that it is durable before its queue is.
 
         Returns:
             Done when it is durable; a LogError when it is not, or nobody knows.
+        """
+
+    def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
+        """What is in memory may not be durable yet: somebody else has just asked for it.
+
+        Args:
+            thing: which; all that was ever asked for when none is named.
+
+        Returns:
+            As :meth:`define`; ``None`` when it is durable.
         """
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:

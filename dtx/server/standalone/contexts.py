@@ -178,6 +178,8 @@ class Local:
         def written(error: LogError | None) -> None:
             if error is not None:
                 _log.error("a transaction's outcome is not known", channel=channel.number, reason=str(error))
+                others = [tagged for tagged, how in settled if how is not Settlement.ACK]
+                give_back(others, Settlement.REQUEUE, channel.connection.now())
                 reason = "the outcome of tx.commit is not known: the database failed"
                 done(XaError(ReplyCode.INTERNAL_ERROR, reason))
                 return

@@ -5,6 +5,7 @@ is durable, if it is to be.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtx.log.changes import Define, DestinationKind
@@ -12,6 +13,7 @@ from dtx.server.standalone.direct import REPLY_TO
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE
 from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.refusals import check_not_default
 from dtx.store.postgres.values import first_of_each
 from dtx.wire.amqp09 import declarations, keys, replies
@@ -86,7 +88,7 @@ class Declaring:
                 internal=asked.internal,
                 arguments=asked.arguments,
             )
-        self._answer(keys.EXCHANGE_DECLARE, define, asked.no_wait)
+        self._answer(keys.EXCHANGE_DECLARE, define, asked.no_wait, vhost.exchanges[name].key)
 
     def exchange_delete(self, payload: bytes) -> None:
         """exchange.delete."""
@@ -142,7 +144,8 @@ class Declaring:
         demand(Permission.READ, "exchange", source)
         act = vhost.bind if key in (keys.QUEUE_BIND, keys.EXCHANGE_BIND) else vhost.unbind
         define = act(source, kind, destination, routing_key, asked.arguments, self._connection)
-        self._answer(key, define, asked.no_wait)
+        binding = vhost.binding(source, kind, destination, routing_key, asked.arguments) if act == vhost.bind else None
+        self._answer(key, define, asked.no_wait, binding)
 
     def binding_query(self, payload: bytes) -> None:
         """binding.query of the preview."""
@@ -187,7 +190,8 @@ class Declaring:
         )
         queue = declared.queue
         if declared.created:
-            self._durably(declared.define, lambda: self._found(queue.name, asked.no_wait), keys.QUEUE_DECLARE)
+            answer = partial(self._found, queue.name, asked.no_wait)
+            self._durably(declared.define, answer, keys.QUEUE_DECLARE, queue.spec.id)
         else:
             queue.index.touch(self._connection.now())
             self._count(queue.name, asked.no_wait)
@@ -204,7 +208,12 @@ class Declaring:
 
     def _count(self, name: bytes, no_wait: bool) -> None:
         """Answer with the numbers of a queue, behind what was published before."""
-        self._channel.after_writes(lambda: self._channel.send(self._found(name, no_wait)), keys.QUEUE_DECLARE)
+
+        def act() -> None:
+            queue = self._connection.vhost.find_queue(name, self._connection)
+            self._durably(None, partial(self._found, name, no_wait), keys.QUEUE_DECLARE, queue.spec.id)
+
+        self._channel.after_writes(act, keys.QUEUE_DECLARE)
 
     def _found(self, name: bytes, no_wait: bool) -> bytes:
         queue = self._connection.vhost.find_queue(name, self._connection)
@@ -244,24 +253,30 @@ class Declaring:
         self._connection.close_queues(gone.queues)
         number = self._channel.number
         answer = b"" if asked.no_wait else replies.count_ok(number, keys.QUEUE_DELETE_OK, messages)
-        self._durably(gone.define, lambda: answer, keys.QUEUE_DELETE)
+        self._durably(gone.define, lambda: answer, keys.QUEUE_DELETE, None)
 
     # -- answers
 
-    def _answer(self, key: int, define: Define | None, no_wait: bool) -> None:
+    def _answer(self, key: int, define: Define | None, no_wait: bool, thing: Thing | None = None) -> None:
         """Answer a method that has an answer without arguments."""
         number = self._channel.number
-        self._durably(define, lambda: b"" if no_wait else replies.empty(number, _OK[key]), key)
+        self._durably(define, lambda: b"" if no_wait else replies.empty(number, _OK[key]), key, thing)
 
-    def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int) -> None:
-        """Answer when *define* is durable."""
-        if define is None:
+    def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int, thing: Thing | None) -> None:
+        """Answer when it is durable.
+
+        Args:
+            define: what is to be written; nothing where somebody else has asked for the same, perhaps just now.
+            answer: makes the frame.
+            key: the method that is answered.
+            thing: what must be there then; nothing where something must be gone.
+        """
+        broker = self._connection.broker
+        written = broker.define(define) if define is not None else broker.defined(thing)
+        if written is None:
             self._channel.send(answer())
-            return
-        # In the log's order it stands before whatever is published from now on, by anybody.
-        self._connection.writes.flush()
-        written = self._connection.broker.define(define)
-        self._channel.run(_after(written, answer), key)
+        else:
+            self._channel.run(_after(written, answer), key)
 
 
 async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes:

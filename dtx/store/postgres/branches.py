@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
 
-from dtx.log.api import LeaseLost, LogError, MessageLog
-from dtx.log.changes import Change, Slot, StoredMessage
+from dtx.log.changes import PRIORITY_SHIFT, Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import cost
 from dtx.store.postgres.deadletter import expiry
@@ -14,44 +13,62 @@ from dtx.store.postgres.recording import Recorder
 from dtx.store.postgres.registry import Registry, by_queue
 from dtx.store.postgres.traits import traits
 from dtx.store.work import HeldPublish, HeldWork
-from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 
-_READ_OCTETS: Final = 8 << 20
-_RETRY_SECONDS: Final = 0.5
 
-log = get_logger(part="store")
+class Hidden(NamedTuple):
+    """What a queue must know of a message that a branch has put, and whose body is not in memory.
+
+    Args:
+        priority: of the message.
+        octets: of its body.
+        lifetime: seconds from the commit on, ``None`` for ever.
+        expires_at: seconds since the epoch, once the commit is on its way.
+    """
+
+    priority: int = 0
+    octets: int = 0
+    lifetime: float | None = None
+    expires_at: float | None = None
+
+
+_PLAIN: Final = Hidden()
 
 
 class Branches:
     """The messages of branches.
 
     A branch commits soon after its vote, mostly: so what it has put is kept in memory for that moment, the latest
-    messages up to a limit, and read from the log otherwise.
+    messages up to a limit. Of others the queue reads the body when it is their turn.
 
     Args:
-        log_: open.
         recorder: of changes.
         registry: of queues.
         clock: seconds since the epoch.
         limit: octets of messages in memory.
     """
 
-    def __init__(
-        self, log_: MessageLog, recorder: Recorder, registry: Registry, clock: Callable[[], float], limit: int
-    ) -> None:
-        self._log = log_
+    def __init__(self, recorder: Recorder, registry: Registry, clock: Callable[[], float], limit: int) -> None:
         self._recorder = recorder
         self._registry = registry
         self._clock = clock
         self._limit = limit
         self._used = 0
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
-        self._lifetimes: dict[Slot, float] = {}
+        self._stored: dict[Slot, Hidden] = {}
 
-    def restored(self, slot: Slot, lifetime: float) -> None:
-        """A message of a branch that the log has expires *lifetime* seconds after the branch commits."""
-        self._lifetimes[slot] = lifetime
+    def restored(self, slot: Slot, hidden: Hidden) -> None:
+        """What is known of a message of a branch that the log has."""
+        if hidden != _PLAIN:
+            self._stored[slot] = hidden
+
+    def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        if not self._recorder.undefined:
+            return None
+        publishes = (item for item in work.items if isinstance(item, HeldPublish))
+        future = self._recorder.defined_queues([queue for publish in publishes for queue in publish.queues])
+        return None if future is None else asyncio.shield(future)
 
     def plan(self, work: HeldWork) -> Plan:
         """See :class:`dtx.store.api.LocalStore`.
@@ -95,7 +112,17 @@ class Branches:
         hidden[message.slot] = message
         self._used += cost(message)
         while self._used > self._limit:
-            self._used -= cost(hidden.popitem(last=False)[1])
+            self._let_go(hidden.popitem(last=False)[1])
+
+    def _let_go(self, message: StoredMessage) -> None:
+        self._used -= cost(message)
+        entry = self._registry.find(message.queue)
+        if entry is None:
+            return
+        settings = entry.spec.settings
+        lifetime = expiry(traits(message.properties).expiration, settings.message_ttl, 0.0)
+        octets = 0 if settings.max_length_bytes is None else len(message.body)
+        self.restored(message.slot, Hidden(message.flags >> PRIORITY_SHIFT & 0xFF, octets, lifetime))
 
     def _take(self, slot: Slot) -> StoredMessage | None:
         message = self._hidden.pop(slot, None)
@@ -115,8 +142,12 @@ class Branches:
                     self._hidden[slot] = renewed
                     assert renewed.expires_at is not None
                     expiries.append((slot, renewed.expires_at))
-            elif slot in self._lifetimes:
-                expiries.append((slot, now + self._lifetimes[slot]))
+            elif slot in self._stored:
+                stored = self._stored[slot]
+                if stored.lifetime is not None:
+                    expires_at = now + stored.lifetime
+                    self._stored[slot] = stored._replace(expires_at=expires_at)
+                    expiries.append((slot, expires_at))
         gone = [slot for slot in published if slot.queue not in self._registry.queues]
         return Change(drops=[*consumed, *gone], expiries=expiries)
 
@@ -137,46 +168,24 @@ class Branches:
             if entry is not None:
                 entry.index.commit(positions)
         now = self._clock()
-        unread: list[Slot] = []
         for slot in published:
-            self._lifetimes.pop(slot, None)
+            stored = self._stored.pop(slot, _PLAIN)
             message = self._take(slot)
             entry = self._registry.find(slot.queue)
             if entry is None:
                 continue
             if message is None:
-                unread.append(slot)
+                entry.index.reveal(
+                    slot.position, now, priority=stored.priority, octets=stored.octets, expires_at=stored.expires_at
+                )
             else:
                 entry.index.put(message, now)
-        if unread:
-            self._recorder.spawn(self._show(unread))
-
-    async def _show(self, slots: list[Slot]) -> None:
-        """Show messages that are in the log alone."""
-        while slots:
-            try:
-                read = await self._log.read_messages(slots, _READ_OCTETS)
-            except LeaseLost:
-                raise
-            except LogError as error:
-                log.warning("committed messages could not be read, trying again", error=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            now = self._clock()
-            for slot, message in read.items():
-                entry = self._registry.find(slot.queue)
-                if entry is not None:
-                    entry.index.put(message, now)
-            if not read:
-                log.error("committed messages are not in the database any more", count=len(slots))
-                return
-            slots = slots[slots.index(next(reversed(read))) + 1 :]
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
         now = self._clock()
         for slot in published:
-            self._lifetimes.pop(slot, None)
+            self._stored.pop(slot, None)
             self._take(slot)
         for queue, positions in by_queue(consumed).items():
             entry = self._registry.find(queue)

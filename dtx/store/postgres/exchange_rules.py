@@ -119,9 +119,10 @@ class ExchangeRules(Graph):
 
     # -- bindings -----------------------------------------------------------------------------------------------------
 
-    def _binding(
+    def binding(
         self, source: bytes, kind: DestinationKind, destination: bytes, routing_key: bytes, arguments: bytes
     ) -> BindingRow:
+        """What names the binding that :meth:`bind` makes of the same arguments."""
         check_not_default(source)
         if kind is DestinationKind.EXCHANGE:
             check_not_default(destination)
@@ -151,7 +152,7 @@ class ExchangeRules(Graph):
                 406 for an x-match that does not exist.
             WireError: 502 when *arguments* are malformed.
         """
-        binding = self._binding(source, kind, destination, routing_key, arguments)
+        binding = self.binding(source, kind, destination, routing_key, arguments)
         start, end = self._existing(source), self.destination(kind, destination)
         if end is None:
             raise XaError(ReplyCode.NOT_FOUND, f"no {describe(kind, destination, self.name)}")
@@ -177,7 +178,7 @@ class ExchangeRules(Graph):
             XaError: 403 for the default exchange, 405 for the exclusive queue of another.
             WireError: 502 when *arguments* are malformed.
         """
-        binding = self._binding(source, kind, destination, routing_key, arguments)
+        binding = self.binding(source, kind, destination, routing_key, arguments)
         start = self.exchanges.get(source)
         if start is None or binding not in start.bindings:
             return None

@@ -123,6 +123,11 @@ class DeadLetters:
         while True:
             # Routed anew each time: the log may have been away for long.
             moved = [pair for message in messages for pair in self._address(spec, message, reason)]
+            queues = self._recorder.defined_queues({put.queue for _, put in moved})
+            if queues is not None:  # what is put where the log has no queue would not survive a restart
+                self._withdraw(moved)
+                await self._defined(spec, queues)
+                continue
             try:
                 await self._log.write(Store(change=Change(puts=[put for _, put in moved], drops=drops)))
             except LeaseLost:
@@ -136,6 +141,15 @@ class DeadLetters:
                     continue
             self._show(moved)
             return
+
+    async def _defined(self, spec: QueueSpec, queues: "asyncio.Future[None]") -> None:
+        try:
+            await asyncio.shield(queues)
+        except LeaseLost:
+            raise
+        except LogError as error:
+            log.warning("dead letters wait for a queue", queue=spec.where, error=str(error))
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def _address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""

@@ -1,12 +1,13 @@
 """A start: what the log has of queues becomes their indexes, without reading a body."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dtx.log.changes import PRIORITY_SHIFT, QueueContents, Slot
 from dtx.log.records import BranchRecord
-from dtx.store.postgres.branches import Branches
+from dtx.store.postgres.branches import Branches, Hidden
 from dtx.store.postgres.registry import Entry, Registry
 
 
@@ -34,11 +35,16 @@ class Loading:
         """A branch: what it has published is hidden, what it has consumed is held."""
         for slot in record.published or ():
             self._reserved.setdefault(slot.queue, set()).add(slot.position)
-            expires_at = self._expiries.get(slot.queue, {}).get(slot.position)
+            if slot.queue not in self._contents:
+                continue  # the queue has not survived
+            priority, octets = self._details(slot)
+            expires_at = self._expiries[slot.queue].get(slot.position)
+            lifetime = None
             if expires_at is not None:
                 # it was written with the vote, as if it could be seen from then on
                 voted = record.started_at if record.prepared_at is None else record.prepared_at
-                self._branches.restored(slot, max(0.0, expires_at - voted))
+                lifetime = max(0.0, expires_at - voted)
+            self._branches.restored(slot, Hidden(priority, octets, lifetime))
         for slot in record.consumed or ():
             self._reserved.setdefault(slot.queue, set()).add(slot.position)
             entry = self._registry.find(slot.queue)
@@ -46,18 +52,23 @@ class Loading:
                 self._hold(entry, slot)
 
     def _hold(self, entry: Entry, slot: Slot) -> None:
-        contents = self._contents[slot.queue]
-        priority = octets = 0
-        if contents.flags is not None and contents.sizes is not None:
-            at = contents.positions.index(slot.position)
-            priority = contents.flags[at] >> PRIORITY_SHIFT & 0xFF
-            octets = contents.sizes[at]
+        priority, octets = self._details(slot)
         entry.index.restore_held(
             slot.position,
             priority=priority,
             octets=octets,
             expires_at=self._expiries[slot.queue].get(slot.position),
         )
+
+    def _details(self, slot: Slot) -> tuple[int, int]:
+        """Priority and octets of a message, in a queue that wants to know."""
+        contents = self._contents[slot.queue]
+        if contents.flags is None or contents.sizes is None:
+            return 0, 0
+        at = bisect_left(contents.positions, slot.position)
+        if at == len(contents.positions) or contents.positions[at] != slot.position:
+            return 0, 0  # somebody removed it behind our back
+        return contents.flags[at] >> PRIORITY_SHIFT & 0xFF, contents.sizes[at]
 
     def finish(self, delivered: Mapping[int, int]) -> list[Slot]:
         """Fill the indexes.

@@ -8,11 +8,12 @@ that was sent without acknowledgement, topology) is written again until it is th
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import count
+from typing import Final, NamedTuple
 
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, MessageLog
-from dtx.log.changes import Change, Define, Slot, Store
+from dtx.log.changes import BindingRow, Change, Define, ExchangeKey, Slot, Store, StoredMessage
 from dtx.telemetry import get_logger
 
 DROPS_AT_ONCE: Final = 5_000
@@ -20,7 +21,13 @@ DROPS_AT_ONCE: Final = 5_000
 _PAUSE: Final = 0.25
 """Seconds before the database is asked again; the log itself has waited for its retry window by then."""
 
+NO_QUEUE_YET: Final = "the database does not have the queue yet"
+
 log = get_logger(part="store")
+
+Thing = int | ExchangeKey | BindingRow
+"""Something durable of the topology: a queue by its id, an exchange, a binding."""
+Written = Callable[[LogError | None], None]
 
 
 class Recorder:
@@ -35,10 +42,13 @@ class Recorder:
         self._gone: list[Slot] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: set[asyncio.Future[None]] = set()
-        self._defines: deque[tuple[Define, asyncio.Future[None]]] = deque()
+        self._numbers = count()
+        self._defines: deque[_Definition] = deque()
         self._defining: asyncio.Task[None] | None = None
+        self.undefined: dict[Thing, _Definition] = {}
+        """What the log does not have yet."""
         self.unsure: set[int] = set()
-        """Durable queues that the log may not have, since writing them has failed so far: nothing is put there."""
+        """Those durable queues among it of which writing has failed so far: nothing is put there."""
 
     async def close(self) -> None:
         """Write what waits, and stop to try again."""
@@ -112,6 +122,18 @@ class Recorder:
             except LogUnavailable:
                 await asyncio.sleep(_PAUSE)
 
+    async def messages(self, slots: Sequence[Slot]) -> dict[Slot, StoredMessage]:
+        """The messages in *slots*; waits as long as that takes.
+
+        Raises:
+            LeaseLost.
+        """
+        while True:
+            try:
+                return await self._log.read_messages(slots)
+            except LogUnavailable:
+                await asyncio.sleep(_PAUSE)
+
     # -- what is written until it is there ----------------------------------------------------------------------------
 
     def drop(self, slots: Sequence[Slot]) -> None:
@@ -175,43 +197,105 @@ class Recorder:
 
     # -- topology -----------------------------------------------------------------------------------------------------
 
-    async def define(self, record: Define) -> None:
+    def define(self, record: Define) -> Awaitable[None]:
         """Write topology, behind all that was to be written before.
 
         Memory has it already and cannot go back, for others may have built on it. So a record that fails is written
-        again until it is there, and none overtakes it; whoever asked hears of the failure.
+        again until it is there, and none overtakes it; whoever asked hears of the failure. Others may use it at once,
+        but what they are told waits for it: see :meth:`defined` and :meth:`behind`.
 
-        Raises:
-            LogError: not written yet, as far as is known.
+        Returns:
+            Done when it is written; a LogError when it is not yet, as far as is known.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._defines.append((record, future))
+        definition = _Definition(next(self._numbers), record, future)
+        self._defines.append(definition)
+        self.undefined.update(dict.fromkeys(definition.things, definition))
         if self._defining is None:
             self._defining = asyncio.ensure_future(self._define_all())
-        await asyncio.shield(future)
+        return asyncio.shield(future)
+
+    def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
+        """When the log has *thing*, or all topology so far; as :meth:`define`. ``None`` where it has it already."""
+        if not self._defines and not self.undefined:
+            return None
+        definition = self._defines[-1] if thing is None else self.undefined.get(thing)
+        return None if definition is None else asyncio.shield(definition.future)
+
+    def defined_queues(self, queues: Iterable[int]) -> "asyncio.Future[None] | None":
+        """As :meth:`defined`, for some queues; to be shielded from who waits."""
+        if not self.undefined:
+            return None
+        found = [self.undefined[queue] for queue in queues if queue in self.undefined]
+        return max(found).future if found else None  # the others come before it
+
+    def behind(self, queues: Collection[int], written: Written) -> Written:
+        """Hold back that messages are written until the log has the queues that they are in.
+
+        A restart does not keep a message whose queue the log does not have.
+
+        Args:
+            queues: where they are put.
+            written: to be told.
+        """
+        future = self.defined_queues(queues)
+        if future is None:
+            return written
+
+        def told(error: LogError | None) -> None:
+            if error is not None:
+                written(error)
+            else:
+                future.add_done_callback(lambda _: written(self._not_defined(queues)))
+
+        return told
+
+    def _not_defined(self, queues: Iterable[int]) -> LogError | None:
+        return None if self.undefined.keys().isdisjoint(queues) else LogUnavailable(NO_QUEUE_YET)
 
     async def _define_all(self) -> None:
         while self._defines:
-            record, future = self._defines[0]
+            definition = self._defines[0]
             try:
-                await self._log.write(record)
+                await self._log.write(definition.record)
             except LogError as error:
-                self._failed(record, future, error)
+                self._failed(definition, error)
                 if isinstance(error, LeaseLost):
                     break
                 if not isinstance(error, LogConflict):
                     await asyncio.sleep(_PAUSE)
                     continue
             else:
-                self.unsure.difference_update(queue.id for queue in record.queues)
-                if not future.done():
-                    future.set_result(None)
+                self._defined(definition)
             self._defines.popleft()
         self._defining = None
 
-    def _failed(self, record: Define, future: "asyncio.Future[None]", error: LogError) -> None:
+    def _defined(self, definition: "_Definition") -> None:
+        for thing in definition.things:
+            if self.undefined.get(thing) is definition:
+                del self.undefined[thing]
+        self.unsure.difference_update(definition.things)
+        if not definition.future.done():
+            definition.future.set_result(None)
+
+    def _failed(self, definition: "_Definition", error: LogError) -> None:
         log.error("topology could not be written", error=str(error))
-        self.unsure.update(queue.id for queue in record.queues)
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # the asker may have gone
+        self.unsure.update(queue.id for queue in definition.record.queues)
+        if not definition.future.done():
+            definition.future.set_exception(error)
+            definition.future.exception()  # the asker may have gone
+
+
+class _Definition(NamedTuple):
+    """Topology on its way to the log."""
+
+    number: int
+    record: Define
+    future: "asyncio.Future[None]"
+
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        """What comes with it."""
+        record = self.record
+        queues = [queue.id for queue in record.queues]
+        return (*queues, *[exchange.key for exchange in record.exchanges], *record.bindings)

@@ -11,7 +11,7 @@ come from one counter, which begins ahead of the clock's microseconds at each st
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
@@ -26,7 +26,7 @@ from dtx.store.postgres.letters import DeadLetters
 from dtx.store.postgres.loading import Loading
 from dtx.store.postgres.pump import Pump
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.recording import Recorder
+from dtx.store.postgres.recording import NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import Entry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.postgres.traits import traits
@@ -70,7 +70,7 @@ class PostgresStore:
         self._recorder = Recorder(log_)
         letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
         self._pump = Pump(log_, self._recorder, letters, clock)
-        self._branches = Branches(log_, self._recorder, self._registry, clock, cache_bytes // HIDDEN_SHARE)
+        self._branches = Branches(self._recorder, self._registry, clock, cache_bytes // HIDDEN_SHARE)
 
     async def open(self) -> None:
         """Load topology and positions; branches come next, by :meth:`restore`.
@@ -142,14 +142,13 @@ class PostgresStore:
         self._registry.add(spec, index)
         return index
 
-    async def define(self, define: Define | None) -> None:
-        """Make a change of the topology durable, in the order of the calls.
+    def define(self, define: Define | None) -> Awaitable[None]:
+        """Make a change of the topology durable, if there is one, in the order of the calls; see the recorder's."""
+        return asyncio.sleep(0) if define is None else self._recorder.define(define)
 
-        Raises:
-            LogError: it is not, or nobody knows; it will be as soon as the log can.
-        """
-        if define is not None:
-            await self._recorder.define(define)
+    def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
+        """See :meth:`Recorder.defined`."""
+        return self._recorder.defined(thing)
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
         """Queues are gone: their messages are removed in the background.
@@ -217,7 +216,7 @@ class PostgresStore:
         refused: list[int] = []
         unsure = self._recorder.unsure
         if unsure and any(not unsure.isdisjoint(publish.queues) for publish in publishes):
-            self._decline(acked, done, whole=whole)
+            self._decline(acked, done)
             return ()
         for number, publish in enumerate(publishes):
             entries = [entry for entry in map(registry.queues.get, publish.queues) if entry is not None]
@@ -239,24 +238,18 @@ class PostgresStore:
             asyncio.get_running_loop().call_soon(done, None)
             return refused
         drops = [delivery.slot for delivery in acked]
-        self._recorder.submit(
-            Change(puts=[message for _, message in puts], drops=drops),
-            lambda error: self._written(puts, drops, done, error),
-        )
+        written: Done = lambda error: self._written(puts, drops, done, error)  # noqa: E731
+        if self._recorder.undefined:
+            written = self._recorder.behind({message.queue for _, message in puts}, written)
+        self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 
-    def _decline(self, acked: Sequence[Delivery], done: Done, *, whole: bool) -> None:
+    def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""
-        error = LogUnavailable("the database does not have the queue yet")
-        if whole:
-            now = self._clock()
-            for delivery in acked:
-                delivery.queue.requeue((delivery,), now)
-        else:
-            for delivery in acked:
-                delivery.queue.ack(delivery)
-            self._recorder.drop([delivery.slot for delivery in acked])
-        asyncio.get_running_loop().call_soon(done, error)
+        now = self._clock()
+        for delivery in acked:
+            delivery.queue.requeue((delivery,), now)
+        asyncio.get_running_loop().call_soon(done, LogUnavailable(NO_QUEUE_YET))
 
     @staticmethod
     def _admit(entries: Sequence[Entry], octets: int) -> bool:
@@ -315,7 +308,7 @@ class PostgresStore:
 
     async def _reappear(self, slots: Sequence[Slot]) -> None:
         """These were acknowledged in a transaction that did not happen."""
-        found = await self._log.read_messages(slots)
+        found = await self._recorder.messages(slots)
         now = self._clock()
         for queue, positions in by_queue(list(found)).items():
             entry = self._registry.find(queue)
@@ -328,6 +321,10 @@ class PostgresStore:
         """See :class:`dtx.store.api.LocalStore`."""
         assert self._loading is not None, "branches are restored before clients come"
         self._loading.restore(record)
+
+    def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
+        """See :class:`dtx.store.api.LocalStore`."""
+        return self._branches.defined_for(work)
 
     def plan(self, vhost: str, work: HeldWork) -> Plan:  # noqa: ARG002 - ids of queues are the resource manager's
         """See :class:`dtx.store.api.LocalStore`.

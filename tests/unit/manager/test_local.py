@@ -1,6 +1,6 @@
 """Branches whose messages live in the log's own database: done or not done, whatever fails."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,9 @@ class Ledger:
 
     def restore(self, record: BranchRecord) -> None:
         self.held |= set(record.consumed or ())
+
+    def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
+        return None
 
     def plan(self, vhost: str, work: HeldWork) -> Plan:
         puts = []

@@ -11,6 +11,7 @@ from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import Budget, HeldPublish
 
@@ -41,6 +42,9 @@ class Recording:
         raise AssertionError
 
     def define(self, define: Define) -> Awaitable[None]:
+        raise AssertionError
+
+    def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
         raise AssertionError
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:

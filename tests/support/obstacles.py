@@ -1,0 +1,123 @@
+"""What stands in PostgreSQL's way: a table that is locked, a record that is refused, a commit that does not return."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+
+DISK_FULL = "53100"
+_WAITING = """
+SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+WHERE NOT l.granted AND n.nspname = 'dtx' AND (c.relname = %(table)s OR i.inhparent = to_regclass('dtx.' || %(table)s))
+AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+class Lock:
+    """A table of the log that nobody can write to; reading goes on. Use as a context manager.
+
+    Args:
+        url: of the database.
+        table: its name, in the schema of dtx.
+    """
+
+    def __init__(self, url: str, table: str) -> None:
+        self._url = url
+        self._table = table
+        self._connection = psycopg.connect(url)
+        self._connection.execute(
+            sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(sql.Identifier("dtx", table))
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let everybody go on. Idempotent, also when the server has died."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+    @property
+    def felt(self) -> bool:
+        """Whether somebody waits for the table."""
+        with psycopg.connect(self._url) as connection:
+            row = connection.execute(_WAITING, {"table": self._table}).fetchone()
+        return row is not None and row[0] > 0
+
+    def wait_felt(self) -> None:
+        """Wait until somebody waits for the table."""
+        wait_until(lambda: self.felt, what=f"a writer that waits for dtx.{self._table}")
+
+
+@contextlib.contextmanager
+def refusing(url: str, table: str, event: str = "INSERT", when: str = "") -> Iterator[None]:
+    """Refuse what would be written to a table, as a full disk does.
+
+    Args:
+        url: of the database.
+        table: its name, in the schema of dtx.
+        event: INSERT, UPDATE or DELETE.
+        when: condition on the row.
+    """
+    name = f"refuse_{secrets.token_hex(4)}"
+    condition = f"WHEN ({when})" if when else ""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = '{DISK_FULL}'; END $$"
+        )
+        connection.execute(
+            f"CREATE TRIGGER {name} BEFORE {event} ON dtx.{table} FOR EACH ROW {condition} EXECUTE FUNCTION {name}()"
+        )
+    try:
+        yield
+    finally:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"DROP FUNCTION {name} CASCADE")
+
+
+@contextlib.contextmanager
+def commits_that_do_not_return(server: PostgresServer) -> Iterator[None]:
+    """What commits is durable and nobody hears of it: PostgreSQL waits for a copy that there is not.
+
+    When *server* is killed in this state, what it has committed is there when it comes back, and it waits no more.
+    """
+    with server.connection() as connection:
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        connection.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: _synchronous(server) == "nobody", what="the new setting")
+        connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # counts from the next start or reload on
+    try:
+        yield
+    finally:
+        server.wait_ready()
+        with server.connection() as connection:
+            connection.execute("SELECT pg_reload_conf()")
+
+
+def wait_committed(server: PostgresServer) -> None:
+    """Wait until a commit does not return."""
+
+    def waits() -> bool:
+        with server.connection() as connection:
+            query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE %s"
+            row = connection.execute(query, ("dtx writer%",)).fetchone()
+        return row is not None and row[0] > 0
+
+    wait_until(waits, what="a commit that does not return")
+
+
+def _synchronous(server: PostgresServer) -> str:
+    with server.connection() as connection:
+        row = connection.execute("SHOW synchronous_standby_names").fetchone()
+    return "" if row is None else str(row[0])
