@@ -26,6 +26,7 @@ _SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
 """Stands for the name that the server would choose, where permissions are judged: as long, and begun as that one."""
 _TICKET: Final = 1
 """What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
+_TICKET_OCTETS: Final = slice(4, 6)
 
 
 class Declaring:
@@ -62,6 +63,25 @@ class Declaring:
         declarations.access_request(payload)
         self.ticket = _TICKET
         self._channel.send(replies.ticket_ok(self._channel.number, _TICKET))
+
+    def check_ticket(self, name: str, payload: bytes) -> None:
+        """Judge the ticket of a method of the preview: "a valid ticket should be provided".
+
+        That is the one that access.request gave to this channel, or 0 where none is required.
+
+        Args:
+            name: of the method.
+            payload: of its frame.
+
+        Raises:
+            XaError: 403 (the rule's on-failure="access-refused").
+        """
+        ticket = int.from_bytes(payload[_TICKET_OCTETS], "big")
+        if ticket != self.ticket and (ticket or self._connection.limits.require_tickets):
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
+            )
 
     # -- exchanges
 
@@ -104,6 +124,7 @@ class Declaring:
         if not declarations.is_query(payload):
             self._bind(payload, keys.EXCHANGE_BIND)
             return
+        self.check_ticket("exchange.query", payload)
         facts = exchange_facts(self._connection.vhost, declarations.exchange_query(payload))
         self._channel.send(
             replies.exchange_query_ok(
@@ -149,6 +170,7 @@ class Declaring:
 
     def binding_query(self, payload: bytes) -> None:
         """binding.query of the preview."""
+        self.check_ticket("binding.query", payload)
         asked = declarations.binding_query(payload)
         facts = binding_facts(self._connection.vhost, *asked)
         self._channel.send(

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _NAMES: Final = {method.value: method.wire_name for method in DtxMethod}
 _WITHOUT_TICKET: Final = frozenset((DtxMethod.SELECT.value, DtxMethod.GET_TIMEOUT.value))
-_TICKET: Final = slice(4, 6)
 
 
 class Transactions:
@@ -38,7 +37,8 @@ class Transactions:
             XaError: it is refused.
         """
         channel = self._channel
-        self._check_ticket(key, payload)
+        if key not in _WITHOUT_TICKET:
+            channel.declaring.check_ticket(_NAMES.get(key, "method"), payload)
         call = calls.decode_call(payload)
         match call:
             case calls.Select():
@@ -74,20 +74,3 @@ class Transactions:
             self._context = Distributed(channel)
             channel.distribute(self._context)
         channel.send(answers.empty_ok(channel.number, DtxMethod.SELECT_OK))
-
-    def _check_ticket(self, key: int, payload: bytes) -> None:
-        """The ticket that access.request gave, or 0 where none is required.
-
-        Raises:
-            XaError: 403. "Access-ticket granted by the server for a specific realm".
-        """
-        if key in _WITHOUT_TICKET:
-            return
-        channel = self._channel
-        ticket = int.from_bytes(payload[_TICKET], "big")
-        if ticket != channel.declaring.ticket and (ticket or channel.connection.limits.require_tickets):
-            raise XaError(
-                ReplyCode.ACCESS_REFUSED,
-                f"{_NAMES.get(key, 'method')} with ticket {ticket}, which this channel was not given: "
-                "send access.request first",
-            )

@@ -1,0 +1,301 @@
+"""The preview's other classes without a broker, octet by octet: tickets, exchange.query, binding.query, execution."""
+
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import pytest
+
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.calls import (
+    Call,
+    Commit,
+    DtxMethod,
+    End,
+    Forget,
+    GetTimeout,
+    Prepare,
+    Recover,
+    Rollback,
+    Select,
+    SetTimeout,
+    Start,
+    encode_call,
+)
+from dtx.wire.amqp09.tables import put_long, put_short
+from dtx.xa.xid import Xid
+from tests.support.client import new_xid
+from tests.support.peer import Peer, logged_in, message
+from tests.support.postgres import PostgresServer
+from tests.support.service import DtxService
+from tests.support.topology import table
+
+FLUSH: Final = keys.EXECUTION_FLUSH.to_bytes(4, "big")
+ACCESS: Final = keys.ACCESS_REQUEST.to_bytes(4, "big") + put_short(b"/data") + b"\x1c"
+"""access.request for the realm /data: active, write, read."""
+K: Final = table({"a": 1})
+
+
+class Names(NamedTuple):
+    """Exchange *exchange*: to queue by k with a=1, to other by l, to the exchange amq.fanout by e."""
+
+    exchange: bytes
+    queue: bytes
+    other: bytes
+
+
+@pytest.fixture
+def peer(standalone: DtxService) -> Iterator[Peer]:
+    with logged_in(standalone.url()) as connected:
+        yield connected
+
+
+@pytest.fixture
+def names(peer: Peer) -> Names:
+    made = Names(*(f"{word}-{secrets.token_hex(4)}".encode() for word in ("exchange", "queue", "other")))
+    declare = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\0\0" + put_short(made.exchange) + put_short(b"topic")
+    # auto-delete: it goes with its bindings, and they with the exclusive queues, and these with the connection
+    peer.say(1, declare + b"\x04" + put_long(table({"alternate-exchange": "amq.fanout"})))
+    for queue, key, arguments in ((made.queue, b"k", K), (made.other, b"l", b"")):
+        peer.say(1, requests.queue_declare(queue, exclusive=True))
+        peer.say(1, requests.queue_bind(queue, made.exchange, key, arguments))
+    link = keys.EXCHANGE_BIND.to_bytes(4, "big") + b"\0\0"
+    peer.say(1, link + put_short(b"amq.fanout") + put_short(made.exchange) + put_short(b"e") + b"\0" + put_long(b""))
+    peer.wait(keys.EXCHANGE_BIND_OK)
+    return made
+
+
+def exchange_query(name: bytes, ticket: int = 0) -> bytes:
+    return struct.pack(">IH", keys.EXCHANGE_BIND, ticket) + put_short(name)
+
+
+def binding_query(
+    exchange: bytes = b"", queue: bytes = b"", key: bytes = b"", arguments: bytes = b"", ticket: int = 0
+) -> bytes:
+    words = put_short(exchange) + put_short(queue) + put_short(key)
+    return struct.pack(">IH", keys.BINDING_QUERY, ticket) + words + put_long(arguments)
+
+
+def asked(peer: Peer, payload: bytes, answer: int) -> bytes:
+    """The arguments of the answer, octet by octet."""
+    peer.say(1, payload)
+    return peer.wait(answer, channel=1).payload[4:]
+
+
+def refusal(peer: Peer, *payloads: bytes) -> content.Close:
+    """How channel 1 ends; it is open again afterwards."""
+    peer.say(1, *payloads)
+    close = peer.refusal(1)
+    peer.say(1, requests.CHANNEL_CLOSE_OK)
+    peer.open(1)
+    return close
+
+
+# -- exchange.query ----------------------------------------------------------------------------------------------------
+
+DURABLE, NOT_FOUND = b"\x01", b"\x02"
+
+
+def test_an_exchange_is_described(peer: Peer, names: Names) -> None:
+    """exchange.query-ok: type, durable, not-found, arguments; "if not specified … the default exchange is implied"."""
+    arguments = put_long(table({"alternate-exchange": "amq.fanout"}))
+    for name, answer in (
+        (names.exchange, put_short(b"topic") + b"\x00" + arguments),
+        (b"amq.headers", put_short(b"headers") + DURABLE + put_long(b"")),
+        (b"", put_short(b"direct") + DURABLE + put_long(b"")),
+        # "will be empty if the exchange is not found", and durable "will not be set"
+        (b"nope", put_short(b"") + NOT_FOUND + put_long(b"")),
+    ):
+        assert asked(peer, exchange_query(name), keys.EXCHANGE_BIND_OK) == answer, name
+
+
+# -- binding.query -----------------------------------------------------------------------------------------------------
+
+NO_EXCHANGE, NO_QUEUE, QUEUE_UNMATCHED, KEY_UNMATCHED, ARGUMENTS_UNMATCHED = (1 << bit for bit in range(5))
+QUERIES: Final[list[tuple[Callable[[Names], bytes], int]]] = [
+    (lambda n: binding_query(n.exchange), 0),
+    (lambda n: binding_query(n.exchange, n.queue), 0),
+    (lambda n: binding_query(n.exchange, n.queue, b"k"), 0),
+    (lambda n: binding_query(n.exchange, n.queue, b"k", K), 0),
+    (lambda n: binding_query(n.exchange, b"", b"l"), 0),
+    (lambda n: binding_query(n.exchange, b"", b"e"), 0),
+    (lambda n: binding_query(n.exchange, b"", b"", K), 0),
+    (lambda n: binding_query(b"", n.queue, n.queue), 0),
+    (lambda n: binding_query(b"nope"), NO_EXCHANGE),
+    (lambda n: binding_query(n.exchange, b"nope"), NO_QUEUE),
+    (lambda n: binding_query(b"nope", b"nope", b"k"), NO_EXCHANGE | NO_QUEUE),
+    (lambda n: binding_query(b"amq.direct", n.queue), QUEUE_UNMATCHED),
+    (lambda n: binding_query(n.exchange, n.queue, b"l"), KEY_UNMATCHED),
+    (lambda n: binding_query(n.exchange, n.other, b"l", K), ARGUMENTS_UNMATCHED),
+    (lambda n: binding_query(n.exchange, n.queue, b"l", table({"a": 2})), KEY_UNMATCHED | ARGUMENTS_UNMATCHED),
+    (lambda n: binding_query(b"amq.direct", n.queue, b"k", K), QUEUE_UNMATCHED | KEY_UNMATCHED | ARGUMENTS_UNMATCHED),
+]
+
+
+def test_a_binding_is_searched_for(peer: Peer, names: Names) -> None:
+    """binding.query-ok: one bit for what is not known, or not matched by what was asked for."""
+    for query, bits in QUERIES:
+        payload = query(names)
+        assert asked(peer, payload, keys.BINDING_QUERY_OK) == bytes((bits,)), payload
+
+
+def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
+    """Pipelined between declarations, each sees what came before it and nothing that comes after."""
+    delete = requests.queue_delete(names.queue)
+    query = binding_query(names.exchange, names.queue)
+    declare = requests.queue_declare(names.queue, durable=True)
+    peer.say(1, query, delete, query, declare, query, delete, exchange_query(names.exchange))
+    answers = [peer.frame() for _ in range(7)]
+    assert [answer.payload[4:] for answer in answers if answer and answer.key == keys.BINDING_QUERY_OK] == [
+        b"\x00",
+        bytes((NO_QUEUE,)),
+        bytes((QUEUE_UNMATCHED,)),
+    ]
+    assert answers[-1] is not None
+    assert answers[-1].key == keys.EXCHANGE_BIND_OK
+
+
+def test_truncated_queries_end_the_connection(standalone: DtxService) -> None:
+    for payload in (binding_query(b"x")[:-1], binding_query(b"x") + b"\0", exchange_query(b"x")[:-1]):
+        with logged_in(standalone.url()) as peer:
+            peer.say(1, payload)
+            end = peer.end()
+            assert end is not None
+            assert end.reply_code == 502
+
+
+# -- execution ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
+    """execution.complete: "the low-water mark for executed command-ids"."""
+    queue = f"flush-{secrets.token_hex(4)}".encode()
+    assert asked(peer, FLUSH, keys.EXECUTION_COMPLETE) == bytes(4)
+    peer.say(1, requests.queue_declare(queue, exclusive=True))
+    for number in range(3):
+        peer.send(message(1, queue, b"%d" % number))
+    peer.say(1, encode_call(Select()), FLUSH, requests.queue_declare(queue, passive=True), FLUSH)
+    assert peer.wait(keys.EXECUTION_COMPLETE).payload[4:] == struct.pack(">I", 5)
+    declared = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload)
+    assert declared.message_count == 3
+    assert peer.wait(keys.EXECUTION_COMPLETE).payload[4:] == struct.pack(">I", 6)
+
+
+def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
+    peer.open(2)
+    peer.say(1, requests.qos(1), requests.qos(2), FLUSH)
+    assert peer.wait(keys.EXECUTION_COMPLETE, channel=1).payload[4:] == struct.pack(">I", 2)
+    peer.say(2, FLUSH)
+    assert peer.wait(keys.EXECUTION_COMPLETE, channel=2).payload[4:] == bytes(4)
+
+
+def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
+    xid = new_xid()
+    calls: list[Call] = [Select(), Start(xid=xid), End(xid=xid), Rollback(xid=xid)]
+    peer.say(1, *map(encode_call, calls), FLUSH)
+    answers = [peer.frame() for _ in range(5)]
+    assert [answer.key for answer in answers if answer] == [
+        DtxMethod.SELECT_OK,
+        DtxMethod.START_OK,
+        DtxMethod.END_OK,
+        DtxMethod.ROLLBACK_OK,
+        keys.EXECUTION_COMPLETE,
+    ]
+    assert answers[-1] is not None
+    assert answers[-1].payload[4:] == struct.pack(">I", 4)
+
+
+# -- access tickets ----------------------------------------------------------------------------------------------------
+
+TICKETED: Final[list[Callable[[Xid], Call]]] = [
+    lambda xid: Start(xid=xid),
+    lambda xid: End(xid=xid),
+    lambda xid: Prepare(xid=xid),
+    lambda xid: Commit(xid=xid),
+    lambda xid: Rollback(xid=xid),
+    lambda xid: Forget(xid=xid),
+    lambda xid: SetTimeout(xid=xid, timeout=1),
+    lambda _: Recover(startscan=True, endscan=True),
+]
+QUERIES_WITH: Final[list[Callable[[int], bytes]]] = [
+    lambda ticket: exchange_query(b"amq.direct", ticket),
+    lambda ticket: binding_query(b"amq.direct", ticket=ticket),
+]
+
+
+@pytest.fixture(scope="module")
+def strict(postgres: PostgresServer) -> Iterator[DtxService]:
+    """A service with --require-tickets."""
+    database = postgres.create_database()
+    with DtxService(database=database, options=("--require-tickets",)) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+def granted(peer: Peer) -> int:
+    """access.request: the ticket."""
+    return int.from_bytes(asked(peer, ACCESS, keys.ACCESS_REQUEST_OK), "big")
+
+
+def ticket_refused(close: content.Close, name: str) -> bool:
+    return close.reply_code == 403 and close.reply_text.startswith(b"ACCESS_REFUSED - " + name.encode())
+
+
+def test_without_a_ticket_nothing_of_the_preview_is_done(strict: DtxService) -> None:
+    """Rule validity: "a valid ticket should be provided", on-failure="access-refused"; the connection lives on."""
+    xid = new_xid()
+    with logged_in(strict.url()) as peer:
+        for ticket in (0, 1, 99):
+            for make in TICKETED:
+                close = refusal(peer, encode_call(Select()), encode_call(make(xid), ticket))
+                assert ticket_refused(close, "dtx-"), (ticket, make(xid))
+            for query in QUERIES_WITH:
+                assert refusal(peer, query(ticket)).reply_code == 403
+
+
+def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
+    xid = new_xid()
+    queue = f"tickets-{secrets.token_hex(4)}".encode()
+    with logged_in(strict.url()) as peer:
+        ticket = granted(peer)
+        assert ticket
+        for query in QUERIES_WITH:
+            peer.say(1, query(ticket))
+            peer.wait(keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+        peer.say(1, requests.queue_declare(queue, exclusive=True), encode_call(Select()))
+        peer.say(1, encode_call(Start(xid=xid), ticket))
+        peer.send(message(1, queue, b"one"))
+        calls: list[Call] = [SetTimeout(xid=xid, timeout=5), End(xid=xid), Prepare(xid=xid)]
+        calls += [Recover(startscan=True, endscan=True), Commit(xid=xid)]
+        peer.say(1, *(encode_call(call, ticket) for call in calls))
+        peer.wait(DtxMethod.COMMIT_OK)
+        peer.say(1, requests.queue_purge(queue))
+        assert peer.wait(keys.QUEUE_PURGE_OK).payload[4:] == struct.pack(">I", 1)
+
+
+def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
+    with logged_in(strict.url()) as peer:
+        ticket = granted(peer)
+        peer.open(2)
+        peer.say(2, exchange_query(b"amq.direct", ticket))
+        assert peer.refusal(2).reply_code == 403
+        peer.say(1, exchange_query(b"amq.direct", ticket))
+        peer.wait(keys.EXCHANGE_BIND_OK)
+
+
+def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
+    """In the XML neither has the field."""
+    with logged_in(strict.url()) as peer:
+        peer.say(1, encode_call(Select()))
+        peer.wait(DtxMethod.SELECT_OK)
+        assert refusal(peer, encode_call(GetTimeout(xid=new_xid()))).reply_code == 404
+
+
+def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: Peer) -> None:
+    for query in QUERIES_WITH:
+        peer.say(1, query(0))
+        peer.wait(keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+        assert refusal(peer, query(7)).reply_code == 403
+    start = Start(xid=new_xid())
+    assert ticket_refused(refusal(peer, encode_call(Select()), encode_call(start, 7)), "dtx-demarcation.start")
