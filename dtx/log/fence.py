@@ -22,7 +22,7 @@ from psycopg.pq.abc import PGresult
 from dtx.log import binary
 from dtx.log.api import LeaseLost
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.records import Advance, Complete, Insert, JournalEntry, LogWrite, Note
+from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.session import Session, application_name
 from dtx.log.statement import Bound, Statement
 
@@ -110,7 +110,7 @@ def _trace(rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> Bound | None:
     return _message_trace(rm, put) if put else None
 
 
-def _parts(record: LogWrite) -> tuple[JournalEntry | None, Change | None]:
+def _parts(record: LogWrite) -> tuple[JournalEntry | Line | None, Change | None]:
     match record:
         case Insert(journal=journal, change=change) | Complete(journal=journal, change=change):
             return journal, change

@@ -23,6 +23,7 @@ from dtx.log.records import (
     Ending,
     Insert,
     JournalEntry,
+    Line,
     LogState,
     LogWrite,
     Lookup,
@@ -154,18 +155,22 @@ class MemoryLog:
 
     def _apply(self, record: LogWrite) -> None:
         messages = self.database.messages
-        journal: JournalEntry | None = None
+        journal: JournalEntry | Line | None = None
         change: Change | None = None
         match record:
-            case Insert(journal=journal, change=change):
+            case Insert(branch=branch, journal=journal, change=change):
                 messages.check(change)
                 self._insert(record)
+                if isinstance(journal, Line):
+                    journal = journal.entry(branch)
             case Advance(journal=journal):
                 self._advance(record)
             case Complete(journal=journal, change=change):
                 messages.check(change)
-                self._find(record.id, record.expect, record.version)
+                row = self._find(record.id, record.expect, record.version)
                 del self.database.rows[record.id]
+                if isinstance(journal, Line):
+                    journal = journal.entry(row.branch)
             case Note(journal=journal, change=change):
                 messages.check(change)
             case Store(change=change):
@@ -177,6 +182,7 @@ class MemoryLog:
         if change is not None:
             messages.apply(self._rm, change)
         if journal is not None:
+            assert not isinstance(journal, Line), "a line of a branch is whole by now"
             self.database.journal.append((self._rm, _rounded_entry(journal)))
 
     def _insert(self, record: Insert) -> None:

@@ -7,6 +7,7 @@ What standalone mode stores beside branches is in :mod:`dtx.log.changes`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from dtx.log.changes import Change, Define, Slot, Store
@@ -173,13 +174,60 @@ class JournalEntry:
     decided_at: float | None = None
 
 
+class Line(NamedTuple):
+    """A line of the journal that says nothing beside this but what the branch's row says: PostgreSQL makes it of that.
+
+    Only where messages live in the log's own database: such a branch enters the log prepared, without work or units,
+    and leaves it at its end. It is written twice for each of thousands of branches a second.
+
+    Args:
+        event: ``PREPARED`` when the branch enters.
+        at: when it happened: to enter is the time of the vote, to end, but for ``forgotten``, that of the decision.
+        actor: see :class:`JournalEntry`.
+    """
+
+    event: JournalEvent
+    at: float
+    actor: str
+
+    def entry(self, branch: BranchRecord) -> JournalEntry:
+        """The whole line.
+
+        Args:
+            branch: as it is in the log with this line, or was in it until then.
+        """
+        decided_at = branch.decided_at
+        if decided_at is None and self.event not in {JournalEvent.PREPARED, JournalEvent.FORGOTTEN}:
+            decided_at = self.at
+        return JournalEntry(
+            event=self.event,
+            branch_id=branch.id,
+            vhost=branch.vhost,
+            xid=branch.xid,
+            owner=branch.owner,
+            at=self.at,
+            actor=self.actor,
+            outcome=branch.outcome,
+            one_phase=branch.one_phase,
+            publishes=branch.publishes,
+            consumes=branch.consumes,
+            bytes=branch.bytes,
+            started_at=branch.started_at,
+            prepared_at=branch.prepared_at,
+            decided_at=decided_at,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insert:
-    """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there."""
+    """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there.
+
+    With a :class:`Line` the branch is a prepared one of version 1, without work, units and outcome.
+    """
 
     branch: BranchRecord
     work: Sequence[Work] = ()
-    journal: JournalEntry | None = None
+    journal: JournalEntry | Line | None = None
     change: Change | None = None
 
 
@@ -214,12 +262,15 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending."""
+    """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
+
+    With a :class:`Line` the branch has neither work nor units.
+    """
 
     id: UUID
     expect: LogState
     version: int
-    journal: JournalEntry
+    journal: JournalEntry | Line
     change: Change | None = None
 
 

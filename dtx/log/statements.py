@@ -11,7 +11,7 @@ from typing import Any, Final, assert_never
 from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
 from dtx.log.message_statements import bind_changes, bind_topology
-from dtx.log.records import Advance, Complete, Insert, JournalEntry, LogWrite, Note
+from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
     CONFLICT,
     LEASE_LOST,
@@ -76,6 +76,15 @@ ADVANCE: Final[tuple[Column, ...]] = (
     ("outcome", "outcome", "text", binary.optional_texts),
 )
 COMPLETE: Final[tuple[Column, ...]] = ADVANCE[:3]
+_VOTED: Final = {
+    "state": "'prepared'",
+    "version": "1",
+    "decided_at": "NULL",
+    "one_phase": "false",
+    "stuck": "NULL",
+    "outcome": "NULL",
+}
+"""What a branch has when it has voted and nothing more has happened to it."""
 JOURNAL: Final[tuple[Column, ...]] = (
     ("at", "at", "timestamptz", binary.times),
     ("event", "event", "text", binary.texts),
@@ -96,6 +105,19 @@ JOURNAL: Final[tuple[Column, ...]] = (
     ("prepared_at", "prepared_at", "timestamptz", binary.times),
     ("decided_at", "decided_at", "timestamptz", binary.times),
 )
+VOTE: Final[tuple[Column, ...]] = (
+    *(column for column in BRANCH if column[0] not in _VOTED),
+    ("line", "", "uuid", binary.raw_uuids),
+    ("actor", "", "text", binary.texts),
+)
+"""What differs from branch to branch where the log's own database has the messages: see :class:`Line`."""
+END: Final[tuple[Column, ...]] = (
+    *COMPLETE,
+    ("line", "", "uuid", binary.raw_uuids),
+    ("event", "event", "text", binary.texts),
+    ("at", "at", "timestamptz", binary.times),
+    ("actor", "actor", "text", binary.texts),
+)
 HEURISTIC: Final[tuple[Column, ...]] = (
     ("branch_id", "branch_id", "uuid", binary.uuids),
     ("outcome", "outcome", "text", binary.texts),
@@ -108,6 +130,7 @@ _ID: Final[Column] = ("id", "", "uuid", binary.raw_uuids)
 _NUMBERS: Final[tuple[Column, ...]] = (_OWNER, ("number", "", "integer", binary.int4s))
 
 _branch_values = attrgetter(*(column[1] for column in BRANCH))
+_vote_values = attrgetter(*(column[1] for column in VOTE[:-2]))
 _work_values = attrgetter(*(column[1] for column in WORK))
 _unit_values = attrgetter(*(column[1] for column in UNIT))
 _advance_values = attrgetter(*(column[1] for column in ADVANCE))
@@ -187,12 +210,41 @@ COMPLETE_BRANCH: Final = Statement(
     "'the branch is not in the expected state and version')",
     COMPLETE,
 )
+_COLUMNS: Final = ", ".join(column[0] for column in BRANCH)
+_LINES: Final = f"INSERT INTO dtx.journal (rm, id, {', '.join(column[0] for column in JOURNAL)})"
+_OF_BRANCH: Final = "vhost, format_id, gtrid, bqual, owner, actor, NULL"
+INSERT_VOTE: Final = Statement(
+    b"insert_vote",
+    f"WITH u AS MATERIALIZED (SELECT * FROM {unnest(VOTE)}), "
+    f"lines AS ({_LINES} SELECT $1::text, line, prepared_at, 'prepared', id, {_OF_BRANCH}, NULL, false, "
+    "publishes, consumes, bytes, started_at, prepared_at, NULL::timestamptz FROM u) "
+    f"INSERT INTO dtx.branch (rm, {_COLUMNS}) SELECT $1::text, "
+    + ", ".join(_VOTED.get(column[0], column[0]) for column in BRANCH)
+    + " FROM u WHERE $2::bigint >= 0",
+    VOTE,
+)
+END_BRANCH: Final = Statement(
+    b"end_branch",
+    f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
+    "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
+    "RETURNING b.*, u.line, u.event, u.at, u.actor), "
+    "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone "
+    "WHERE h.branch_id = gone.id AND gone.outcome IS NOT NULL), "
+    f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
+    "bytes, started_at, prepared_at, "
+    "CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END FROM gone) "
+    f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
+    "'the branch is not in the expected state and version')",
+    END,
+)
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
 
 STATEMENTS: Final = (
     PROVE_LEASE,
     COMPLETE_BRANCH,
+    END_BRANCH,
     INSERT_BRANCH,
+    INSERT_VOTE,
     INSERT_WORK,
     ADVANCE_BRANCH,
     PUT_UNIT,
@@ -203,6 +255,69 @@ STATEMENTS: Final = (
     *message_statements.STATEMENTS,
 )
 """In the order of their execution within a group."""
+
+
+class _Rows:
+    """What a group writes, by statement."""
+
+    def __init__(self) -> None:
+        self.branches: list[Any] = []
+        self.votes: list[Any] = []
+        self.works: list[Any] = []
+        self.units: list[Any] = []
+        self.advances: list[Any] = []
+        self.done: list[Any] = []
+        self.settled: list[Any] = []
+        self.outcomes: list[Any] = []
+        self.completes: list[Any] = []
+        self.ends: list[Any] = []
+        self.lines: list[Any] = []
+        self.changes: list[Change] = []
+
+    def insert(self, record: Insert, line_id: bytes) -> None:
+        """A branch enters."""
+        branch, journal = record.branch, record.journal
+        if isinstance(journal, Line):
+            self.votes.append((*_vote_values(branch), line_id, journal.actor))
+        else:
+            self.branches.append(_branch_values(branch))
+            self.works.extend([(branch.id, *_work_values(work)) for work in record.work])
+            if branch.units:
+                self.units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
+            self.line(journal, line_id)
+        self.change(record.change)
+
+    def advance(self, record: Advance, line_id: bytes) -> None:
+        """A branch changes."""
+        journal = record.journal
+        self.advances.append(_advance_values(record))
+        if record.unit is not None:
+            self.units.append((record.id, *_unit_values(record.unit)))
+        self.done.extend([(record.id, number) for number in record.units_done])
+        self.settled.extend([(record.id, position) for position in record.settled])
+        if record.outcome is not None and journal is not None:
+            self.outcomes.append((record.id, record.outcome, journal.actor, journal.reason, journal.at))
+        self.line(journal, line_id)
+
+    def complete(self, record: Complete, line_id: bytes) -> None:
+        """A branch ends."""
+        journal = record.journal
+        if isinstance(journal, Line):
+            self.ends.append((*_complete_values(record), line_id, *journal))
+        else:
+            self.completes.append(_complete_values(record))
+            self.line(journal, line_id)
+        self.change(record.change)
+
+    def line(self, journal: JournalEntry | None, line_id: bytes) -> None:
+        """The journal tells."""
+        if journal is not None:
+            self.lines.append((line_id, *_journal_values(journal)))
+
+    def change(self, change: Change | None) -> None:
+        """Messages come and go."""
+        if change is not None:
+            self.changes.append(change)
 
 
 def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -> list[Bound]:
@@ -220,64 +335,41 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
     Raises:
         UnicodeError, struct.error: a value does not fit its column.
     """
-    branches: list[Any] = []
-    works: list[Any] = []
-    units: list[Any] = []
-    advances: list[Any] = []
-    done: list[Any] = []
-    settled: list[Any] = []
-    outcomes: list[Any] = []
-    completes: list[Any] = []
-    lines: list[Any] = []
-    changes: list[Change] = []
+    rows = _Rows()
     topology: list[Bound] = []
     for record, line_id in group:
-        journal: JournalEntry | None = None
         match record:
-            case Insert(branch=branch, journal=journal, change=change):
-                branches.append(_branch_values(branch))
-                works.extend([(branch.id, *_work_values(work)) for work in record.work])
-                if branch.units:
-                    units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
-                if change is not None:
-                    changes.append(change)
-            case Advance(id=branch_id, journal=journal):
-                advances.append(_advance_values(record))
-                if record.unit is not None:
-                    units.append((branch_id, *_unit_values(record.unit)))
-                done.extend([(branch_id, number) for number in record.units_done])
-                settled.extend([(branch_id, position) for position in record.settled])
-                if record.outcome is not None and journal is not None:
-                    outcomes.append((branch_id, record.outcome, journal.actor, journal.reason, journal.at))
-            case Complete(journal=journal, change=change):
-                completes.append(_complete_values(record))
-                if change is not None:
-                    changes.append(change)
-            case Note(journal=journal, change=change):
-                if change is not None:
-                    changes.append(change)
+            case Insert():
+                rows.insert(record, line_id)
+            case Complete():
+                rows.complete(record, line_id)
             case Store(change=change):
-                changes.append(change)
+                rows.changes.append(change)
+            case Advance():
+                rows.advance(record, line_id)
+            case Note(journal=journal, change=change):
+                rows.line(journal, line_id)
+                rows.change(change)
             case Define():
                 topology += bind_topology(rm, record)
             case _ as never:
                 assert_never(never)
-        if journal is not None:
-            lines.append((line_id, *_journal_values(journal)))
     filled = (
-        (COMPLETE_BRANCH, completes),
-        (INSERT_BRANCH, branches),
-        *((INSERT_WORK, rows) for rows in in_pieces(works, _WORK_BODY)),
-        (ADVANCE_BRANCH, advances),
-        (PUT_UNIT, units),
-        (UNIT_DONE, done),
-        (SETTLE, settled),
-        (PUT_HEURISTIC, outcomes),
-        (INSERT_JOURNAL, lines),
+        (COMPLETE_BRANCH, rows.completes),
+        (END_BRANCH, rows.ends),
+        (INSERT_BRANCH, rows.branches),
+        (INSERT_VOTE, rows.votes),
+        *((INSERT_WORK, piece) for piece in in_pieces(rows.works, _WORK_BODY)),
+        (ADVANCE_BRANCH, rows.advances),
+        (PUT_UNIT, rows.units),
+        (UNIT_DONE, rows.done),
+        (SETTLE, rows.settled),
+        (PUT_HEURISTIC, rows.outcomes),
+        (INSERT_JOURNAL, rows.lines),
     )
     return [
         (PROVE_LEASE, [rm, binary.int8(epoch)]),
-        *(statement.bind(rm, len(rows), rows) for statement, rows in filled if rows),
-        *(bind_changes(rm, changes) if changes else ()),
+        *(statement.bind(rm, len(piece), piece) for statement, piece in filled if piece),
+        *(bind_changes(rm, rows.changes) if rows.changes else ()),
         *topology,
     ]

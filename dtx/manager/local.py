@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.changes import Change, Slot
-from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, LogState, Note, Work, WorkKind
-from dtx.manager.durable import EVENT, Durable, log_failed
+from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, Line, LogState, Note, Work, WorkKind
+from dtx.manager.durable import ENDED, EVENT, Durable, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
@@ -53,19 +53,17 @@ class LocalDurable(Durable):
             published=plan.published,
             consumed=plan.consumed,
         )
-        journal = replace(entry.journal(JournalEvent.PREPARED, now, actor=actor), prepared_at=now)
-        await self._write(entry, Insert(branch=record, change=plan.change, journal=journal), f"writing {state}")
+        line = Line(JournalEvent.PREPARED, now, actor)
+        await self._write(entry, Insert(branch=record, change=plan.change, journal=line), f"writing {state}")
         entry.record = record
         entry.plan = replace(plan, change=Change())  # the messages themselves are in the log
 
     async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
         """Decision, work and journal in one transaction."""
         event = EVENT[ending]
-        journal = entry.journal(event, now, actor=actor)
-        if ending is not Ending.FORGOTTEN:
-            journal = replace(journal, decided_at=now)
         record = entry.record
         if record is None:
+            journal = replace(entry.journal(event, now, actor=actor), decided_at=now)
             plan = await self._plan(entry, f"writing the end ({ending})")
             change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
             await self._write(entry, Note(journal=journal, change=change), f"writing the end ({ending})")
@@ -74,12 +72,13 @@ class LocalDurable(Durable):
                 id=record.id,
                 expect=record.state,
                 version=record.version,
-                journal=journal,
+                journal=Line(event, now, actor),
                 change=self._change(record, event),
             )
             await self._write(entry, completion, f"writing the end ({ending})")
         self._gone(entry, event)
         entry.record = None
+        entry.ended = ENDED.get(event, {})
 
     async def _plan(self, entry: Entry, what: str) -> Plan:
         assert entry.work is not None, "a branch that is not logged holds its work in memory"

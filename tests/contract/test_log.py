@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.log.api import LogConflict, TransactionLog
-from dtx.log.records import Advance, Ending, Insert, JournalEvent, LogState, Lookup, Note, UnitState
+from dtx.log.records import Advance, Ending, Insert, JournalEvent, Line, LogState, Lookup, Note, UnitState
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.contract.conftest import OpenLog
@@ -58,6 +58,66 @@ async def test_a_branch_advances_with_its_version(log: TransactionLog) -> None:
     await log.write(a_commit(branch))
     stored = (await log.lookup("/", branch.xid)).branch
     assert stored == replace(branch, state=LogState.COMMITTING, version=2, decided_at=1_800_000_002.5)
+
+
+@pytest.mark.parametrize("event", [JournalEvent.COMMITTED, JournalEvent.ROLLED_BACK])
+async def test_a_line_of_the_branch_itself_says_what_its_row_says(log: TransactionLog, event: JournalEvent) -> None:
+    """The journal has the same of it as of a line that was written out."""
+    branch = a_branch(
+        xid=Xid(0xFFFFFFFF, bytes(64), b"\xff" * 64),
+        owner="Jürgen",
+        timeout=2**33,
+        consumes=3,
+        published=(),
+        consumed=(),
+    )
+    assert branch.prepared_at is not None
+    decided_at = branch.prepared_at + 1.000001
+    await log.write(Insert(branch=branch, journal=Line(JournalEvent.PREPARED, branch.prepared_at, "Jürgen")))
+    assert await log.lookup("/", branch.xid) == Lookup(branch=branch)
+    await log.write(a_completion(branch, journal=Line(event, decided_at, "dtx")))
+    assert await all_of(log.load()) == {}
+    assert await log.history("/", branch.xid) == [
+        a_line(branch, JournalEvent.PREPARED, at=branch.prepared_at, actor="Jürgen", consumes=3),
+        a_line(branch, event, at=decided_at, actor="dtx", consumes=3, decided_at=decided_at),
+    ]
+
+
+async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: TransactionLog) -> None:
+    """``forget`` decides nothing: the line of a heuristic outcome's end has what was recorded with that."""
+    branch = a_branch(published=(), consumed=())
+    assert branch.prepared_at is not None
+    await log.write(Insert(branch=branch, journal=Line(JournalEvent.PREPARED, branch.prepared_at, "guest")))
+    decided = {"to": LogState.HEURISTIC, "outcome": Heuristic.COMMITTED, "decided_at": branch.prepared_at + 1}
+    line = a_line(branch, JournalEvent.HEURISTIC, outcome=Heuristic.COMMITTED)
+    await log.write(a_commit(branch, journal=line, **decided))
+    forgotten = Line(JournalEvent.FORGOTTEN, branch.prepared_at + 2, "guest")
+    await log.write(a_completion(branch, expect=LogState.HEURISTIC, version=2, journal=forgotten))
+    last = (await log.history("/", branch.xid))[-1]
+    assert (last.event, last.outcome) == (JournalEvent.FORGOTTEN, Heuristic.COMMITTED)
+    assert last.decided_at == branch.prepared_at + 1
+
+
+async def test_lines_of_branches_stand_beside_others_in_one_group(log: TransactionLog) -> None:
+    """Each record keeps what is its own, whatever it is written with, and one that conflicts fails alone."""
+    branches = [a_branch(published=(), consumed=(), vhost=f"v{number % 2}", owner=f"o{number}") for number in range(6)]
+    for branch in branches:
+        assert branch.prepared_at is not None
+    prepared = [
+        log.write(Insert(branch=branch, journal=Line(JournalEvent.PREPARED, branch.prepared_at or 0.0, branch.owner)))
+        for branch in branches
+    ]
+    await asyncio.gather(*prepared, log.write(an_insert(a_branch())))
+    assert {branch.id: branch for branch in branches}.items() <= (await all_of(log.load())).items()
+    ends = [
+        log.write(a_completion(branch, version=1 + (index == 2), journal=Line(JournalEvent.COMMITTED, 1.9e9, "a")))
+        for index, branch in enumerate(branches)
+    ]
+    results = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(result) for result in results] == [LogConflict if index == 2 else type(None) for index in range(6)]
+    for index, branch in enumerate(branches):
+        events = [line.event for line in await log.history(branch.vhost, branch.xid)]
+        assert events == [JournalEvent.PREPARED, *([] if index == 2 else [JournalEvent.COMMITTED])]
 
 
 @pytest.mark.parametrize(
