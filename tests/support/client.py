@@ -13,7 +13,7 @@ from pika.channel import Channel
 from pika.exceptions import AMQPError
 
 from dtx.client import Xid
-from tests.support.rabbitmq import RabbitNode
+from tests.support.broker import Broker
 
 _numbers = itertools.count(1)
 _RUN = secrets.token_bytes(6)
@@ -25,7 +25,7 @@ def new_xid(bqual: bytes = b"queue") -> Xid:
 
 
 @contextlib.contextmanager
-def fresh_queue(node: RabbitNode) -> Iterator[str]:
+def fresh_queue(node: Broker) -> Iterator[str]:
     """A durable queue of the node, made and deleted past dtx."""
     name = f"client-{secrets.token_hex(6)}"
     with node.channel() as channel:
@@ -36,7 +36,7 @@ def fresh_queue(node: RabbitNode) -> Iterator[str]:
         channel.queue_delete(name)
 
 
-def bodies(node: RabbitNode, queue: str) -> list[bytes]:
+def bodies(node: Broker, queue: str) -> list[bytes]:
     """Take everything out of a queue, past dtx."""
     return [body for body, _, _ in node.take_all(queue)]
 

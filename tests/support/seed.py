@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from dtx.log import migrate
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import Advance, BranchRecord, JournalEvent, LogState, Work
+from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogState, Work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, a_line, a_publish, an_insert
 
 
 def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere") -> None:
-    """Write *branches* as prepared, each with a publish to *queue*; those with an outcome are heuristic then.
+    """Write *branches* as prepared, each with a publish to *queue* unless its messages are in the same database; those
+    with an outcome are heuristic then.
 
     Args:
         url: of a database that no service uses.
@@ -36,7 +37,10 @@ async def _seed(url: str, branches: Iterable[BranchRecord], work: Work) -> None:
 
 async def _write(log: PostgresLog, branch: BranchRecord, work: Work) -> None:
     prepared = replace(branch, state=LogState.PREPARED, outcome=None)
-    await log.write(an_insert(prepared, work))
+    if branch.published is None:
+        await log.write(an_insert(prepared, work))
+    else:
+        await log.write(Insert(branch=prepared, journal=a_line(prepared)))
     if branch.outcome is not None:
         line = a_line(
             prepared, JournalEvent.HEURISTIC, outcome=branch.outcome, actor="an operator", reason="the TM died"
@@ -59,6 +63,7 @@ def in_doubt(xid: Xid, vhost: str = "/", owner: str = "guest") -> BranchRecord:
     return a_branch(xid=xid, vhost=vhost, owner=owner)
 
 
-def heuristic(xid: Xid, outcome: Heuristic, vhost: str = "/") -> BranchRecord:
-    """A branch that an operator completed."""
-    return a_branch(xid=xid, vhost=vhost, state=LogState.HEURISTIC, outcome=outcome)
+def heuristic(xid: Xid, outcome: Heuristic, vhost: str = "/", *, local: bool = False) -> BranchRecord:
+    """A branch that an operator completed; *local*: its messages were in the log's own database."""
+    slots = {"published": (), "consumed": ()} if local else {}
+    return a_branch(xid=xid, vhost=vhost, state=LogState.HEURISTIC, outcome=outcome, **slots)

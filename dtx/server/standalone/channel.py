@@ -143,7 +143,7 @@ class Channel:
             XaError: 406, the channel is selected for something else.
         """
         if self.mode is not Mode.PLAIN:
-            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to dtx mode")
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {self.mode.value} mode")
         self.mode = Mode.DISTRIBUTED
         self.context = context
 
@@ -283,11 +283,20 @@ class Channel:
 
     # -- modes
 
+    def _may_become(self, wanted: Mode) -> None:
+        """Refuse (406) to change from one mode to another."""
+        if self.mode is Mode.DISTRIBUTED:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED,
+                "this channel is selected for distributed transactions; open another one for tx or confirm",
+            )
+        if self.mode not in (Mode.PLAIN, wanted):
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to {wanted.value} mode")
+
     def confirm_select(self, payload: bytes) -> None:
         """confirm.select."""
         no_wait = declarations.flag(payload)
-        if self.mode not in (Mode.PLAIN, Mode.CONFIRM):
-            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to confirm mode")
+        self._may_become(Mode.CONFIRM)
         if self.confirms is None:
             self.mode = Mode.CONFIRM
             self.confirms = Confirms(self.number)
@@ -297,8 +306,7 @@ class Channel:
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
         declarations.no_arguments(payload)
-        if self.mode not in (Mode.PLAIN, Mode.LOCAL):
-            raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to tx mode")
+        self._may_become(Mode.LOCAL)
         if self.mode is Mode.PLAIN:
             self.mode = Mode.LOCAL
             self.context = Local(self)
@@ -322,6 +330,7 @@ class Channel:
     def _local(self, payload: bytes) -> Local:
         declarations.no_arguments(payload)
         if not isinstance(self.context, Local):
+            self._may_become(Mode.LOCAL)
             raise XaError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
         return self.context
 

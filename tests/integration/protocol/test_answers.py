@@ -9,14 +9,14 @@ import pytest
 from dtx.wire.amqp09.calls import Commit, End, GetTimeout, Prepare, Rollback, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker, only_alongside, only_standalone
 from tests.support.client import bodies, fresh_queue, new_xid
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 
 @contextlib.contextmanager
-def exchange_to(node: RabbitNode, queue: str) -> Iterator[str]:
+def exchange_to(node: Broker, queue: str) -> Iterator[str]:
     """A fanout exchange bound to *queue*."""
     name = f"x-{queue}"
     with node.channel() as channel:
@@ -60,7 +60,7 @@ def test_resume_of_a_branch_that_failed_meanwhile_says_so_and_associates_nothing
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
-def test_end_tells_that_another_channel_has_failed(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_end_tells_that_another_channel_has_failed(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """End-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     raw.ask(1, Start(xid=xid))
     raw.ask(3, Start(xid=xid, join=True))
@@ -69,7 +69,7 @@ def test_end_tells_that_another_channel_has_failed(raw: RawClient, rabbitmq: Rab
     raw.publish(1, queue)
     assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
     assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(broker, queue) == []
 
 
 # -- prepare and commit -----------------------------------------------------------------------------------------------
@@ -100,11 +100,12 @@ def test_a_two_phase_commit_of_a_doomed_branch_is_refused(raw: RawClient, xid: X
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
 
 
+@only_alongside
 def test_what_could_not_be_committed_waits_and_is_told_apart(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Commit, rule internalError: "If an error occurs in committing ... 541"; the decision stands all the same."""
-    with exchange_to(rabbitmq, queue) as exchange:
+    with exchange_to(broker, queue) as exchange:
         raw.ask(1, Start(xid=xid))
         raw.publish(1, "key", b"late", exchange=exchange)
         raw.ask(1, End(xid=xid))
@@ -117,14 +118,15 @@ def test_what_could_not_be_committed_waits_and_is_told_apart(
     assert raw.refusal(3, Start(xid=xid, join=True)).code == 503
     assert raw.refusal(3, Start(xid=xid)).code == 530
     assert xid in [found for batch in raw.recover(2) for found in batch]
-    with exchange_to(rabbitmq, queue):
+    with exchange_to(broker, queue):
         assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"late"]
+    assert bodies(broker, queue) == [b"late"]
 
 
-def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, rabbitmq: RabbitNode, xid: Xid) -> None:
+@only_alongside
+def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, broker: Broker, xid: Xid) -> None:
     """Rollback, rule internalError: "If an error occurs in rolling back ... 541"; the decision stands all the same."""
-    with fresh_queue(rabbitmq) as queue:
+    with fresh_queue(broker) as queue:
         raw.publish(1, queue, b"back")
         raw.ask(1, Start(xid=xid))
         raw.consume_one(1, queue)
@@ -134,12 +136,51 @@ def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, rabb
     assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, 60)
     assert "could not be put back" in refusal.text
     assert raw.refusal(2, Commit(xid=xid)).code == 503
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         channel.queue_declare(queue, durable=True)
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"back"]
-    with rabbitmq.channel() as channel:
+    assert bodies(broker, queue) == [b"back"]
+    with broker.channel() as channel:
         channel.queue_delete(queue)
+
+
+@only_standalone
+def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
+) -> None:
+    """Where dtx has the messages it routes them when they are published, as brokers do: prepared means committable."""
+    with exchange_to(broker, queue) as exchange:
+        raw.ask(1, Start(xid=xid))
+        raw.publish(1, "key", b"routed", exchange=exchange)
+        raw.ask(1, End(xid=xid))
+        raw.ask(1, Prepare(xid=xid))
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert bodies(broker, queue) == [b"routed"]
+
+
+@only_standalone
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, commit: bool
+) -> None:
+    """queue.delete: "messages … are discarded"; the branch has an outcome all the same, and its other work stays."""
+    with fresh_queue(broker) as doomed:
+        raw.publish(1, doomed, b"consumed")
+        raw.publish(1, queue, b"consumed too")
+        raw.ask(1, Start(xid=xid))
+        raw.consume_one(1, doomed)
+        raw.consume_one(1, queue)
+        raw.publish(1, doomed, b"lost with its queue")
+        raw.publish(1, queue, b"published")
+        raw.ask(1, End(xid=xid))
+        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid) if commit else Rollback(xid=xid)) is XaFlag.OK
+    assert bodies(broker, queue) == [b"published" if commit else b"consumed too"]
+    with broker.channel() as channel:
+        channel.queue_declare(doomed, durable=True)
+    assert bodies(broker, doomed) == []
+    with broker.channel() as channel:
+        channel.queue_delete(doomed)
 
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
@@ -208,10 +249,10 @@ def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
 
 
 def test_the_same_xid_lives_in_two_vhosts(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, vhost: str, queue: str, xid: Xid
+    service: DtxService, raw: RawClient, broker: Broker, vhost: str, queue: str, xid: Xid
 ) -> None:
     """A vhost is one resource manager."""
-    with rabbitmq.channel(vhost) as channel:
+    with broker.channel(vhost) as channel:
         channel.queue_declare(queue, durable=True)
     with RawClient(service.url(vhost=vhost)) as other:
         other.prepared(other.open(1, select=True), xid, queue=queue, body=b"there")
@@ -221,5 +262,5 @@ def test_the_same_xid_lives_in_two_vhosts(
         assert other.ask(1, Rollback(xid=xid)) is XaFlag.OK
         assert "completed: rolled-back" in other.refusal(1, Commit(xid=xid)).text
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"here"]
-    assert rabbitmq.take_all(queue, vhost) == []
+    assert bodies(broker, queue) == [b"here"]
+    assert broker.take_all(queue, vhost) == []

@@ -8,6 +8,7 @@ from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker, Mode, only_alongside, only_standalone
 from tests.support.client import bodies, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
@@ -16,9 +17,9 @@ from tests.support.service import DtxService
 
 
 @pytest.fixture
-def full(rabbitmq: RabbitNode, queue: str) -> str:
+def full(broker: Broker, queue: str) -> str:
     """A queue with the messages 0 to 9."""
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         channel.confirm_delivery()
         for number in range(10):
             channel.basic_publish("", queue, str(number).encode())
@@ -30,7 +31,7 @@ def numbers(*values: int) -> list[bytes]:
 
 
 def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
-    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+    raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
     tags = [raw.get(1, full) for _ in range(6)]
@@ -40,11 +41,11 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
     raw.send(1, requests.ack(tags[4] or 0, multiple=True))
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert sorted(bodies(rabbitmq, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
+    assert sorted(bodies(broker, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
 
 
 def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
-    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+    raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
     tags = [raw.get(1, full) for _ in range(3)]
@@ -56,22 +57,22 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert sorted(bodies(rabbitmq, full)) == numbers(*range(1, 10))
+    assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
-def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid) -> None:
+def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """Only what is consumed is the branch's: "any consumed messages are re-enqueued"."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
     raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
-    wait_until(lambda: rabbitmq.count(full) == 8, what="the requeued message")
+    wait_until(lambda: broker.count(full) == 8, what="the requeued message")
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert sorted(bodies(rabbitmq, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert sorted(bodies(broker, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
-def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid) -> None:
+def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
@@ -81,11 +82,11 @@ def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, rabbitmq: Rabbi
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(1)
-    assert sorted(bodies(rabbitmq, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
+    assert sorted(bodies(broker, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
 def test_deliveries_on_two_connections_are_one_branch(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str
+    service: DtxService, raw: RawClient, broker: Broker, full: str
 ) -> None:
     """Join: each connection takes its own in a unit of its own; the branch is committed or rolled back whole."""
     committed, rolled_back = new_xid(), new_xid()
@@ -100,14 +101,14 @@ def test_deliveries_on_two_connections_are_one_branch(
             raw.ask(1, End(xid=xid))
             second.ask(1, End(xid=xid))
             assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-        assert rabbitmq.count(full) == 4
+        assert broker.count(full) == 4
     assert raw.ask(2, Commit(xid=committed)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=rolled_back)) is XaFlag.OK
-    assert sorted(bodies(rabbitmq, full)) == numbers(3, 4, 5, 6, 7, 8, 9)
+    assert sorted(bodies(broker, full)) == numbers(3, 4, 5, 6, 7, 8, 9)
 
 
 def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
-    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+    raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """A "channel exception" of the broker's own, in its own words."""
     raw.ask(1, Start(xid=xid))
@@ -117,11 +118,12 @@ def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 70)
     assert "no such queue" in refusal.text
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    assert sorted(bodies(rabbitmq, full)) == numbers(*range(10))
+    assert sorted(bodies(broker, full)) == numbers(*range(10))
 
 
+@only_alongside
 def test_an_exception_after_the_end_takes_only_what_was_consumed(
-    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+    raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """An ended branch survives its channel; deliveries that the broker has taken back do not."""
     consuming = new_xid()
@@ -133,11 +135,25 @@ def test_an_exception_after_the_end_takes_only_what_was_consumed(
     assert raw.ask(2, Prepare(xid=consuming)) is XaFlag.RBROLLBACK
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    assert sorted(bodies(rabbitmq, full)) == [*numbers(*range(10)), b"kept"]
+    assert sorted(bodies(broker, full)) == [*numbers(*range(10)), b"kept"]
+
+
+@only_standalone
+def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
+    raw: RawClient, broker: Broker, full: str, xid: Xid
+) -> None:
+    """An ended branch survives its channel, and what it consumed is held in the queue and not on the channel."""
+    raw.ask(1, Start(xid=xid))
+    raw.consume_one(1, full)
+    raw.ask(1, End(xid=xid))
+    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
 def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
-    raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid
+    raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """The exception is dtx's own: the channel at the broker is kept for the branch."""
     raw.ask(1, Start(xid=xid))
@@ -145,16 +161,17 @@ def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
     raw.ask(1, End(xid=xid))
     assert raw.get(1, full) is not None
     assert raw.refusal(1, Commit(xid=new_xid())).code == 404
-    wait_until(lambda: rabbitmq.count(full) == 9, what="the return of what no branch holds")
+    wait_until(lambda: broker.count(full) == 9, what="the return of what no branch holds")
     assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
-    assert sorted(bodies(rabbitmq, full)) == numbers(*range(1, 10))
+    assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
+@only_alongside
 def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    """The connection to the broker lives until the branch needs it no more, then it closes."""
+    """The connection to the rabbitmq lives until the branch needs it no more, then it closes."""
     xids = [new_xid(), new_xid()]
     names = [f"{queue}-{number}".encode() for number in range(2)]
     for xid, name in zip(xids, names, strict=True):
@@ -177,9 +194,9 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
 
 
 def test_what_is_published_keeps_its_order_its_properties_and_its_id(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    mode: Mode, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Bodies of no frame, one frame and many; every message carries one header of dtx's own."""
+    """Bodies of no frame, one frame and many; what a broker gets carries one header of dtx's own."""
     payloads = [b"", b"x", bytes(range(256)) * 64]
     flags = 0x8000 | 0x1000 | 0x0080  # content-type, delivery-mode, message-id
     properties = struct.pack(">H", flags) + b"\x0atext/plain" + b"\x02" + b"\x02id"
@@ -189,9 +206,12 @@ def test_what_is_published_keeps_its_order_its_properties_and_its_id(
     raw.ask(1, End(xid=xid))
     raw.ask(1, Prepare(xid=xid))
     assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
-    taken = rabbitmq.take_all(queue)
+    taken = broker.take_all(queue)
     assert [body for body, _, _ in taken] == payloads
     for _, found, _ in taken:
         assert (found.content_type, found.delivery_mode, found.message_id) == ("text/plain", 2, "id")
-        assert list(found.headers) == ["x-dtx-id"]
-    assert len({found.headers["x-dtx-id"] for _, found, _ in taken}) == 3
+    if mode == "alongside":
+        assert [list(found.headers or ()) for _, found, _ in taken] == [["x-dtx-id"]] * 3
+        assert len({(found.headers or {})["x-dtx-id"] for _, found, _ in taken}) == 3
+    else:
+        assert [found.headers for _, found, _ in taken] == [None] * 3

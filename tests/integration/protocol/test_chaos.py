@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Recover, Rollback, SetTimeout, Start, encode_call
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.processes import wait_until
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
@@ -101,13 +101,13 @@ class Worker:
                 client.ask(2, SetTimeout(xid=xid, timeout=1))
 
 
-def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, rabbitmq: RabbitNode) -> None:
+def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, broker: Broker) -> None:
     """Commit, rollback: "made available", "discarded", "re-enqueued": each of them whole, each of them once."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     tokens = [f"{number}".encode() for number in range(TOKENS)]
-    with fresh_queue(rabbitmq) as source, fresh_queue(rabbitmq) as target:
-        with rabbitmq.channel() as channel:
+    with fresh_queue(broker) as source, fresh_queue(broker) as target:
+        with broker.channel() as channel:
             channel.confirm_delivery()
             for token in tokens:
                 channel.basic_publish("", source, token)
@@ -121,10 +121,10 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, ra
             assert client.ask(1, Recover(startscan=True, endscan=True)) == []
 
         def all_there() -> bool:
-            return rabbitmq.count(source) + rabbitmq.count(target) >= TOKENS
+            return broker.count(source) + broker.count(target) >= TOKENS
 
         wait_until(all_there, what="the return of all tokens")
-        assert sorted(bodies(rabbitmq, source) + bodies(rabbitmq, target)) == sorted(tokens)
+        assert sorted(bodies(broker, source) + bodies(broker, target)) == sorted(tokens)
 
 
 def _finish(client: RawClient, xid: Xid, *, commit: bool) -> None:

@@ -19,8 +19,8 @@ from dtx.wire.amqp09.calls import (
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.integration.protocol.conftest import DEFAULT_TIMEOUT
+from tests.support.broker import Broker
 from tests.support.client import bodies, new_xid
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient, Refusal
 from tests.support.service import DtxService
 
@@ -104,7 +104,7 @@ def test_command_invalid_of_forget(raw: RawClient, queue: str, xid: Xid, state: 
     assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
 
 
-def test_commit_makes_available_and_discards(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_commit_makes_available_and_discards(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Commit: "Any produced messages are made available and any consumed messages are discarded"."""
     raw.publish(1, queue, b"consumed")
     raw.ask(1, Start(xid=xid))
@@ -112,16 +112,14 @@ def test_commit_makes_available_and_discards(raw: RawClient, rabbitmq: RabbitNod
     raw.publish(1, queue, b"produced")
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert rabbitmq.count(queue) == 0
+    assert broker.count(queue) == 0
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert bodies(rabbitmq, queue) == [b"produced"]
+    assert bodies(broker, queue) == [b"produced"]
 
 
 @pytest.mark.parametrize("vote", [False, True])
-def test_rollback_discards_and_re_enqueues(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, vote: bool
-) -> None:
+def test_rollback_discards_and_re_enqueues(raw: RawClient, broker: Broker, queue: str, xid: Xid, vote: bool) -> None:
     """Rollback: "Any produced messages are discarded and any consumed messages are re-enqueued"."""
     raw.publish(1, queue, b"consumed")
     raw.ask(1, Start(xid=xid))
@@ -132,10 +130,10 @@ def test_rollback_discards_and_re_enqueues(
         assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert bodies(rabbitmq, queue) == [b"consumed"]
+    assert bodies(broker, queue) == [b"consumed"]
 
 
-def test_obligation_1(service: DtxService, rabbitmq: RabbitNode, queue: str) -> None:
+def test_obligation_1(service: DtxService, broker: Broker, queue: str) -> None:
     """Rule obligation1: "may be either committed or rolled back regardless of failures": here, of every channel."""
     committed, rolled_back = new_xid(), new_xid()
     for xid in (committed, rolled_back):
@@ -146,7 +144,7 @@ def test_obligation_1(service: DtxService, rabbitmq: RabbitNode, queue: str) -> 
         client.open(1)
         assert client.ask(1, Commit(xid=committed)) is XaFlag.OK
         assert client.ask(1, Rollback(xid=rolled_back)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"one"]
+    assert bodies(broker, queue) == [b"one"]
 
 
 def test_obligation_2(raw: RawClient, queue: str, xid: Xid) -> None:

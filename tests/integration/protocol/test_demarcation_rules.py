@@ -9,8 +9,8 @@ import pytest
 from dtx.wire.amqp09.calls import Call, Commit, End, GetTimeout, Prepare, Rollback, Select, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker
 from tests.support.client import bodies, new_xid
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient, Refusal
 
 
@@ -31,7 +31,7 @@ def test_select_may_be_repeated_and_changes_nothing(raw: RawClient, xid: Xid) ->
     assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
 
 
-def test_transactionality(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_transactionality(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Rule transactionality: "work performed outside of transactional blocks is NOT transactional"."""
     raw.publish(1, queue, b"before")
     raw.ask(1, Start(xid=xid))
@@ -40,7 +40,7 @@ def test_transactionality(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid:
     raw.publish(1, queue, b"after")
     assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
-    assert bodies(rabbitmq, queue) == [b"before", b"after"]
+    assert bodies(broker, queue) == [b"before", b"after"]
 
 
 # -- start ------------------------------------------------------------------------------------------------------------
@@ -130,23 +130,23 @@ def test_end_unknown_xid(raw: RawClient, xid: Xid) -> None:
     check(raw.refusal(1, End(xid=xid)), 404, 30, f"unknown xid {xid}")
 
 
-def test_end_success(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_end_success(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Rule success: "If neither fail nor suspend are specified then the portion of work has completed successfully"."""
     raw.idle(1, xid, queue=queue)
     assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"one"]
+    assert bodies(broker, queue) == [b"one"]
 
 
-def test_end_failure(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_end_failure(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Rule failure: "If fail is specified then the transaction should be marked as rollback-only"."""
     raw.ask(1, Start(xid=xid))
     raw.publish(1, queue)
     assert raw.ask(1, End(xid=xid, fail=True)) is XaFlag.RBROLLBACK
     assert raw.ask(1, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(broker, queue) == []
 
 
-def test_end_resume(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_end_resume(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Rule resume: "in a suspended state and must be resumed via the start method with resume specified"."""
     raw.ask(1, Start(xid=xid))
     raw.publish(1, queue, b"one")
@@ -156,7 +156,7 @@ def test_end_resume(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) 
     raw.publish(1, queue, b"two")
     assert raw.ask(1, End(xid=xid)) is XaFlag.OK
     assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"not transactional", b"one", b"two"]
+    assert bodies(broker, queue) == [b"not transactional", b"one", b"two"]
 
 
 def test_resume_only_by_the_channel_that_suspended(raw: RawClient, xid: Xid) -> None:
@@ -167,7 +167,7 @@ def test_resume_only_by_the_channel_that_suspended(raw: RawClient, xid: Xid) -> 
     assert raw.ask(1, Start(xid=xid, resume=True)) is XaFlag.OK
 
 
-def test_two_branches_take_turns_on_one_channel(raw: RawClient, rabbitmq: RabbitNode, queue: str) -> None:
+def test_two_branches_take_turns_on_one_channel(raw: RawClient, broker: Broker, queue: str) -> None:
     """Suspend: "the transaction branch is temporarily suspended in an incomplete state"; another may run meanwhile."""
     first, second = new_xid(), new_xid()
     for xid, body in ((first, b"first"), (second, b"second")):
@@ -180,7 +180,7 @@ def test_two_branches_take_turns_on_one_channel(raw: RawClient, rabbitmq: Rabbit
     raw.ask(1, End(xid=second))  # a suspended branch may be ended without being resumed
     assert raw.ask(1, Commit(xid=first, one_phase=True)) is XaFlag.OK
     assert raw.ask(1, Rollback(xid=second)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"first", b"first again"]
+    assert bodies(broker, queue) == [b"first", b"first again"]
 
 
 def test_refusals_leave_other_channels_alone(raw: RawClient, xid: Xid) -> None:

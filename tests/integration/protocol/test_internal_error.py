@@ -1,6 +1,7 @@
 """Rule internalError of each method: the log is away, and the outcome is not known."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -19,7 +20,8 @@ from dtx.wire.amqp09.calls import (
 )
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
-from tests.support.client import bodies, new_xid
+from tests.support.broker import Broker, Mode, StandaloneBroker
+from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
@@ -34,17 +36,38 @@ def forgettable() -> Xid:
 
 
 @pytest.fixture
-def own_service(own_postgres: PostgresServer, rabbitmq: RabbitNode, forgettable: Xid) -> Iterator[DtxService]:
+def own_service(
+    mode: Mode, request: pytest.FixtureRequest, own_postgres: PostgresServer, forgettable: Xid
+) -> Iterator[DtxService]:
     """A service whose database the test may stop."""
+    node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
     database = own_postgres.create_database()
-    seed(database, [heuristic(forgettable, Heuristic.MIXED)])
-    with DtxService(broker=rabbitmq.url(), database=database, options=("--lease-ttl", "3")) as running:
+    seed(database, [heuristic(forgettable, Heuristic.MIXED, local=node is None)])
+    broker = None if node is None else node.url()
+    with DtxService(broker=broker, database=database, options=("--lease-ttl", "3")) as running:
         yield running
+
+
+@pytest.fixture
+def own_broker(mode: Mode, request: pytest.FixtureRequest, own_service: DtxService) -> Broker:
+    """Where that service has its messages."""
+    return (
+        cast("RabbitNode", request.getfixturevalue("rabbitmq"))
+        if mode == "alongside"
+        else StandaloneBroker(own_service)
+    )
+
+
+@pytest.fixture
+def own_queue(own_broker: Broker) -> Iterator[str]:
+    """A queue of that service."""
+    with fresh_queue(own_broker) as name:
+        yield name
 
 
 @pytest.mark.slow
 def test_an_error_is_541_and_the_branch_stays_as_it_was(
-    own_service: DtxService, own_postgres: PostgresServer, rabbitmq: RabbitNode, queue: str, forgettable: Xid
+    own_service: DtxService, own_postgres: PostgresServer, own_broker: Broker, own_queue: str, forgettable: Xid
 ) -> None:
     """Each: "If an error occurs in ... the transaction branch then ... reply code 541 (internal error)"; prepare: "The
     specified Xid may or may not have been prepared".
@@ -52,14 +75,14 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
     prepare, commit, one_phase, rollback, consumed, unknown = (new_xid() for _ in range(6))
     with RawClient(own_service.url()) as client:
         client.open(1, select=True)
-        client.publish(1, queue, b"consumed")
+        client.publish(1, own_queue, b"consumed")
         client.ask(1, Start(xid=consumed))
-        client.consume_one(1, queue)
+        client.consume_one(1, own_queue)
         client.ask(1, End(xid=consumed))
         for xid in (prepare, one_phase):
-            client.idle(1, xid, queue=queue, body=xid.gtrid)
+            client.idle(1, xid, queue=own_queue, body=xid.gtrid)
         for xid in (commit, rollback):
-            client.prepared(1, xid, queue=queue, body=xid.gtrid)
+            client.prepared(1, xid, queue=own_queue, body=xid.gtrid)
         own_postgres.stop()
         calls: list[tuple[Call, int]] = [
             (Prepare(xid=prepare), 40),
@@ -95,7 +118,7 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
             _insist(client, Commit(xid=xid))
         assert client.refusal(2, GetTimeout(xid=unknown)).code == 404
         assert client.ask(2, Recover(startscan=True, endscan=True)) == []
-    assert sorted(bodies(rabbitmq, queue)) == sorted(xid.gtrid for xid in (prepare, commit, one_phase))
+    assert sorted(bodies(own_broker, own_queue)) == sorted(xid.gtrid for xid in (prepare, commit, one_phase))
 
 
 def _insist(client: RawClient, call: Call) -> object:

@@ -10,9 +10,9 @@ from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start, encode_call
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker, only_alongside, only_standalone
 from tests.support.client import bodies
 from tests.support.processes import wait_until
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient, Refusal
 
 MESSAGES = 20
@@ -41,13 +41,39 @@ def consume(queue: str) -> bytes:
     return requests.consume(queue.encode(), b"tag")
 
 
-@pytest.mark.parametrize("before", [tx_select, confirm_select, get, consume])
-def test_select_is_refused_on_a_channel_with_a_mode_or_deliveries(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, before: Callable[[str], bytes]
+@pytest.mark.parametrize("before", [tx_select, confirm_select])
+def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before: Callable[[str], bytes]) -> None:
+    raw.send(2, before(""))
+    raw.next_method(2)
+    check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
+
+
+@only_standalone
+def test_what_was_delivered_before_select_can_be_part_of_a_branch(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
+) -> None:
+    """Where dtx has the messages, a delivery is no other channel's."""
+    raw.publish(3, queue)
+    wait_until(lambda: broker.count(queue) == 1, what="a message")
+    tag = raw.get(2, queue)
+    assert tag is not None
+    raw.ask(2, Select())
+    raw.ask(2, Start(xid=xid))
+    raw.send(2, requests.ack(tag))
+    assert raw.ask(2, End(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    raw.close_channel(2)
+    assert bodies(broker, queue) == []
+
+
+@only_alongside
+@pytest.mark.parametrize("before", [get, consume])
+def test_select_is_refused_on_a_channel_with_deliveries(
+    raw: RawClient, broker: Broker, queue: str, before: Callable[[str], bytes]
 ) -> None:
     if before is get:
         raw.publish(3, queue)
-        wait_until(lambda: rabbitmq.count(queue) == 1, what="a message")
+        wait_until(lambda: broker.count(queue) == 1, what="a message")
     raw.send(2, before(queue))
     raw.next_method(2)
     check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
@@ -71,12 +97,13 @@ def test_direct_reply_to_cannot_be_part_of_a_branch(raw: RawClient, queue: str, 
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
+@only_alongside
 def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """A stream keeps what is acknowledged: there is nothing to take or to put back."""
     stream = f"{queue}-stream"
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
         channel.confirm_delivery()
         channel.basic_publish("", stream, b"one")
@@ -89,11 +116,11 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
     raw.ask(1, Start(xid=xid))
     check(raw.refusal_of(1, requests.ack(tag)), 540, "stream", keys.BASIC_ACK)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         channel.queue_delete(stream)
 
 
-def test_a_message_has_a_largest_size(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_a_message_has_a_largest_size(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """As the broker's max_message_size: 406, told by the header, before the body comes."""
     raw.ask(1, Start(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES))
@@ -103,10 +130,10 @@ def test_a_message_has_a_largest_size(raw: RawClient, rabbitmq: RabbitNode, queu
     raw.publish(1, queue, bytes(MESSAGE_BYTES + 1))
     check(raw.refused(1), 406, "larger than configured max size 32768")
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(broker, queue) == []
 
 
-def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Beyond it the branch is rollback-only and the channel is closed with 506."""
     raw.ask(1, Start(xid=xid))
     for _ in range(MESSAGES):
@@ -116,26 +143,26 @@ def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, rabbitmq: Rab
     raw.publish(1, queue)
     check(raw.refused(1), 506, "limits of a branch exceeded")
     assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(broker, queue) == []
 
 
-def test_a_branch_has_a_largest_number_of_bytes(raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid) -> None:
+def test_a_branch_has_a_largest_number_of_bytes(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     raw.ask(1, Start(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES))
     raw.publish(1, queue, bytes(MESSAGE_BYTES - 1024))
     raw.publish(1, queue, bytes(2048))
     check(raw.refused(1), 506, "limits of a branch exceeded")
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    assert bodies(rabbitmq, queue) == []
+    assert bodies(broker, queue) == []
 
 
 @pytest.mark.parametrize("multiple", [True, False])
 def test_consumed_messages_count_too_and_are_back_afterwards(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, multiple: bool
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, multiple: bool
 ) -> None:
     """One ack of many is many."""
     count = MESSAGES + 1
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         for number in range(count):
             channel.basic_publish("", queue, str(number).encode())
     raw.ask(1, Start(xid=xid))
@@ -148,14 +175,15 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
     check(raw.refused(1), 506, "limits of a branch exceeded", keys.BASIC_ACK)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.close_channel(1)
-    assert sorted(bodies(rabbitmq, queue), key=int) == [str(number).encode() for number in range(count)]
+    assert sorted(bodies(broker, queue), key=int) == [str(number).encode() for number in range(count)]
 
 
+@only_alongside
 def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
-    raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """A byte cap for each channel; the words say what to do about it."""
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         for _ in range(9):
             channel.basic_publish("", queue, bytes(30 * 1024))
     tags = [raw.get(1, queue) for _ in range(9)]
@@ -180,6 +208,7 @@ def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawCli
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
+@only_alongside
 def test_a_connection_whose_channels_are_used_up_selects_no_more(raw: RawClient, queue: str, xid: Xid) -> None:
     """A selected channel needs two at the broker: 506 where there is none left, and the connection lives on."""
     channel, refusal = 10, None

@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pika
 import pytest
@@ -24,6 +24,7 @@ from dtx.wire.amqp09.calls import (
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.integration.protocol.conftest import COORDINATOR
+from tests.support.broker import Broker, Mode, only_alongside
 from tests.support.client import bodies, new_xid
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
@@ -35,23 +36,24 @@ EXCHANGES = {"ok-fanout": "fanout", "ok-topic": "topic", "secret": "fanout", "ok
 
 
 @pytest.fixture(scope="module", autouse=True)
-def users(shared_rabbitmq: RabbitNode) -> Iterator[None]:
+def users(mode: Mode, shared_broker: Broker) -> Iterator[None]:
     """Users and exchanges."""
-    node = shared_rabbitmq
-    node.add_user(COORDINATOR)
-    node.add_user(CLERK, write=r"ok-.*|amq\.default", configure=r"dtx\.lock\..*")
-    node.add_user("no lock", configure="")
-    node.add_user("no write", write="secret")
-    with node.channel() as channel:
+    broker, names = shared_broker, [COORDINATOR, CLERK, "no lock", "no write"]
+    broker.add_user(COORDINATOR)
+    broker.add_user(CLERK, write=r"ok-.*|amq\.default", configure=r"dtx\.lock\..*")
+    broker.add_user("no lock", configure="")
+    broker.add_user("no write", write="secret")
+    with broker.channel() as channel:
         for name, kind in EXCHANGES.items():
             channel.exchange_declare(name, kind, internal=name == "ok-internal")
-    node.set_topic_permissions(CLERK, "ok-topic", write="^ok")
+    if mode == "alongside":
+        cast("RabbitNode", broker).set_topic_permissions(CLERK, "ok-topic", write="^ok")
     yield
-    with node.channel() as channel:
+    with broker.channel() as channel:
         for name in EXCHANGES:
             channel.exchange_delete(name)
-    for user in (COORDINATOR, CLERK, "no lock", "no write"):
-        node.delete_user(user)
+    for user in names:
+        broker.delete_user(user)
 
 
 def connected(service: DtxService, user: str, **options: Any) -> RawClient:
@@ -81,7 +83,7 @@ CALLS: list[Callable[[Xid], Call]] = [
 
 @pytest.mark.parametrize("state", ["active", "idle", "prepared"])
 def test_another_user_can_neither_see_nor_touch_a_branch(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid, state: str
+    service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid, state: str
 ) -> None:
     """Rule security: "restricting which users are allowed to control which transactions"."""
     if state == "active":
@@ -101,11 +103,11 @@ def test_another_user_can_neither_see_nor_touch_a_branch(
         assert raw.ask(1, End(xid=xid)) is XaFlag.OK
     outcome = Commit(xid=xid, one_phase=state != "prepared")
     assert raw.ask(2, outcome) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"one"]
+    assert bodies(broker, queue) == [b"one"]
 
 
 def test_a_coordinator_sees_and_completes_the_branches_of_all(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str
+    service: DtxService, raw: RawClient, broker: Broker, queue: str
 ) -> None:
     """Rule security; --coordinator."""
     committed, rolled_back, idle = new_xid(), new_xid(), new_xid()
@@ -118,7 +120,7 @@ def test_a_coordinator_sees_and_completes_the_branches_of_all(
         assert manager.ask(2, Rollback(xid=rolled_back)) is XaFlag.OK
         assert manager.ask(2, Prepare(xid=idle)) is XaFlag.OK
         assert manager.ask(2, Commit(xid=idle)) is XaFlag.OK
-    assert sorted(bodies(rabbitmq, queue)) == [b"committed", b"idle"]
+    assert sorted(bodies(broker, queue)) == [b"committed", b"idle"]
 
 
 def test_what_is_remembered_of_a_branch_is_for_its_owner(service: DtxService, raw: RawClient, xid: Xid) -> None:
@@ -150,6 +152,7 @@ def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
 # -- select -----------------------------------------------------------------------------------------------------------
 
 
+@only_alongside
 @pytest.mark.parametrize(("user", "words"), [("no lock", "dtx.lock"), ("no write", "amq.default")])
 def test_select_needs_the_permissions_that_receipts_need(service: DtxService, user: str, words: str) -> None:
     """403 with the reason; the connection and the channel's number live on."""
@@ -161,6 +164,7 @@ def test_select_needs_the_permissions_that_receipts_need(service: DtxService, us
             assert words in refusal.text
 
 
+@only_alongside
 def test_a_login_by_token_passes_through_and_cannot_select(
     service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_login_by_token_passes_through_and_cannot_select(
         rabbitmq.delete_user("bearer")
 
 
+@only_alongside
 def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, rabbitmq: RabbitNode) -> None:
     """The service has credentials of its own, and completes branches with them."""
     vhost = rabbitmq.add_vhost()
@@ -208,7 +213,6 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
 
 PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
     "no permission for the exchange": (403, "secret", "", {}),
-    "no permission for the topic": (403, "ok-topic", "bad.topic", {}),
     "an internal exchange": (403, "ok-internal", "", {}),
     "no such exchange": (404, "ok-nowhere", "", {}),
     "somebody else's user-id": (406, "ok-fanout", "", {"user_id": "guest"}),
@@ -221,13 +225,25 @@ PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", PUBLISHES)
-def test_a_publish_within_a_branch_is_refused_as_the_broker_refuses_it(
-    service: DtxService, rabbitmq: RabbitNode, xid: Xid, case: str
+def test_a_publish_within_a_branch_is_refused_as_outside_of_one(
+    service: DtxService, broker: Broker, xid: Xid, case: str
 ) -> None:
-    """The same code and the same words, by the end of the branch at the latest."""
-    code, exchange, key, values = PUBLISHES[case]
+    """The same code and the same words, by the end of the branch at the latest; outside a branch at once."""
+    check_refusal(service, broker, xid, *PUBLISHES[case])
+
+
+@only_alongside
+def test_a_topic_that_the_broker_does_not_permit_is_refused(service: DtxService, broker: Broker, xid: Xid) -> None:
+    """The same: dtx's own users have no topic permissions."""
+    check_refusal(service, broker, xid, 403, "ok-topic", "bad.topic", {})
+
+
+def check_refusal(
+    service: DtxService, broker: Broker, xid: Xid, code: int, exchange: str, key: str, values: dict[str, Any]
+) -> None:
+    """A publish is refused within a branch as without one; the branch can only be rolled back."""
     message = pika.BasicProperties(**values)
-    with rabbitmq.channel(user=CLERK) as direct:
+    with broker.channel(user=CLERK) as direct:
         direct.basic_publish(exchange, key, b"one", message)
         with pytest.raises(ChannelClosedByBroker) as raised:
             direct.basic_qos(prefetch_count=1)
@@ -247,11 +263,11 @@ def test_a_publish_within_a_branch_is_refused_as_the_broker_refuses_it(
 
 
 def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
-    service: DtxService, rabbitmq: RabbitNode, queue: str
+    service: DtxService, broker: Broker, queue: str
 ) -> None:
     """Judgements are pipelined on one side channel: each must reach the publish that it is about."""
     good, bad = new_xid(), new_xid()
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         channel.queue_bind(queue, "ok-fanout")
     with connected(service, CLERK) as client:
         client.open(3, select=True)
@@ -265,13 +281,13 @@ def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
         assert client.answer(1, End(xid=good)) is XaFlag.OK
         assert client.ask(2, Prepare(xid=bad)) is XaFlag.RBROLLBACK
         assert client.ask(2, Commit(xid=good, one_phase=True)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [f"good {number}".encode() for number in range(5)]
+    assert bodies(broker, queue) == [f"good {number}".encode() for number in range(5)]
 
 
 def test_one_s_own_user_id_is_kept_and_cc_reaches_its_queues(
-    service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid
+    service: DtxService, broker: Broker, queue: str, xid: Xid
 ) -> None:
-    """Dtx's own user publishes at commit; the broker takes the user-id from an impersonator."""
+    """Beside a broker dtx's own user publishes at commit; the broker takes the user-id from an impersonator."""
     message = pika.BasicProperties(user_id=CLERK, headers={"CC": [queue]}, expiration="60000", message_id="7")
     with connected(service, CLERK) as client:
         client.ask(1, Start(xid=xid))
@@ -279,6 +295,6 @@ def test_one_s_own_user_id_is_kept_and_cc_reaches_its_queues(
         client.ask(1, End(xid=xid))
         client.ask(1, Prepare(xid=xid))
         assert client.ask(1, Commit(xid=xid)) is XaFlag.OK
-    ((body, found, _),) = rabbitmq.take_all(queue)
+    ((body, found, _),) = broker.take_all(queue)
     assert (body, found.user_id, found.expiration, found.message_id) == (b"one", CLERK, "60000", "7")
     assert found.headers["CC"] == [queue]

@@ -6,9 +6,9 @@ from dtx.wire.amqp09.calls import Call, Commit, End, GetTimeout, Prepare, Rollba
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.integration.protocol.conftest import DEFAULT_TIMEOUT, MAX_TIMEOUT
+from tests.support.broker import Broker
 from tests.support.client import bodies, new_xid
 from tests.support.processes import wait_until
-from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
@@ -50,7 +50,7 @@ def test_a_branch_that_took_too_long_says_so_once(service: DtxService, raw: RawC
 
 
 def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Rollback: "any consumed messages are re-enqueued"; nobody needs to ask for it."""
     raw.publish(1, queue, b"wanted elsewhere")
@@ -58,11 +58,11 @@ def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
     raw.consume_one(1, queue)
     raw.ask(1, SetTimeout(xid=xid, timeout=1))
     await_timeout(service, xid)
-    wait_until(lambda: rabbitmq.count(queue) == 1, what="the message's return")
+    wait_until(lambda: broker.count(queue) == 1, what="the message's return")
     raw.publish(1, queue, b"too late")  # the branch is lost already, and this with it
     assert raw.ask(1, End(xid=xid)) is XaFlag.RBTIMEOUT
     raw.close_channel(1)
-    assert bodies(rabbitmq, queue) == [b"wanted elsewhere"]
+    assert bodies(broker, queue) == [b"wanted elsewhere"]
 
 
 def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService, raw: RawClient, xid: Xid) -> None:
@@ -76,7 +76,7 @@ def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService
 
 
 def test_a_prepared_branch_never_times_out(
-    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+    service: DtxService, raw: RawClient, broker: Broker, queue: str, xid: Xid
 ) -> None:
     """Obligation2, and no "completed by a timeout": neither by one set before prepare, nor by one after."""
     before, after = new_xid(), new_xid()
@@ -91,7 +91,7 @@ def test_a_prepared_branch_never_times_out(
     await_timeout(service, xid)
     assert raw.ask(2, Commit(xid=before)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=after)) is XaFlag.OK
-    assert bodies(rabbitmq, queue) == [b"one", b"one"]
+    assert bodies(broker, queue) == [b"one", b"one"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Where the messages are, past the connections under test: RabbitMQ beside dtx, or dtx itself; and the two modes."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Any, Final, Literal, Protocol
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from dtx.store.postgres.editing import AccountEditor
+from tests.support.service import DtxService
+
+Mode = Literal["alongside", "standalone"]
+MODES: Final[tuple[Mode, ...]] = ("alongside", "standalone")
+only_alongside = pytest.mark.parametrize("mode", ["alongside"], indirect=True)
+"""For tests of what a broker behind dtx brings along."""
+only_standalone = pytest.mark.parametrize("mode", ["standalone"], indirect=True)
+"""For tests of what is simpler without one."""
+
+
+class Broker(Protocol):
+    """What tests do past the connections under test. :class:`tests.support.rabbitmq.RabbitNode` is one."""
+
+    def mend(self) -> None:
+        """Undo what an earlier test left."""
+
+    def channel(self, vhost: str = ..., user: str = ...) -> contextlib.AbstractContextManager[BlockingChannel]:
+        """A channel of its own connection."""
+
+    def count(self, queue: str, vhost: str = ...) -> int:
+        """How many messages are ready in *queue*."""
+
+    def take_all(self, queue: str, vhost: str = ...) -> list[tuple[bytes, pika.BasicProperties, bool]]:
+        """Take every ready message out of *queue*: body, properties, redelivered."""
+
+    def add_vhost(self, name: str | None = None) -> str:
+        """Make a virtual host that guest may use; returns its name."""
+
+    def delete_vhost(self, name: str) -> None:
+        """Remove it."""
+
+    def add_user(
+        self, name: str, password: str | None = ..., *, configure: str = ..., write: str = ..., read: str = ...
+    ) -> str:
+        """Make a user with permissions on ``/``; returns its URL there. The password is the name unless given."""
+
+    def delete_user(self, name: str) -> None:
+        """Remove a user."""
+
+
+class StandaloneBroker:
+    """A service without a broker, on a database of its own.
+
+    Args:
+        service: it runs, or is started before this is used.
+    """
+
+    def __init__(self, service: DtxService) -> None:
+        assert service.database is not None
+        self.service = service
+        self._users = AccountEditor(service.database, "dtx")
+
+    def mend(self) -> None:
+        """Nothing is ever left broken."""
+
+    @contextlib.contextmanager
+    def channel(self, vhost: str = "/", user: str = "guest") -> Iterator[BlockingChannel]:
+        """A channel of its own connection."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.service.url(user, vhost=vhost)))
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
+
+    def count(self, queue: str, vhost: str = "/") -> int:
+        """How many messages are ready in *queue*."""
+        with self.channel(vhost) as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+    def take_all(self, queue: str, vhost: str = "/") -> list[tuple[bytes, pika.BasicProperties, bool]]:
+        """Take every ready message out of *queue*: body, properties, redelivered."""
+        with self.channel(vhost) as channel:
+            return take_all(channel, queue)
+
+    def add_vhost(self, name: str | None = None) -> str:
+        """Make a virtual host that guest may use; returns its name."""
+        name = name or f"t-{secrets.token_hex(5)}"
+        self._users.add_vhost(name)
+        self._users.grant("guest", name, configure=".*", write=".*", read=".*")
+        return name
+
+    def delete_vhost(self, name: str) -> None:
+        """Remove it, if it is empty."""
+        self._users.revoke("guest", name)
+
+    def add_user(
+        self,
+        name: str,
+        password: str | None = None,
+        *,
+        tags: str = "",
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+        **_more: Any,
+    ) -> str:
+        """Make a user with permissions on ``/``; returns its URL there. The password is the name unless given."""
+        self._users.add_user(name, (name if password is None else password).encode(), tags.split())
+        self._users.grant(name, "/", configure=configure, write=write, read=read)
+        return self.service.url(name, password)
+
+    def delete_user(self, name: str) -> None:
+        """Remove a user."""
+        self._users.remove_user(name)
+
+
+def take_all(channel: BlockingChannel, queue: str) -> list[tuple[bytes, pika.BasicProperties, bool]]:
+    """Take every ready message out of *queue*: body, properties, redelivered."""
+    taken: list[tuple[bytes, pika.BasicProperties, bool]] = []
+    while True:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return taken
+        taken.append((body, properties, bool(method.redelivered)))
