@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from dtx.server.alongside import queries
+from dtx.server.alongside.order import Fence
 from dtx.server.alongside.unsettled import ANSWERS, Tally
 from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
@@ -100,6 +102,11 @@ class Channel:
         self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
         self.used = False
         """Whether it was ever used for anything but dtx-coordination."""
+        self.counting = session.speaks_0_9
+        """Whether every command is counted, for execution.complete; then none passes unseen."""
+        self.commands = 0
+        """Those that did not pass unseen."""
+        self._fence: Fence | None = None
         self.coordinated = False
         self.tally: Tally | None = None
         """What it has consumed, since it began to."""
@@ -117,7 +124,13 @@ class Channel:
     @property
     def passes(self) -> bool:
         """Whether its frames may pass unseen; its first one never does."""
-        return self.used and self.phase is Phase.OPEN and not self._busy and self.upstream_number == self.number
+        return (
+            self.used
+            and self.phase is Phase.OPEN
+            and not self._busy
+            and not self.counting
+            and self.upstream_number == self.number
+        )
 
     @property
     def only_coordinates(self) -> bool:
@@ -148,8 +161,12 @@ class Channel:
         if self.phase is not Phase.OPEN:
             self._late(key, buffer, start, end)
             return
+        if queries.is_command(key):
+            self.commands += 1
         if key >> 16 in calls.DTX_CLASSES:
             self._call(key, buffer[start + 7 : end - 1])
+        elif queries.is_query(key, buffer, start, end):
+            self._query(key, buffer[start + 7 : end - 1])
         elif key == keys.CHANNEL_OPEN:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {self.number} is open already")
         elif key == keys.CHANNEL_CLOSE:
@@ -170,11 +187,7 @@ class Channel:
 
     def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame for the broker."""
-        if self.session.upstream.is_lost:
-            raise WireError(HardCode.CONNECTION_FORCED, "the broker is away, only dtx-coordination goes on")
-        if not self.used:
-            self.used = True
-            self.session.sort(self)
+        self.need_broker()
         match key:
             case keys.CONFIRM_SELECT:
                 self.mode = Mode.CONFIRM
@@ -184,9 +197,23 @@ class Channel:
                 self._consume(key, buffer[start + 7 : end - 1])
             case keys.QUEUE_DECLARE:
                 self._note_queue(buffer[start + 7 : end - 1])
+            case keys.CHANNEL_FLOW:
+                self._fenced().sent(key)
             case _:
                 pass
         self._to_broker(buffer, start, end)
+
+    def need_broker(self) -> None:
+        """Something is about to be asked of the broker.
+
+        Raises:
+            WireError: it is away.
+        """
+        if self.session.upstream.is_lost:
+            raise WireError(HardCode.CONNECTION_FORCED, "the broker is away, only dtx-coordination goes on")
+        if not self.used:
+            self.used = True
+            self.session.sort(self)
 
     def _consume(self, key: int, payload: bytes) -> None:
         self.tally = self.tally or Tally()
@@ -210,11 +237,15 @@ class Channel:
                 return
             self.phase = Phase.CLOSED_BY_BROKER
             self.session.sort(self)
+            self._drop_fence()
         elif key == keys.CHANNEL_CLOSE_OK:
+            self._drop_fence()
             self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
         elif key == keys.QUEUE_DECLARE_OK:
             self.last_queue = content.declare_ok(buffer[start + 7 : end - 1]).queue
+        elif key == keys.CHANNEL_FLOW_OK and self._fence is not None and self._fence.received(buffer, start):
+            return
         elif key in ANSWERS and self.tally is not None:
             self.tally.answered(key, buffer[start + 7 : end - 1])
         self.forward(buffer, start, end)
@@ -258,6 +289,7 @@ class Channel:
 
     def let_go(self) -> None:
         """The client or its connection is gone: nothing may be delivered to it any more."""
+        self._drop_fence()
         handler = self.session.upstream.handlers.get(self.upstream_number, self)
         if self.phase is Phase.OPEN and handler is self and not self.session.upstream.is_lost:
             self.close_upstream()
@@ -310,6 +342,58 @@ class Channel:
         else:
             self._finish(answer)
 
+    # -- queries
+
+    def _query(self, key: int, payload: bytes) -> None:
+        """A method of the preview that no broker may see.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        try:
+            answer = queries.answer(self, key, payload)
+        except XaError as error:
+            self.refuse(error, key)
+        else:
+            if answer is not None:
+                self._begin(answer, key)
+
+    def commands_so_far(self) -> int:
+        """How many commands there have been.
+
+        Raises:
+            XaError: 540, some may have passed uncounted.
+        """
+        if self.used and not self.counting:
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED,
+                "commands of this channel have not been counted: send one execution.flush before anything else on it, "
+                "or open the connection with the header of AMQP 0-9",
+            )
+        self.counting = True
+        return self.commands
+
+    async def executed(self) -> None:
+        """Wait until the broker has done what it was sent on the channel, or the channel is no more."""
+        if self.used and self.phase is Phase.OPEN:  # it may have been closed before its turn came
+            await self._fenced().wait()
+
+    def _fenced(self) -> Fence:
+        if self._fence is None:
+            upstream, number = self.session.upstream, self.upstream_number
+            self._fence = Fence(lambda payload: upstream.write(method_frame(number, payload)))
+        return self._fence
+
+    def _drop_fence(self) -> None:
+        if self._fence is not None:
+            self._fence.drop()
+
+    def is_open(self) -> bool:
+        """Whether neither side has closed the channel."""
+        return self.phase is Phase.OPEN
+
+    # -- one call at a time
+
     def _begin(self, work: Awaitable[bytes], key: int) -> None:
         """Run *work*, which returns the answering frame, while later frames of the channel wait."""
         self._occupy()
@@ -321,7 +405,7 @@ class Channel:
         except XaError as error:
             self._finish(error=error, key=key)
         except Exception:  # noqa: BLE001 - logged; the client is told no more than that
-            _log.exception("call failed", method=DtxMethod(key).wire_name, connection=self.session.id)
+            _log.exception("call failed", method=f"{key >> 16}.{key & 0xFFFF}", connection=self.session.id)
             self._finish(error=XaError(ReplyCode.INTERNAL_ERROR, "internal error"), key=key)
         else:
             self._finish(frame)
@@ -360,6 +444,7 @@ class Channel:
             return
         self.phase = Phase.REFUSED
         self.session.sort(self)
+        self._drop_fence()
         self.session.to_client(frame)
         self.close_upstream()
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from dtx.log.records import Work
 from dtx.manager.entry import Entry
+from dtx.server.alongside import queries
 from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
 from dtx.server.demarcation import Demarcation
@@ -84,6 +85,10 @@ class SelectedChannel(Channel):
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
         super().__init__(before.session, before.number, before.upstream_number)
         self.coordination = before.coordination
+        # From here on it sees every command; before, it did as long as nothing was for the broker.
+        self.counting = before.counting or not before.used
+        self.commands = before.commands
+        self.used = True
         self._taking = taking
         self._publishing: int | None = publishing
         self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
@@ -160,6 +165,7 @@ class SelectedChannel(Channel):
 
     def _wait_for(self, fence: Fence, key: int, frame: bytes) -> None:
         """Do first what was sent first: *frame* and what follows it wait."""
+        self.commands -= queries.is_command(key)  # it is counted again when it has its turn
         self._begin(fence.wait(), key)
         self._backlog.append((key, frame))
 
@@ -168,6 +174,15 @@ class SelectedChannel(Channel):
         if not self._asked.received(buffer, start):
             super().forward(buffer, start, end)
 
+    async def executed(self) -> None:
+        """Wait until the broker has done what it was sent on T and P, or the channel is no more."""
+        if self.phase is not Phase.OPEN:
+            return  # it was closed before its turn came
+        waits = [self._asked.wait()]
+        if not self.published.passed:
+            waits.append(self.published.wait())
+        await asyncio.gather(*waits)
+
     def _no_content_expected(self) -> None:
         if self._capture is not None or self._passing:
             raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
@@ -175,6 +190,10 @@ class SelectedChannel(Channel):
     def _call(self, key: int, payload: bytes) -> None:
         self._no_content_expected()
         super()._call(key, payload)
+
+    def _query(self, key: int, payload: bytes) -> None:
+        self._no_content_expected()
+        super()._query(key, payload)
 
     # -- publish
 
@@ -373,16 +392,13 @@ class SelectedChannel(Channel):
         elif (frame := self._demarcation.run(call, who)) is not None:
             self.session.to_client(frame)
         else:
-            self._begin(self._demarcation.run_later(call, who, self._is_open), key)
-
-    def _is_open(self) -> bool:
-        return self.phase is Phase.OPEN
+            self._begin(self._demarcation.run_later(call, who, self.is_open), key)
 
     async def _end_when_judged(self, call: calls.End) -> bytes:
         while self._judgements:
             await asyncio.wait(set(self._judgements))
             await asyncio.sleep(0)  # the callbacks that read the judgements come first
-        return await self._demarcation.run_later(call, self.session.who, self._is_open)
+        return await self._demarcation.run_later(call, self.session.who, self.is_open)
 
     # -- the end
 

@@ -29,7 +29,7 @@ from dtx.wire.amqp09 import answers, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
+from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, Protocol, method_frame
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
@@ -40,7 +40,10 @@ _TO_BROKER: Final = frozenset(
         keys.CHANNEL_OPEN,
         keys.CHANNEL_CLOSE,
         keys.CHANNEL_CLOSE_OK,
+        keys.CHANNEL_FLOW,
         keys.CONFIRM_SELECT,
+        keys.EXCHANGE_BIND,
+        keys.EXCHANGE_BIND_OK,
         keys.TX_SELECT,
         keys.BASIC_CONSUME,
         keys.BASIC_GET,
@@ -52,8 +55,8 @@ _ON_ZERO: Final = frozenset(
     {keys.CONNECTION_BLOCKED, keys.CONNECTION_UNBLOCKED, keys.CONNECTION_UPDATE_SECRET, keys.CONNECTION_CLOSE_OK}
 )
 """Methods of a client on channel 0 that the broker gets once the connection is open."""
-_FIRST_DTX: Final = 101 << 16
-_AFTER_DTX: Final = 106 << 16
+_NO_BROKERS: Final = 101 << 16
+"""From here on classes are dtx's, the preview's, or nobody's: the last one that brokers know is 90."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 _MAX_UNSENT: Final = 1 << 20
@@ -160,6 +163,11 @@ class Session:
         """The login's name; ``None`` when it does not tell one."""
         return self._opening.user
 
+    @property
+    def speaks_0_9(self) -> bool:
+        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
+        return self._header == Protocol.AMQP_0_9.value
+
     def broker_said(self, key: int, frame: bytes) -> None:
         """A frame of the broker on channel 0."""
         match key:
@@ -225,7 +233,7 @@ class Session:
         plain = self._plain
         begin = end_of_run = 0
         for key, channel, start, end in frames:
-            if channel in plain and key not in _TO_BROKER and not _FIRST_DTX <= key < _AFTER_DTX:
+            if channel in plain and key not in _TO_BROKER and key < _NO_BROKERS:
                 end_of_run = end
                 continue
             if end_of_run > begin:

@@ -1,32 +1,11 @@
-"""The answers to binding.query and exchange.query of the AMQP 0-9 preview."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""What binding.query and exchange.query of the AMQP 0-9 preview ask a virtual host for."""
 
 from dtx.log.changes import BindingRow, DestinationKind
+from dtx.store.facts import BindingFacts, ExchangeFacts, search
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.postgres.values import in_order
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BindingFacts:
-    """The bits of binding.query-ok; none is set when what was asked for is there."""
-
-    exchange_not_found: bool = False
-    queue_not_found: bool = False
-    queue_not_matched: bool = False
-    key_not_matched: bool = False
-    args_not_matched: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFacts:
-    """The fields of exchange.query-ok; *arguments* as on the wire, without the length."""
-
-    type: bytes = b""
-    durable: bool = False
-    not_found: bool = False
-    arguments: bytes = b""
+__all__ = ["BindingFacts", "ExchangeFacts", "binding_facts", "exchange_facts"]
 
 
 def exchange_facts(vhost: VirtualHost, name: bytes) -> ExchangeFacts:
@@ -47,10 +26,7 @@ def _bound(vhost: VirtualHost, exchange: bytes) -> list[BindingRow]:
 def binding_facts(
     vhost: VirtualHost, exchange: bytes, queue: bytes, routing_key: bytes, arguments: bytes
 ) -> BindingFacts:
-    """binding.query.
-
-    "If populated" a queue, key or arguments narrow down what is searched for. What does not match says so, and is then
-    left aside; so at least one bit is set unless one binding has all that was asked for.
+    """binding.query; see :func:`dtx.store.facts.search`.
 
     Args:
         vhost: where.
@@ -67,18 +43,9 @@ def binding_facts(
     queue_found = not queue or queue in vhost.queues
     if not exchange_found or not queue_found:
         return BindingFacts(exchange_not_found=not exchange_found, queue_not_found=not queue_found)
-    candidates = _bound(vhost, exchange)
-
-    def narrow(matches: Callable[[BindingRow], bool]) -> bool:
-        """Keep what *matches*; whether there was anything."""
-        nonlocal candidates
-        matching = [binding for binding in candidates if matches(binding)]
-        candidates = matching or candidates
-        return bool(matching)
-
-    return BindingFacts(
-        queue_not_matched=bool(queue)
-        and not narrow(lambda each: each.destination_kind is DestinationKind.QUEUE and each.destination == queue),
-        key_not_matched=bool(routing_key) and not narrow(lambda each: each.routing_key == routing_key),
-        args_not_matched=bool(wanted) and not narrow(lambda each: each.arguments == wanted),
+    return search(
+        _bound(vhost, exchange),
+        (lambda each: each.destination_kind is DestinationKind.QUEUE and each.destination == queue) if queue else None,
+        (lambda each: each.routing_key == routing_key) if routing_key else None,
+        (lambda each: each.arguments == wanted) if wanted else None,
     )

@@ -37,6 +37,8 @@ _TURN: Final = 2.0
 _TRUST: Final = 60.0
 """Seconds between two looks at the policies that could eat receipts."""
 _EMPTY: Final = properties.build({})
+_MANAGEMENT_PATIENCE: Final = 5.0
+"""Seconds that a question to the management API waits for a lane that is down."""
 _POISON: Final = 5
 """Connections lost in a row under one unit after which it is taken for the cause, and stands aside for others."""
 _MOST_UNDER_WAY: Final = 256 << 20
@@ -103,6 +105,8 @@ class Lane:
         self._opened = 0
         self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
         self._locks: dict[str, asyncio.Task[None]] = {}
+        self._recognised = ""
+        """The lock by which the management API last showed that it is this broker's."""
 
     # -- connection
 
@@ -250,6 +254,28 @@ class Lane:
             return str(error)
         except (LookupError, TypeError, AttributeError) as error:
             return f"the management API answers something else than was asked: {type(error).__name__} {error}"
+
+    async def management(self) -> Management:
+        """The management API, once it has shown that it is this broker's.
+
+        Raises:
+            ManagementError: there is none, it cannot be asked, or it is another broker's.
+        """
+        management = self.settings.management
+        if management is None:
+            raise ManagementError("none is configured")
+        try:
+            await self.ready(_MANAGEMENT_PATIENCE)
+            connection = self._connection
+            if connection is None or connection.lock != self._recognised:
+                if await self._is_of_another_broker(management):
+                    raise ManagementError(f"the one at {management.url} is another broker's")
+                self._recognised = "" if connection is None else connection.lock
+        except XaError as error:
+            raise ManagementError(error.reason) from error
+        except UpstreamLost as error:
+            raise ManagementError("the broker is away") from error
+        return management
 
     async def _is_of_another_broker(self, management: Management) -> bool:
         """Whether the API does not know the lock of this lane, while the broker does.

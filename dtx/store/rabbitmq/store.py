@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 from dtx.log.records import Unit
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.work import HeldWork, Holder
@@ -25,6 +26,7 @@ class RabbitStore:
         self.broker = broker
         self.settings = settings
         self.lanes: dict[str, Lane] = {}
+        self.queries = Queries(self.lane)
 
     async def open(self) -> None:
         """Lanes begin when their vhost is first used."""

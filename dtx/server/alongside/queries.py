@@ -1,0 +1,105 @@
+"""The classes of the AMQP 0-9 preview that no RabbitMQ knows: for a method of theirs it drops the connection.
+
+binding.query and exchange.query are answered through the broker's management API, execution.flush by dtx itself. An
+answer tells how things are when all that was sent before it on the channel has been done, and what is sent behind it
+waits: so each waits for the broker first, and for nothing else afterwards.
+"""
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.store.rabbitmq.arguments import Plain, from_table
+from dtx.wire.amqp09 import declarations, keys, replies
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.channel import Channel
+
+_PREVIEW: Final = frozenset((keys.BINDING_QUERY >> 16, keys.EXECUTION_FLUSH >> 16))
+_BINDS: Final = frozenset((keys.EXCHANGE_BIND, keys.EXCHANGE_BIND_OK))
+"""Methods of RabbitMQ's whose numbers the preview gave to exchange.query and its answer."""
+_NOT_COMMANDS: Final = frozenset((0, keys.CHANNEL_OPEN >> 16, keys.EXECUTION_FLUSH >> 16))
+"""Frames that execution.complete does not count: contents, and methods that are about the channel itself."""
+
+
+def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
+    """Whether a frame of a client, ``buffer[start:end]``, is a method of the preview's.
+
+    Raises:
+        WireError: 502, it is 40.30 and neither exchange.query nor exchange.bind.
+    """
+    if key not in _BINDS:
+        return key >> 16 in _PREVIEW
+    payload = buffer[start + 7 : end - 1]
+    if key == keys.EXCHANGE_BIND and not declarations.is_query(payload):
+        declarations.bind(payload)
+        return False
+    return True
+
+
+def is_command(key: int) -> bool:
+    """Whether execution.complete counts a frame."""
+    return key >> 16 not in _NOT_COMMANDS
+
+
+def answer(channel: "Channel", key: int, payload: bytes) -> Coroutine[Any, Any, bytes] | None:
+    """What answers a method of the preview: it returns the frame, none when the channel has been closed meanwhile.
+
+    Returns:
+        ``None`` where nothing is to be answered.
+
+    Raises:
+        XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer.
+        WireError: 502, the arguments are malformed; 320, the broker is away.
+    """
+    match key:
+        case keys.EXCHANGE_BIND:
+            channel.need_broker()
+            return _exchange(channel, declarations.exchange_query(payload))
+        case keys.BINDING_QUERY:
+            channel.need_broker()
+            asked = declarations.binding_query(payload)
+            return _binding(channel, asked, from_table(asked.arguments))
+        case keys.EXECUTION_FLUSH:
+            declarations.no_arguments(payload)
+            return _complete(channel, channel.commands_so_far())
+        case keys.EXECUTION_COMPLETE:
+            return None  # an answer to a flush that dtx never sends: there is nothing to it
+        case keys.EXCHANGE_BIND_OK | keys.BINDING_QUERY_OK:
+            raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
+        case _:
+            raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
+
+
+async def _exchange(channel: "Channel", name: bytes) -> bytes:
+    await channel.executed()
+    if not channel.is_open():
+        return b""
+    session = channel.session
+    facts = await session.store.queries.exchange(session.who.vhost, session.user, name)
+    return replies.exchange_query_ok(
+        channel.number, facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
+    )
+
+
+async def _binding(channel: "Channel", asked: declarations.BindingQuery, arguments: dict[bytes, Plain]) -> bytes:
+    await channel.executed()
+    if not channel.is_open():
+        return b""
+    session = channel.session
+    facts = await session.store.queries.binding(
+        session.who.vhost, session.user, asked.exchange, asked.queue, asked.routing_key, arguments
+    )
+    return replies.binding_query_ok(
+        channel.number,
+        exchange_not_found=facts.exchange_not_found,
+        queue_not_found=facts.queue_not_found,
+        queue_not_matched=facts.queue_not_matched,
+        key_not_matched=facts.key_not_matched,
+        args_not_matched=facts.args_not_matched,
+    )
+
+
+async def _complete(channel: "Channel", mark: int) -> bytes:
+    await channel.executed()
+    return replies.complete(channel.number, mark)

@@ -1,0 +1,211 @@
+"""binding.query and exchange.query of the preview: what RabbitMQ has no methods for, its management API knows.
+
+dtx asks the API with credentials of its own, which see everything; so it first asks what the client may see. That is
+judged before anything is looked up: a refusal does not tell whether the exchange or queue is there.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+from dtx.store.facts import BindingFacts, ExchangeFacts, search
+from dtx.store.postgres.permissions import Patterns, Permission, allows
+from dtx.store.rabbitmq.arguments import Plain, from_json, octets, to_table
+from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.wire.amqp09.errors import WireError
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.store.rabbitmq.lane import Lane
+
+_T = TypeVar("_T")
+
+_AT_ONCE: Final = 4
+"""Questions of all clients that are asked at the same time; each has a thread while it waits."""
+_DEFAULT: Final = ExchangeFacts(type=b"direct", durable=True)
+
+
+class Queries:
+    """Asks on behalf of clients.
+
+    Args:
+        lane: that of a vhost; it knows whether the management API is that of its broker.
+    """
+
+    def __init__(self, lane: "Callable[[str], Lane]") -> None:
+        self._lane = lane
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def exchange(self, vhost: str, user: str | None, name: bytes) -> ExchangeFacts:
+        """exchange.query: "If not specified explicitly the default exchange is implied".
+
+        Args:
+            vhost: where.
+            user: who asks; ``None`` when the login tells no name.
+            name: of the exchange.
+
+        Raises:
+            XaError: 403 without read permission on the exchange, 540 where the API does not tell.
+        """
+        if not name:
+            return _DEFAULT
+
+        async def ask(about: _About) -> ExchangeFacts:
+            about.demand_read(name)
+            return await about.exchange(name)
+
+        return await self._ask("exchange.query", vhost, user, ask)
+
+    async def binding(
+        self, vhost: str, user: str | None, exchange: bytes, queue: bytes, key: bytes, arguments: dict[bytes, Plain]
+    ) -> BindingFacts:
+        """binding.query; see :func:`dtx.store.facts.search`.
+
+        Args:
+            vhost: where.
+            user: who asks; ``None`` when the login tells no name.
+            exchange: the source; empty for the default exchange.
+            queue: the destination; empty for any.
+            key: the routing key; empty for any.
+            arguments: empty for any.
+
+        Raises:
+            XaError: 403 without read permission on the exchange, or any on the queue; 540 where the API does not tell.
+        """
+
+        async def ask(about: _About) -> BindingFacts:
+            if exchange:
+                about.demand_read(exchange)
+            # To the default exchange each queue is bound by its name, so there a key is the name of one.
+            for name in (queue, b"" if exchange else key):
+                if name:
+                    about.demand_sight(name)
+            if not exchange:
+                return await about.default_binding(queue, key, arguments)
+            return await about.binding(exchange, queue, key, arguments)
+
+        return await self._ask("binding.query", vhost, user, ask)
+
+    async def _ask(self, method: str, vhost: str, user: str | None, ask: "Callable[[_About], Awaitable[_T]]") -> _T:
+        try:
+            if user is None:
+                raise ManagementError("this connection's login tells no user name")
+            about = _About(await self._lane(vhost).management(), vhost, user)
+            async with self._turns:
+                await about.read_permissions()
+                return await ask(about)
+        except (ManagementError, WireError, LookupError, TypeError, AttributeError) as error:
+            reason = error if isinstance(error, ManagementError) else "it answers something else than was asked"
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED,
+                f"{method} needs the broker's management API: name it with --management, "
+                f"with a user that has the tag administrator ({reason})",
+            ) from None
+
+
+class _About:
+    """One question of one user.
+
+    Args:
+        management: of this broker.
+        vhost: where.
+        user: who asks.
+    """
+
+    def __init__(self, management: Management, vhost: str, user: str) -> None:
+        self._management = management
+        self._vhost = vhost
+        self._user = user
+        self._may = Patterns("", "", "")
+
+    async def _get(self, *path: str | bytes, columns: str = "") -> Any:
+        """The answer; ``None`` where there is no such thing."""
+        words = "/".join(quote(word, safe="") for word in path)
+        try:
+            return await self._management.get(f"{words}?columns={columns}" if columns else words)
+        except ManagementError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def read_permissions(self) -> None:
+        """What the user may do in the vhost.
+
+        Raises:
+            ManagementError: the broker does not say.
+        """
+        found = await self._get("permissions", self._vhost, self._user)
+        if found is None:
+            raise ManagementError("the broker keeps no permissions of this user")
+        if (found["user"], found["vhost"]) != (self._user, self._vhost):
+            raise LookupError(self._user)
+        self._may = Patterns(found["configure"], found["write"], found["read"])
+
+    def demand_read(self, exchange: bytes) -> None:
+        """Who may bind queues to an exchange, may learn of it.
+
+        Raises:
+            XaError: 403.
+        """
+        if not allows(self._may, Permission.READ, exchange):
+            self._refuse("read access to exchange", exchange)
+
+    def demand_sight(self, queue: bytes) -> None:
+        """Who may do anything at all with a queue, may learn of it.
+
+        Raises:
+            XaError: 403.
+        """
+        if not any(allows(self._may, permission, queue) for permission in Permission):
+            self._refuse("access to queue", queue)
+
+    def _refuse(self, what: str, name: bytes) -> None:
+        shown = name.decode("utf-8", "replace")
+        raise XaError(
+            ReplyCode.ACCESS_REFUSED, f"{what} '{shown}' in vhost '{self._vhost}' refused for user '{self._user}'"
+        )
+
+    async def exchange(self, name: bytes) -> ExchangeFacts:
+        """What the API says of an exchange that has a name."""
+        found = await self._get("exchanges", self._vhost, name, columns="name,type,durable,arguments")
+        if found is None:
+            return ExchangeFacts(not_found=True)
+        if octets(found["name"]) != name:
+            raise LookupError(name)
+        return ExchangeFacts(
+            type=found["type"].encode(), durable=found["durable"] is True, arguments=to_table(found["arguments"])
+        )
+
+    async def _has_queue(self, name: bytes) -> bool:
+        found = await self._get("queues", self._vhost, name, columns="name")
+        if found is not None and octets(found["name"]) != name:
+            raise LookupError(name)
+        return found is not None
+
+    async def binding(self, exchange: bytes, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
+        """What the API says of a binding of an exchange that has a name."""
+        lost = (await self.exchange(exchange)).not_found
+        queue_lost = bool(queue) and not await self._has_queue(queue)
+        found = None
+        if not lost and not queue_lost:
+            columns = "destination,destination_type,routing_key,arguments"
+            found = await self._get("exchanges", self._vhost, exchange, "bindings", "source", columns=columns)
+            lost = found is None  # since the answer before
+        if found is None:
+            return BindingFacts(exchange_not_found=lost, queue_not_found=queue_lost)
+        return search(
+            found,
+            (lambda each: each["destination_type"] == "queue" and octets(each["destination"]) == queue)
+            if queue
+            else None,
+            (lambda each: octets(each["routing_key"]) == key) if key else None,
+            (lambda each: from_json(each["arguments"]) == arguments) if arguments else None,
+        )
+
+    async def default_binding(self, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
+        """The same of the default exchange: each queue is bound to it by its name, without arguments."""
+        if queue and not await self._has_queue(queue):
+            return BindingFacts(queue_not_found=True)
+        matches = not key or (key == queue if queue else await self._has_queue(key))
+        return BindingFacts(key_not_matched=not matches, args_not_matched=bool(arguments))

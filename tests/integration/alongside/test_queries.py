@@ -1,0 +1,473 @@
+"""exchange.query, binding.query and class execution in front of a broker that has none of them."""
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dtx.server.alongside import queries
+from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
+from dtx.wire.amqp09.frames import Protocol, method_frame
+from dtx.wire.amqp09.method import Method
+from dtx.wire.amqp09.preview import Binding, Exchange, Execution
+from tests.conftest import ServiceFactory
+from tests.support.client import new_xid
+from tests.support.peer import Peer, logged_in, message
+from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+K = tables.entry(b"a", b"I", b"\x00\x00\x00\x01")
+"""The table a=1."""
+
+
+@pytest.fixture(scope="module")
+def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[DtxService]:
+    """A service that can ask the management API as an administrator."""
+    database = postgres.create_database()
+    options = ("--management", shared_rabbitmq.management_url)
+    with DtxService(broker=shared_rabbitmq.url(), database=database, options=options) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def peer(service: DtxService, rabbitmq: RabbitNode) -> Iterator[Peer]:
+    """A connection with channel 1 open."""
+    with logged_in(service.url()) as opened:
+        yield opened
+
+
+@dataclass(frozen=True)
+class Names:
+    """An exchange, the queue that is bound to it by ``k`` with a=1, and one that is bound to nothing of that kind."""
+
+    exchange: str
+    queue: str
+    other: str
+
+
+@pytest.fixture(scope="module")
+def there(shared_rabbitmq: RabbitNode) -> Iterator[Names]:
+    """What is asked for."""
+    shared_rabbitmq.mend()
+    mark = secrets.token_hex(4)
+    names = Names(f"x-{mark}", f"q-{mark}", f"p-{mark}")
+    with shared_rabbitmq.channel() as channel:
+        arguments: dict[str, Any] = {"alternate-exchange": "amq.fanout", "n": 5, "b": True, "t": {"a": [1, "z"]}}
+        channel.exchange_declare(names.exchange, "headers", durable=True, arguments=arguments)
+        channel.queue_declare(names.queue)
+        channel.queue_declare(names.other)
+        channel.queue_bind(names.queue, names.exchange, "k", {"a": 1})
+        channel.queue_bind(names.other, names.exchange, "l", {"a": True})
+        channel.exchange_bind("amq.fanout", names.exchange, "e")
+        yield names
+        channel.exchange_delete(names.exchange)
+        channel.queue_delete(names.queue)
+        channel.queue_delete(names.other)
+
+
+def octets(method: Method) -> bytes:
+    """A method as its payload."""
+    return bytes(method.INDEX.to_bytes(4, "big") + b"".join(method.encode()))
+
+
+def exchange_query(name: str) -> bytes:
+    return octets(Exchange.Query(name.encode()))
+
+
+def binding_query(exchange: str = "", queue: str = "", key: str = "", arguments: bytes = b"") -> bytes:
+    return octets(Binding.Query(exchange.encode(), queue.encode(), key.encode(), arguments))
+
+
+FLUSH = octets(Execution.Flush())
+
+
+def described(peer: Peer, name: str, channel: int = 1) -> Exchange.QueryOk:
+    """Ask for an exchange."""
+    peer.say(channel, exchange_query(name))
+    return read_description(peer, channel)
+
+
+def read_description(peer: Peer, channel: int = 1) -> Exchange.QueryOk:
+    return Exchange.QueryOk().decode(peer.wait(keys.EXCHANGE_BIND_OK, channel=channel).payload[4:])
+
+
+def bits(peer: Peer, query: bytes, channel: int = 1) -> list[str]:
+    """Ask for a binding; the names of the bits that are set."""
+    peer.say(channel, query)
+    answer = Binding.QueryOk().decode(peer.wait(keys.BINDING_QUERY_OK, channel=channel).payload[4:])
+    return [name for name, value in vars(answer).items() if value]
+
+
+def mark(peer: Peer, channel: int = 1) -> int:
+    """execution.flush: the mark of the answer."""
+    peer.say(channel, FLUSH)
+    return read_mark(peer, channel)
+
+
+def read_mark(peer: Peer, channel: int = 1) -> int:
+    frame = peer.wait(keys.EXECUTION_COMPLETE, channel=channel)
+    return Execution.Complete().decode(frame.payload[4:]).cumulative_execution_mark
+
+
+def refusal(peer: Peer, *payloads: bytes, channel: int = 1) -> content.Close:
+    """How the channel ends; it is opened again, by which the connection shows that it lives on."""
+    peer.say(channel, *payloads)
+    close = peer.refusal(channel)
+    peer.say(channel, requests.CHANNEL_CLOSE_OK)
+    peer.open(channel)
+    return close
+
+
+# -- exchange.query
+
+
+def test_an_exchange_is_described(peer: Peer, there: Names) -> None:
+    """query-ok: "The type of the exchange", "the durability", "not known", "arguments"; with every bit of them."""
+    found = described(peer, there.exchange)
+    assert (found.kind, found.durable, found.not_found) == (b"headers", True, False)
+    number, truth = (5).to_bytes(8, "big"), b"\x01"
+    nested = tables.entry(b"a", b"A", b"l" + (1).to_bytes(8, "big") + b"S" + tables.put_long(b"z"))
+    assert {entry[:3] for entry in tables.entries(found.arguments)} == {
+        (b"alternate-exchange", b"S", b"amq.fanout"),
+        (b"n", b"l", number),
+        (b"b", b"t", truth),
+        (b"t", b"F", nested),
+    }
+    gone = described(peer, f"{there.exchange}-not")
+    assert (gone.kind, gone.durable, gone.not_found, gone.arguments) == (b"", False, True, b"")
+
+
+def test_an_exchange_that_does_not_last_says_so(peer: Peer, rabbitmq: RabbitNode) -> None:
+    """durable: "if set the exchange is durable"."""
+    name = f"transient-{secrets.token_hex(4)}"
+    with rabbitmq.channel() as channel:
+        channel.exchange_declare(name, "fanout", auto_delete=True)
+        found = described(peer, name)
+        channel.exchange_delete(name)
+    assert (found.kind, found.durable, found.not_found) == (b"fanout", False, False)
+
+
+def test_the_default_exchange_is_implied(peer: Peer) -> None:
+    """name: "If not specified explicitly the default exchange is implied"."""
+    found = described(peer, "")
+    assert (found.kind, found.durable, found.not_found, found.arguments) == (b"direct", True, False, b"")
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "%2F", "\u00fc?x=1#y"])
+def test_a_name_is_a_name_and_no_path(peer: Peer, rabbitmq: RabbitNode, name: str) -> None:
+    """Whatever a client calls its exchange, nothing else of the management API is asked for."""
+    with rabbitmq.channel() as channel:
+        channel.exchange_declare(name, "topic")
+        peer.say(1, exchange_query(name))
+        answer = peer.frame()
+        channel.exchange_delete(name)
+    assert answer is not None
+    if name in (".", ".."):  # the API cannot name these
+        assert (answer.key, content.close(answer.payload).reply_code) == (keys.CHANNEL_CLOSE, 540)
+    else:
+        assert Exchange.QueryOk().decode(answer.payload[4:]).kind == b"topic"
+
+
+# -- binding.query
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (lambda n: binding_query(n.exchange), []),
+        (lambda n: binding_query(n.exchange, n.queue), []),
+        (lambda n: binding_query(n.exchange, n.queue, "k"), []),
+        (lambda n: binding_query(n.exchange, n.queue, "k", K), []),
+        (lambda n: binding_query(n.exchange, "", "l"), []),
+        (lambda n: binding_query("nope"), ["exchange_not_found"]),
+        (lambda n: binding_query(n.exchange, "nope"), ["queue_not_found"]),
+        (lambda n: binding_query("nope", "nope", "k"), ["exchange_not_found", "queue_not_found"]),
+        (lambda n: binding_query("amq.direct", n.queue), ["queue_not_matched"]),
+        (
+            lambda n: binding_query("amq.direct", n.queue, "k", K),
+            ["queue_not_matched", "key_not_matched", "args_not_matched"],
+        ),
+        (lambda n: binding_query(n.exchange, n.queue, "l"), ["key_not_matched"]),
+        (lambda n: binding_query(n.exchange, n.other, "l", K), ["args_not_matched"]),  # a is true there, and not 1
+        (lambda n: binding_query("", n.queue), []),
+        (lambda n: binding_query("", n.queue, n.queue), []),
+        (lambda n: binding_query("", n.queue, "k"), ["key_not_matched"]),
+        (lambda n: binding_query("", "", n.other), []),
+        (lambda n: binding_query("", "", "nope"), ["key_not_matched"]),
+        (lambda n: binding_query("", n.queue, "", K), ["args_not_matched"]),
+        (lambda n: binding_query("", "nope"), ["queue_not_found"]),
+    ],
+)
+def test_a_binding_is_searched_for(
+    peer: Peer, there: Names, query: Callable[[Names], bytes], expected: Sequence[str]
+) -> None:
+    """query-ok has a bit for everything that is not there, and none where the binding of interest is."""
+    assert bits(peer, query(there)) == expected
+
+
+# -- the order of things
+
+
+@pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
+@pytest.mark.parametrize("number", [1, 2047], ids=["the first channel", "the last channel"])
+def test_a_query_has_its_place_between_other_methods(service: DtxService, selected: bool, number: int) -> None:
+    """What was sent before a query has been done, what is sent behind it has not; answers come in that order."""
+    name = f"order-{secrets.token_hex(4)}".encode()
+    declare = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(name)
+    declare += b"\x05topic\x00\x00\x00\x00\x00"
+    delete = keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(name) + b"\x00"
+    flow = keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01"
+    ask = exchange_query(name.decode())
+    with Peer(service.url()) as peer:
+        peer.log_in()
+        peer.open(number)
+        if selected:
+            peer.say(number, encode_call(Select()))
+            peer.wait(DtxMethod.SELECT_OK)
+        peer.say(number, ask, declare, flow, ask, flow, delete, ask, binding_query(name.decode()), declare, ask, delete)
+        answers: list[object] = []
+        while len(answers) < 11:
+            frame = peer.frame()
+            assert frame is not None
+            if frame.key == keys.EXCHANGE_BIND_OK:
+                answers.append(Exchange.QueryOk().decode(frame.payload[4:]).kind or "not found")
+            else:
+                answers.append(frame.key)
+        assert answers == [
+            *("not found", keys.EXCHANGE_DECLARE_OK, keys.CHANNEL_FLOW_OK, b"topic", keys.CHANNEL_FLOW_OK),
+            *(keys.EXCHANGE_DELETE_OK, "not found", keys.BINDING_QUERY_OK),
+            *(keys.EXCHANGE_DECLARE_OK, b"topic", keys.EXCHANGE_DELETE_OK),
+        ]
+
+
+def test_a_query_may_come_within_a_branch_and_between_messages(peer: Peer, there: Names) -> None:
+    """It is no work of the branch, and what is published before and behind it is."""
+    xid = new_xid()
+    peer.say(1, encode_call(Select()), encode_call(Start(xid=xid)))
+    peer.send(message(1, there.queue.encode(), b"one"))
+    peer.say(1, exchange_query(there.exchange))
+    peer.send(message(1, there.queue.encode(), b"two"))
+    peer.say(1, encode_call(End(xid=xid, fail=True)))
+    assert read_description(peer).kind == b"headers"
+    peer.wait(DtxMethod.END_OK)
+
+
+def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: Names) -> None:
+    """The channel has been closed by then; the connection goes on."""
+    declare = keys.QUEUE_DECLARE.to_bytes(4, "big") + b"\x00\x00\x04nope\x01\x00\x00\x00\x00"
+    assert refusal(peer, declare, exchange_query(there.exchange), exchange_query("")).reply_code == 404
+    assert described(peer, there.exchange).kind == b"headers"
+
+
+@pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
+def test_a_client_may_close_its_channel_behind_a_query(peer: Peer, there: Names, selected: bool) -> None:
+    """It waits no longer for the answer, and nothing is sent on a closed channel: the broker would drop the rest."""
+    if selected:
+        peer.say(1, encode_call(Select()))
+        peer.wait(DtxMethod.SELECT_OK)
+    peer.say(1, exchange_query(there.exchange), requests.close(keys.CHANNEL_CLOSE, 200, b""))
+    while (frame := peer.frame()) is not None and frame.key != keys.CHANNEL_CLOSE_OK:
+        assert frame.key == keys.EXCHANGE_BIND_OK
+    assert frame is not None
+    peer.open(1)
+    assert described(peer, there.exchange).kind == b"headers"
+
+
+# -- who may ask
+
+
+@pytest.mark.parametrize(
+    ("query", "read", "write", "code"),
+    [
+        (lambda n: exchange_query(n.exchange), "^x-", "^$", 0),
+        (lambda n: exchange_query(n.exchange), "^$", ".*", 403),
+        (lambda n: exchange_query("nope"), "^x-", ".*", 403),
+        (lambda n: binding_query(n.exchange, n.queue), "^x-", "^q-", 0),
+        (lambda n: binding_query(n.exchange, n.queue), "^(x|q)-", "^$", 0),
+        (lambda n: binding_query(n.exchange, n.queue), "^x-", "^$", 403),
+        (lambda n: binding_query(n.exchange, "nope"), "^x-", "^$", 403),
+        (lambda n: binding_query(n.exchange, n.queue), "^q-", "^q-", 403),
+        (lambda n: binding_query("", n.queue), "^q-", "^$", 0),
+        (lambda n: binding_query("", n.queue), "^x-", "^$", 403),
+        (lambda n: binding_query("", "", n.queue), "^x-", "^$", 403),
+        (lambda n: binding_query("", "", "nope"), "^x-", "^$", 403),
+        (lambda n: exchange_query(""), "^$", "^$", 0),
+    ],
+)
+def test_who_may_not_see_does_not_learn(
+    service: DtxService,
+    rabbitmq: RabbitNode,
+    there: Names,
+    query: Callable[[Names], bytes],
+    read: str,
+    write: str,
+    code: int,
+) -> None:
+    """An answer would tell of what is hidden from the user; the refusal is the same whether it is there or not."""
+    user = f"user-{secrets.token_hex(4)}"
+    rabbitmq.add_user(user, configure="^$", write=write, read=read)
+    try:
+        with logged_in(service.url(user)) as peer:
+            peer.say(1, query(there))
+            answer = peer.frame()
+    finally:
+        rabbitmq.delete_user(user)
+    assert answer is not None
+    if code:
+        close = content.close(answer.payload)
+        assert (answer.key, close.reply_code) == (keys.CHANNEL_CLOSE, code)
+        assert b"refused for user" in close.reply_text
+    else:
+        assert answer.key in (keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+
+
+@pytest.mark.parametrize("trouble", ["no administrator", "nobody there", "another broker's"])
+def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, trouble: str
+) -> None:
+    """540, with the setting to look at; the connection, and the order of its methods, are not harmed."""
+    with ExitStack() as stack:
+        match trouble:
+            case "no administrator":
+                rabbitmq.add_user("watcher", tags="monitoring")
+                stack.callback(rabbitmq.delete_user, "watcher")
+                url = rabbitmq.management_url.replace("//", "//watcher:watcher@")
+                words = "401"
+            case "nobody there":
+                url, words = "http://127.0.0.1:1", "cannot be asked"
+            case _:
+                other = stack.enter_context(RabbitNode())
+                url, words = other.management_url, "another broker"
+        service = dtx_service("--management", url)
+        with logged_in(service.url()) as peer:
+            for query in (exchange_query("amq.topic"), binding_query("amq.topic")):
+                close = refusal(peer, query)
+                assert close.reply_code == 540
+                assert b"--management" in close.reply_text
+                assert b"administrator" in close.reply_text
+                assert words.encode() in close.reply_text
+            assert mark(peer) == 0
+            assert described(peer, "").kind == b"direct"
+
+
+# -- class execution
+
+
+def test_a_flush_is_answered_when_all_has_been_done(peer: Peer, rabbitmq: RabbitNode) -> None:
+    """execution.complete: "All ids below this mark have been executed"."""
+    queue = f"flush-{secrets.token_hex(4)}"
+    declare = keys.QUEUE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(queue.encode())
+    declare += b"\x10\x00\x00\x00\x00"  # no-wait
+    assert mark(peer) == 0
+    peer.say(1, declare)
+    peer.send(message(1, queue.encode(), b"one" * 100_000))
+    peer.say(1, FLUSH, exchange_query("amq.topic"), FLUSH)
+    assert read_mark(peer) == 2
+    assert read_mark(peer) == 3
+    with rabbitmq.channel() as channel:
+        assert channel.queue_delete(queue).method.message_count == 1
+
+
+def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -> None:
+    """Those too that wait for what went before them: a message, then a get."""
+    peer.say(1, encode_call(Select()))
+    peer.send(message(1, there.other.encode(), b"one"))
+    get = requests.get(there.other.encode())
+    peer.say(1, get)
+    peer.send(message(1, there.other.encode(), b"two"))
+    peer.say(1, FLUSH, get, FLUSH)
+    peer.wait(keys.BASIC_GET_OK)
+    assert read_mark(peer) == 4
+    peer.wait(keys.BASIC_GET_OK)
+    assert read_mark(peer) == 5
+    peer.say(1, requests.ack(1), requests.ack(2))
+    assert mark(peer) == 7
+
+
+def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: Peer) -> None:
+    """A wrong mark would be worse than none."""
+    qos = keys.BASIC_QOS.to_bytes(4, "big") + bytes(7)
+    close = refusal(peer, qos, FLUSH)
+    assert close.reply_code == 540
+    assert b"send one execution.flush before anything else" in close.reply_text
+
+
+def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
+    """The class belongs to that protocol, so there nothing passes uncounted."""
+    with Peer(service.url()) as peer:
+        peer.send(Protocol.AMQP_0_9.value)
+        peer.wait(keys.CONNECTION_START)
+        peer.say(0, peer.start_ok())
+        tune = peer.wait(keys.CONNECTION_TUNE)
+        peer.say(0, b"".join((keys.CONNECTION_TUNE_OK.to_bytes(4, "big"), tune.payload[4:])))
+        peer.say(0, keys.CONNECTION_OPEN.to_bytes(4, "big") + b"\x01/\x00\x00")
+        peer.wait(keys.CONNECTION_OPEN_OK)
+        peer.open(1)
+        qos = keys.BASIC_QOS.to_bytes(4, "big") + bytes(7)
+        peer.say(1, qos, qos)
+        assert mark(peer) == 2
+
+
+# -- what is never to be seen by the broker
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (octets(Binding.QueryOk()), 503),
+        (octets(Exchange.QueryOk()), 503),
+        ((0x0082_0063).to_bytes(4, "big"), 540),
+        ((0x008C_0063).to_bytes(4, "big"), 540),
+    ],
+)
+def test_methods_that_no_client_sends_close_the_channel_alone(peer: Peer, payload: bytes, code: int) -> None:
+    """RabbitMQ would drop the connection with all its channels."""
+    peer.open(2)
+    assert refusal(peer, payload).reply_code == code
+    assert described(peer, "", channel=2).kind == b"direct"
+
+
+def test_a_client_may_tell_how_far_it_has_come(peer: Peer) -> None:
+    """execution.complete: chassis "server" MUST implement it; there is no answer to it."""
+    peer.say(1, octets(Execution.Complete(7)))
+    assert described(peer, "").kind == b"direct"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        exchange_query("x") + b"\x00",
+        exchange_query("x")[:-1],
+        keys.EXCHANGE_BIND.to_bytes(4, "big"),
+        binding_query("x")[:-1],
+        binding_query("x", arguments=b"\x01a?"),
+        FLUSH + b"\x00",
+    ],
+)
+def test_malformed_queries_end_the_connection_with_502(peer: Peer, payload: bytes) -> None:
+    """syntax-error: "illegal values for one or more fields"."""
+    peer.send(method_frame(1, payload))
+    close = peer.end()
+    assert close is not None
+    assert close.reply_code == 502
+
+
+def test_exchange_bind_passes(peer: Peer, there: Names) -> None:
+    """It has the number of exchange.query."""
+    bind = keys.EXCHANGE_BIND.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(b"amq.direct")
+    bind += tables.put_short(there.exchange.encode()) + b"\x01m" + b"\x00" + tables.put_long(K)
+    peer.say(1, bind)
+    assert peer.wait(keys.EXCHANGE_BIND_OK).payload[4:] == b""
+    assert bits(peer, binding_query(there.exchange, "", "m", K)) == []
+
+
+def test_contents_are_no_commands() -> None:
+    """Header and body frames have types where methods have a class."""
+    assert not any(map(queries.is_command, (2, 3, keys.CHANNEL_FLOW, keys.EXECUTION_FLUSH)))
+    assert queries.is_command(keys.BASIC_PUBLISH)
