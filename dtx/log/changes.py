@@ -28,6 +28,8 @@ class MessageFlag(IntFlag):
     """Bits of :attr:`StoredMessage.flags`. Bits 8 to 15 are the priority, in queues that have priorities."""
 
     PERSISTENT = 1
+    BLIND = 2
+    """The properties have BCC, which is for a dead letter's routing; nobody gets to see it."""
 
 
 PRIORITY_SHIFT: Final = 8
@@ -67,6 +69,11 @@ class StoredMessage(NamedTuple):
     def slot(self) -> Slot:
         """Where it is."""
         return Slot(self.queue, self.position)
+
+    @property
+    def priority(self) -> int:
+        """See :class:`MessageFlag`."""
+        return self.flags >> PRIORITY_SHIFT & 0xFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

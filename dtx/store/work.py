@@ -79,6 +79,7 @@ class HeldPublish:
         origin: hears of it when no queue takes a mandatory message.
         queues: standalone mode: ids of the queues that it was routed to when it was published (RabbitMQ routes so, too,
             in tx mode): an exchange or binding that goes away later cannot make a prepared branch fail.
+        blind: standalone mode: the properties have BCC, which nobody gets to see.
     """
 
     exchange: bytes
@@ -88,6 +89,7 @@ class HeldPublish:
     body: bytes
     origin: Returner | None = None
     queues: tuple[int, ...] = ()
+    blind: bool = False
 
 
 class HeldWork:

@@ -8,6 +8,7 @@ import pytest
 from dtx.log.api import MessageLog
 from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
+from tests.support.dialogue import Dialogue, connected
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
@@ -53,3 +54,9 @@ def either_url(request: pytest.FixtureRequest) -> str:
     if request.param == "RabbitMQ":
         return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
     return cast("DtxService", request.getfixturevalue("standalone_service")).url()
+
+
+@pytest.fixture
+def talk(either_url: str) -> Iterator[Dialogue]:
+    """A connection to either of them."""
+    yield from connected(either_url)

@@ -215,7 +215,6 @@ class Declaring:
             answer = partial(self._found, queue.name, asked.no_wait)
             self._durably(declared.define, answer, keys.QUEUE_DECLARE, queue.spec.id)
         else:
-            queue.index.touch(self._connection.now())
             self._count(queue.name, asked.no_wait)
 
     def _declare_reply_queue(self, name: bytes, no_wait: bool) -> None:
@@ -240,9 +239,10 @@ class Declaring:
     def _found(self, name: bytes, no_wait: bool) -> bytes:
         queue = self._connection.vhost.find_queue(name, self._connection)
         self.last_queue = queue.name
+        index = queue.index
+        index.touch(self._connection.now())
         if no_wait:
             return b""
-        index = queue.index
         return replies.queue_declare_ok(self._channel.number, queue.name, index.ready, index.consumers)
 
     def queue_purge(self, payload: bytes) -> None:

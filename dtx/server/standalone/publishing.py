@@ -1,10 +1,12 @@
 """basic.publish: the frames of a content put together, judged and routed; then it is the context's."""
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from dtx.server.standalone.direct import REPLY_TO, is_address
+from dtx.store.postgres.arguments import MAX_MILLISECONDS
+from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.permissions import Permission
-from dtx.store.postgres.routing import sender_selected
 from dtx.store.postgres.values import text
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import content, properties
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
 
 _BASIC: Final = 60
-_MAX_EXPIRATION: Final = 0xFFFF_FFFF
-"""Milliseconds: the longest time to live that RabbitMQ takes, 49 days."""
+_EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
+"""What RabbitMQ takes for a number."""
 _IMPERSONATOR: Final = "impersonator"
 _NOTHING: Final = (Publish(b"", b"", 0), b"")
 
@@ -147,8 +149,13 @@ class Publishing:
             raw = properties.put(raw, Property.REPLY_TO, channel.consuming.reply_address)
         elif is_address(exchange, key):
             self._refuse_direct_reply_in_a_branch()
-        more, raw = sender_selected(raw)
+        more, seen = sender_selected(raw)
+        blind = seen is not raw
+        if blind:
+            view = properties.read(seen)
         queues = vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
+        if not queues:
+            raw, blind = seen, False
         channel.context.publish(
             HeldPublish(
                 exchange,
@@ -158,6 +165,7 @@ class Publishing:
                 body,
                 channel if flags & MANDATORY else None,
                 tuple([queue.spec.id for queue in queues]),
+                blind,
             )
         )
 
@@ -187,8 +195,8 @@ class Publishing:
 
     @staticmethod
     def _judge_expiration(value: bytes) -> None:
-        if not value.isdigit() or len(value) > 10 or int(value) > _MAX_EXPIRATION:
+        if not _EXPIRATION.fullmatch(value) or not 0 <= int(value) <= MAX_MILLISECONDS:
             raise XaError(
                 ReplyCode.PRECONDITION_FAILED,
-                f"invalid expiration '{text(value)}': milliseconds in digits, {_MAX_EXPIRATION} at most",
+                f"invalid expiration '{text(value)}': milliseconds in digits, {MAX_MILLISECONDS} at most",
             )

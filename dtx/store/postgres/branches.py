@@ -3,11 +3,13 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dtx.log.changes import PRIORITY_SHIFT, Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import cost
+from dtx.store.postgres.copies import without_blind
 from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.recording import Recorder
 from dtx.store.postgres.registry import Registry, by_queue
@@ -89,14 +91,23 @@ class Branches:
                 continue
             found = [entry for entry in map(registry.find, item.queues) if entry is not None]
             if not found:
-                unroutable.append(item)
+                unroutable.append(_shown(item))
                 continue
             facts = traits(item.properties)
             for entry in found:
                 if entry.spec.id in unsure:
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"the database does not have {entry.spec.where} yet")
                 puts.append(
-                    registry.stored(entry, item.exchange, item.routing_key, item.properties, item.body, facts, now)
+                    registry.stored(
+                        entry,
+                        item.exchange,
+                        item.routing_key,
+                        item.properties,
+                        item.body,
+                        facts,
+                        now,
+                        blind=item.blind,
+                    )
                 )
         for message in puts:
             self._keep(message)
@@ -191,3 +202,10 @@ class Branches:
             entry = self._registry.find(queue)
             if entry is not None:
                 entry.index.rollback(positions, now)
+
+
+def _shown(publish: HeldPublish) -> HeldPublish:
+    """*publish* as its publisher gets it back."""
+    if publish.blind:
+        return replace(publish, properties=without_blind(publish.properties), blind=False)
+    return publish

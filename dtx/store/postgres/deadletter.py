@@ -9,13 +9,13 @@ RabbitMQ, "Dead Letter Exchanges".
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from dtx.store.postgres.copies import BCC, CC
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry
 
 X_DEATH: Final = b"x-death"
 _FIRST: Final = b"x-first-death-"
-_CC: Final = b"CC"
 _COUNT: Final = b"count"
 _QUEUE: Final = b"queue"
 _REASON: Final = b"reason"
@@ -67,7 +67,7 @@ def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
     Args:
         raw: its properties.
         death: how it died.
-        new_key: the queue has x-dead-letter-routing-key: then the message goes by that alone, and its CC with it.
+        new_key: the queue has x-dead-letter-routing-key: the message goes by that alone, without its CC and BCC.
 
     Raises:
         WireError: 502 when *raw* is malformed.
@@ -85,10 +85,10 @@ def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
                 (b"exchange", death.exchange),
             )
         }
-    values[X_DEATH] = b"A", _deaths(found, death, _keys(headers.get(_CC), death.routing_key), view.expiration)
+    values[X_DEATH] = b"A", _deaths(found, death, _keys(headers.get(CC), death.routing_key), view.expiration)
     raw = properties.set_headers(raw, values)
     if new_key:
-        raw = properties.remove_headers(raw, (_CC,))
+        raw = properties.remove_headers(raw, (CC, BCC))
     return properties.without(raw, Property.EXPIRATION)
 
 

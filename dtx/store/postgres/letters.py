@@ -8,13 +8,13 @@ from typing import Final
 from dtx.log.api import LeaseLost, LogConflict, LogError, MessageLog
 from dtx.log.changes import Change, Slot, Store, StoredMessage
 from dtx.store.postgres.cache import cost
+from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.deadletter import Death, Reason, dead_letter, would_cycle
 from dtx.store.postgres.exchanges import QueueSpec
 from dtx.store.postgres.host import Letter
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.recording import Recorder
 from dtx.store.postgres.registry import Entry, Registry
-from dtx.store.postgres.routing import sender_selected
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.postgres.traits import traits
 from dtx.telemetry import get_logger
@@ -161,8 +161,8 @@ class DeadLetters:
         assert exchange is not None, "the index posts letters of queues that have one"
         try:
             raw = dead_letter(message.properties, death, new_key=new_key is not None)
-            more, raw = sender_selected(raw)
-            headers = properties.read(raw).value(Property.HEADERS) or b""
+            more, seen = sender_selected(raw)
+            headers = properties.read(seen).value(Property.HEADERS) or b""
             key = message.routing_key if new_key is None else new_key
             targets = self._host(spec.vhost).route(exchange, key, headers, more)
         except (WireError, XaError) as error:
@@ -175,7 +175,9 @@ class DeadLetters:
                 continue
             if entry.refuses and not entry.index.admit(len(message.body)):
                 continue
-            found.append((entry, self._registry.stored(entry, exchange, key, raw, message.body, traits(raw), now)))
+            body, blind = message.body, seen is not raw
+            stored = self._registry.stored(entry, exchange, key, raw, body, traits(raw), now, blind=blind)
+            found.append((entry, stored))
         return found
 
     def _show(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:

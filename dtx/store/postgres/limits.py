@@ -1,6 +1,6 @@
 """What bounds a queue: times at which its messages expire, and how much may be ready."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
@@ -100,13 +100,3 @@ class Limits:
         if not self.drops:
             self._incoming -= 1
             self._incoming_octets -= octets
-
-    def expired(self, heads: Iterable[int], now: float) -> list[int]:
-        """Those of *heads* whose time has come."""
-        expiries = self.expiries
-        return [position for position in heads if expiries.get(position, NEVER) <= now]
-
-    def next_expiry(self, heads: Iterable[int]) -> float | None:
-        """When the first of *heads* expires."""
-        earliest = min((self.expiries.get(position, NEVER) for position in heads), default=NEVER)
-        return None if earliest == NEVER else earliest

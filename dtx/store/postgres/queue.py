@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
+from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.bodies import FETCH_MESSAGES, Bodies
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round
+from dtx.store.postgres.copies import visible
 from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.host import Getter, Host, Letter
 from dtx.store.postgres.limits import NEVER, Limits
@@ -163,7 +164,7 @@ class QueueIndex:
             if expires_at is not None and expires_at <= now and self._hand_over(message):
                 return
             self._limits.came(position)
-        self._ready.append(position, message.flags >> PRIORITY_SHIFT & 0xFF)
+        self._ready.append(position, message.priority)
         self.ready += 1
         # In a long queue that is not in memory anyway, those at the end would be the first to be let go.
         if self.ready - len(self._bodies) <= FETCH_MESSAGES:
@@ -229,6 +230,7 @@ class QueueIndex:
         consumer = None if self.ready else self._round.next()
         if consumer is None:
             return False
+        self._ready.remember(message.position, message.priority)
         self._deliver(message, consumer)
         self._flush()
         return True
@@ -281,7 +283,8 @@ class QueueIndex:
             self._getters.popleft().got(None, 0)
         if self._automatic:
             self._flush()
-        return self._limits.next_expiry(ready.heads()) if expiries else None
+        head = ready.head() if expiries else None
+        return None if head is None else expiries.get(head)
 
     def _take(self) -> None:
         """The message at the head leaves what is ready."""
@@ -312,10 +315,12 @@ class QueueIndex:
             self._host.drop(self, automatic)
 
     def _deliver(self, message: StoredMessage, consumer: Consumer) -> None:
-        consumer.sink.deliver(consumer, self._hand_out(message.position, consumer, no_ack=consumer.no_ack), message)
+        delivery = self._hand_out(message.position, consumer, no_ack=consumer.no_ack)
+        consumer.sink.deliver(consumer, delivery, visible(message))
 
     def _answer(self, message: StoredMessage, getter: Getter) -> None:
-        getter.got((self._hand_out(message.position, None, no_ack=getter.no_ack), message), self.ready)
+        delivery = self._hand_out(message.position, None, no_ack=getter.no_ack)
+        getter.got((delivery, visible(message)), self.ready)
 
     def get(self, getter: Getter, now: float) -> None:
         """Give *getter* the message at the head: at once, or when its body was read."""
@@ -469,17 +474,16 @@ class QueueIndex:
     def _expire(self, now: float) -> None:
         """Remove what has expired at the head, up to a limit.
 
-        RabbitMQ: "queues will only expire messages from the head"; in a queue with priorities, at the head of each.
+        RabbitMQ: "messages which should expire will still only expire from the head of the queue"; so in one with
+        priorities those of lower ones wait behind those of higher ones that do not expire.
         """
         letters: list[Letter] = []
-        ready = self._ready
+        ready, expiries = self._ready, self._limits.expiries
         while len(letters) < EXPIRE_MESSAGES:
-            expired = self._limits.expired(ready.heads(), now)
-            if not expired:
+            head = ready.head()
+            if head is None or expiries.get(head, NEVER) > now:
                 break
-            for position in expired:
-                ready.discard(position)
-                letters.append((position, self._gone(position)))
+            letters.append((ready.pop(), self._gone(head)))
         if letters:
             self._leave(letters, Reason.EXPIRED)
 
@@ -556,7 +560,7 @@ class QueueIndex:
         return not self._round
 
     def touch(self, now: float) -> None:
-        """The queue was declared again."""
+        """The queue was declared, perhaps passively."""
         self._used_at = now
 
     def unused_until(self) -> float | None:

@@ -51,11 +51,6 @@ class Ready:
             return between[0]
         return line[0] if line else None
 
-    def heads(self) -> list[int]:
-        """The least of each priority."""
-        head = self.head()
-        return [] if head is None else [head]
-
     def pop(self) -> int:
         """Take the least out.
 
@@ -140,10 +135,6 @@ class PriorityReady(Ready):
         """The least of the highest priority that waits."""
         level = self._first_level()
         return None if level is None else level.head()
-
-    def heads(self) -> list[int]:
-        """The least of each priority, the highest first."""
-        return [head for level in reversed(self._levels) if (head := level.head()) is not None]
 
     def pop(self) -> int:
         """Take :meth:`head` out."""

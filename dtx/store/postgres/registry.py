@@ -6,12 +6,14 @@ from typing import Final
 
 from dtx.log.changes import PRIORITY_SHIFT, MessageFlag, Slot, StoredMessage
 from dtx.store.postgres.arguments import Overflow
+from dtx.store.postgres.copies import without_blind
 from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.exchanges import QueueSpec
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.traits import Traits
 
 _PERSISTENT: Final = int(MessageFlag.PERSISTENT)
+_BLIND: Final = int(MessageFlag.BLIND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,12 +25,14 @@ class Entry:
         index: its messages and consumers.
         refuses: it is one that refuses messages when it is full.
         expires: its messages expire whether they say so or not.
+        keeps_blind: its dead letters go by all keys of the message, those in BCC included.
     """
 
     spec: QueueSpec
     index: QueueIndex
     refuses: bool
     expires: bool
+    keeps_blind: bool
 
 
 class Registry:
@@ -46,7 +50,8 @@ class Registry:
         """A queue is there."""
         settings = spec.settings
         refuses = settings.overflow is Overflow.REJECT_PUBLISH
-        self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None)
+        keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
+        self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
 
     def find(self, queue: int) -> Entry | None:
         """The queue with this id, unless it is gone."""
@@ -61,6 +66,8 @@ class Registry:
         body: bytes,
         traits: Traits,
         now: float,
+        *,
+        blind: bool = False,
     ) -> StoredMessage:
         """A message in a new slot of a queue.
 
@@ -72,9 +79,15 @@ class Registry:
             body: see there.
             traits: of *properties*.
             now: seconds since the epoch: it begins to expire.
+            blind: *properties* have BCC.
         """
         self.position += 1
         flags = _PERSISTENT if traits.persistent else 0
+        if blind:
+            if entry.keeps_blind:
+                flags |= _BLIND
+            else:
+                properties = without_blind(properties)
         settings = entry.spec.settings
         if traits.priority and settings.max_priority:
             flags |= traits.priority << PRIORITY_SHIFT

@@ -226,7 +226,14 @@ class PostgresStore:
             facts = traits(publish.properties)
             for entry in entries:
                 message = registry.stored(
-                    entry, publish.exchange, publish.routing_key, publish.properties, publish.body, facts, now
+                    entry,
+                    publish.exchange,
+                    publish.routing_key,
+                    publish.properties,
+                    publish.body,
+                    facts,
+                    now,
+                    blind=publish.blind,
                 )
                 puts.append((entry, message))
         if whole and refused:

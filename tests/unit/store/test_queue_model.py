@@ -155,8 +155,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.rejecting.remove(position)
             return
         if self.expired(position) and reason is not Reason.MAXLEN:
-            same = [each for each in self.ready if self.order(each)[0] == self.order(position)[0]]
-            assert position == min(same)
+            assert position == self.head()
         else:
             assert reason in {None, Reason.MAXLEN}
             assert self.over()

@@ -7,7 +7,7 @@ import pytest
 
 from dtx.log.changes import DestinationKind
 from dtx.store.postgres import graph
-from dtx.store.postgres.routing import sender_selected
+from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.topology import VirtualHost
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError

@@ -1,0 +1,189 @@
+"""A client of a broker through pika, for dialogues that RabbitMQ and dtx must answer alike."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, Self
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
+
+PATIENCE: Final = 60.0
+"""Seconds for something to happen: a test that waits longer has failed."""
+_POLL_SECONDS: Final = 0.02
+
+
+class Got(NamedTuple):
+    """A message as a consumer sees it."""
+
+    body: str
+    method: Any
+    properties: pika.BasicProperties
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """Its headers."""
+        return self.properties.headers or {}
+
+    @property
+    def deaths(self) -> list[dict[str, Any]]:
+        """Its x-death without the times."""
+        return [{key: value for key, value in death.items() if key != "time"} for death in self.headers["x-death"]]
+
+
+class Dialogue:
+    """A connection with one channel for everything but publishing, and one in confirm mode for that.
+
+    Args:
+        url: of the broker.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection = pika.BlockingConnection(pika.URLParameters(url))
+        self.channel = self.connection.channel()
+        self._publisher: BlockingChannel | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.connection.is_open:
+            self.connection.close()
+
+    def another(self) -> BlockingChannel:
+        """One more channel."""
+        return self.connection.channel()
+
+    def queue(self, name: str = "", **arguments: Any) -> str:
+        """Declare an exclusive queue; ``max_length=3`` is ``x-max-length``."""
+        table = {"x-" + key.replace("_", "-"): value for key, value in arguments.items()}
+        return str(self.channel.queue_declare(name or unique(), exclusive=True, arguments=table).method.queue)
+
+    def exchange(self, kind: str, *, name: str = "", **arguments: Any) -> str:
+        """Declare an exchange that goes with the last queue that is bound to it."""
+        name = name or unique()
+        table = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self.channel.exchange_declare(name, kind, auto_delete=True, arguments=table)
+        return name
+
+    def grave(self, **arguments: Any) -> str:
+        """A queue for dead letters, whatever their key, behind an exchange of the same name."""
+        name = self.queue(**arguments)
+        self.exchange("fanout", name=name)
+        self.channel.queue_bind(name, name)
+        return name
+
+    def publish(
+        self, queue: str, *bodies: str, exchange: str = "", mandatory: bool = False, **properties: Any
+    ) -> list[bool]:
+        """Publish, and wait for the confirms; whether each was taken (False: basic.nack)."""
+        if self._publisher is None or not self._publisher.is_open:
+            self._publisher = self.connection.channel()
+            self._publisher.confirm_delivery()
+        return [self._publish_one(self._publisher, exchange, queue, body, mandatory, properties) for body in bodies]
+
+    def _publish_one(
+        self, channel: BlockingChannel, exchange: str, key: str, body: str, mandatory: bool, properties: dict[str, Any]
+    ) -> bool:
+        try:
+            channel.basic_publish(exchange, key, body.encode(), pika.BasicProperties(**properties), mandatory=mandatory)
+        except NackError:
+            return False
+        return True
+
+    def publish_refused(self, exchange: str, key: str, **properties: Any) -> int:
+        """The code with which the broker refuses a publish, 0 where it takes it."""
+
+        def publish(channel: BlockingChannel) -> None:
+            channel.confirm_delivery()
+            channel.basic_publish(exchange, key, b"", pika.BasicProperties(**properties))
+
+        return self.refused(publish)
+
+    def exists(self, queue: str) -> bool:
+        """Whether the queue is there, without using it: does the default exchange have a route to it?"""
+        probe = self.connection.channel()
+        probe.confirm_delivery()
+        try:
+            # An expiration of 0, so that the probe is gone at once; a queue that takes it has no consumer.
+            probe.basic_publish("", queue, b"probe", pika.BasicProperties(expiration="0"), mandatory=True)
+        except UnroutableError:
+            return False
+        finally:
+            probe.close()
+        return True
+
+    def count(self, queue: str) -> int:
+        """Messages that are ready."""
+        return int(self.channel.queue_declare(queue, passive=True).method.message_count)
+
+    def get(self, queue: str, *, ack: bool = False) -> Got | None:
+        """basic.get."""
+        method, properties, body = self.channel.basic_get(queue, auto_ack=ack)
+        return None if method is None else Got(body.decode(), method, properties)
+
+    def take(self, queue: str) -> Got:
+        """basic.get of a message that is there; it stays unacknowledged."""
+        got = self.get(queue)
+        assert got is not None, "the queue is empty"
+        return got
+
+    def drain(self, queue: str) -> list[str]:
+        """The bodies of all that is ready, taken out."""
+        return [got.body for got in iter(lambda: self.get(queue, ack=True), None)]
+
+    def receive(self, queue: str, count: int = 1) -> list[Got]:
+        """Wait for so many messages, which are taken out. There must not be more."""
+        found: list[Got] = []
+        self.collect(found, queue, auto_ack=True)
+        self.until(lambda: len(found) >= count, f"{count} messages in {queue}")
+        self.channel.basic_cancel(self._tag)
+        assert len(found) == count, [got.body for got in found]
+        return found
+
+    def receive_on_another(self, queue: str, *bodies: str) -> None:
+        """As :meth:`receive`, on another channel, whatever the prefetch of the first is."""
+        channel, found = self.another(), list[Got]()
+        self.collect(found, queue, channel=channel, auto_ack=True)
+        self.until(lambda: len(found) >= len(bodies), f"{len(bodies)} messages in {queue}")
+        channel.close()
+        assert [got.body for got in found] == list(bodies)
+
+    def collect(self, found: list[Got], queue: str, *, channel: BlockingChannel | None = None, **options: Any) -> str:
+        """Consume into *found*; the consumer's tag."""
+
+        def came(_: BlockingChannel, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
+            found.append(Got(body.decode(), method, properties))
+
+        self._tag = str((channel or self.channel).basic_consume(queue, came, **options))
+        return self._tag
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Handle what comes until *condition* holds."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"still not: {what}"
+            self.connection.process_data_events(_POLL_SECONDS)
+
+    def refused(self, ask: Callable[[BlockingChannel], object]) -> int:
+        """The code with which the broker closes the channel when it is asked that."""
+        channel = self.connection.channel()
+        try:
+            ask(channel)
+        except ChannelClosedByBroker as error:
+            return int(error.reply_code)
+        channel.close()
+        return 0
+
+
+def unique() -> str:
+    """A name that nobody has."""
+    return f"dialogue-{secrets.token_hex(6)}"
+
+
+def connected(url: str) -> Iterator[Dialogue]:
+    """For fixtures."""
+    with Dialogue(url) as dialogue:
+        yield dialogue
