@@ -3,6 +3,10 @@
 The log is filled through the log's own writer with prepared branches, each with one published message. Then dtx is
 started on it, beside a start on an empty log; a client recovers all of them page by page, commits some, and dtx is
 killed and started once more. RabbitMQ, PostgreSQL and dtx are started by this program.
+
+With ``--standalone`` dtx has no broker, and what it starts with is a backlog in many queues besides: each branch has
+published a message and holds another. Clients then count the queues, look at the first message of each, and commit and
+roll back some branches.
 """
 
 import argparse
@@ -14,8 +18,8 @@ from typing import Final
 
 import pika
 
-from benchmarks.support import processor
-from benchmarks.support.amqp import PERSISTENT, RawConnection
+from benchmarks.support import backlog, processor
+from benchmarks.support.amqp import PERSISTENT, Address, RawConnection
 from benchmarks.support.processor import resident
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
@@ -123,20 +127,107 @@ def recover(service: DtxService, xids: list[Xid]) -> None:
         print(f"commit: {len(chosen)} of them one by one, {each * 1e3:.2f} ms each, their messages read from the log")
 
 
+def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid], size: int) -> None:
+    """Compare what clients see with what was written.
+
+    Raises:
+        SystemExit: a queue has another number of messages, or another first one; or a branch did something else.
+    """
+    queues = len(written.names)
+    branches = [len(xids) // queues + (queue < len(xids) % queues) for queue in range(queues)]
+    with (
+        RawConnection(Address.of(service.url())) as connection,
+        closing(pika.BlockingConnection(pika.URLParameters(service.url()))) as other,
+    ):
+        depths = [connection.depth(name) for name in written.names]
+        if depths != [written.depth - held for held in branches]:
+            raise SystemExit(f"other numbers of messages are ready than were written: {depths}")
+        channel = other.channel()
+        began = time.monotonic()
+        for name, held in zip(written.names, branches, strict=True):
+            frame, _, found = channel.basic_get(name.decode())
+            if found != backlog.body(held, size):
+                raise SystemExit(f"the first message of {name.decode()} is not number {held}")
+            channel.basic_nack(frame.delivery_tag)
+        each = (time.monotonic() - began) / queues
+        print(f"get: the first message of each queue, read from the database, {each * 1e3:.2f} ms each")
+        coordinator = Coordinator(other)
+        began = time.monotonic()
+        for number in range(COMMITTED):
+            (coordinator.rollback if number % 2 else coordinator.commit)(xids[number])
+        each = (time.monotonic() - began) / COMMITTED
+        print(f"commit and rollback: {COMMITTED} branches one by one, {each * 1e3:.2f} ms each")
+        # whichever way it went: what was published can be seen, or what was held is back
+        for number in range(COMMITTED):
+            depths[number % queues] += 1
+        if depths != [connection.depth(name) for name in written.names]:
+            raise SystemExit("the branches that ended have not changed their queues as they should have")
+
+
+def standalone(options: argparse.Namespace) -> None:
+    """The benchmark without a broker."""
+    print(
+        f"{options.messages:,} messages of {options.size} octets in {options.queues} queues, "
+        f"{options.branches:,} prepared branches; {machine()}"
+    )
+    with Servers(standalone=True) as servers:
+        postgres = servers.postgres("pg")
+        empty, full = (servers.dtx(postgres) for _ in range(2))
+        assert full.database is not None
+        empty.stop()
+        names = [b"bench-restart-%d" % number for number in range(options.queues)]
+        with RawConnection(Address.of(full.url())) as connection:
+            for name in names:
+                connection.declare(name)
+        full.stop()
+        began = time.monotonic()
+        written = backlog.write_messages(full.database, names, options.messages, options.size)
+        xids = new_xids(options.branches)
+        asyncio.run(backlog.write_branches(full.database, xids, written, options.size))
+        print(f"log filled in {time.monotonic() - began:.1f} s")
+
+        table = Table(("start of dtx", 40), ["to READY s", "processor s", "resident MiB"])
+        table.row("empty log", start(empty))
+        nothing = resident(empty.pid)
+        empty.stop()
+        first = start(full)
+        label = f"{options.messages:,} messages, {options.branches:,} in doubt"
+        table.row(label, first)
+        held = resident(full.pid)
+        print(f"\nmemory: {(held - nothing) / options.messages:.0f} octets for each message, branches included")
+        check_backlog(full, written, xids, options.size)
+        full.kill9()
+        print("\nkilled, and started again:")
+        table.row(label, start(full))
+        verdict = "reached" if float(first[0]) < AIM_SECONDS else "MISSED"
+        print(f"\nserving {first[0]} s after the start, aim {AIM_SECONDS:g} s: {verdict}")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.restart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--branches", type=int, default=100_000, help="in doubt (default 100,000)")
-    parser.add_argument("--size", type=int, default=1024, help="octets of each branch's message (default 1024)")
+    add = parser.add_argument
+    add("--standalone", action="store_true", help="no broker, and a backlog of messages")
+    add("--branches", type=int, help="in doubt (default 100,000, or 10,000 with --standalone)")
+    add("--size", type=int, default=1024, help="octets of each message (default 1024)")
+    add("--messages", type=int, default=1_000_000, help="in queues, with --standalone (default 1,000,000)")
+    add("--queues", type=int, default=100, help="with --standalone (default 100)")
     options = parser.parse_args()
+    if options.branches is None:
+        options.branches = 10_000 if options.standalone else 100_000
     if options.branches < COMMITTED:
         parser.error(f"--branches must be at least {COMMITTED}")
+    if options.standalone and options.messages <= options.branches + options.queues:
+        parser.error("--messages must be more than what branches hold, and one for each queue")
     return options
 
 
 def main() -> None:
     options = arguments()
+    if options.standalone:
+        standalone(options)
+        return
     print(f"{options.branches:,} prepared branches with a message of {options.size} octets each; {machine()}")
     with Servers() as servers:
         postgres = servers.postgres("pg")

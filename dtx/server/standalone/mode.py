@@ -36,6 +36,7 @@ async def open_standalone(
     manager = TransactionManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
+    store.begin()
     accounts = Accounts(url, settings.rm)
     await accounts.open()
     stack.push_async_callback(accounts.close)

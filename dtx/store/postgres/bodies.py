@@ -76,10 +76,10 @@ class Bodies:
     def clear(self) -> None:
         """Nothing is ready any more."""
         self._asked.clear()
-        for messages in (self._kept, self._fetched):
-            for message in messages.values():
-                self._discharge(message)
-            messages.clear()
+        self._cache.used -= self.cached
+        self.cached = 0
+        self._kept.clear()
+        self._fetched.clear()
 
     def close(self) -> None:
         """The queue is gone."""

@@ -70,23 +70,24 @@ class Loading:
             return 0, 0  # somebody removed it behind our back
         return contents.flags[at] >> PRIORITY_SHIFT & 0xFF, contents.sizes[at]
 
-    def finish(self, delivered: Mapping[int, int]) -> list[Slot]:
+    def finish(self, delivered: Mapping[int, int]) -> "dict[int, array[int]]":
         """Fill the indexes.
 
         Args:
             delivered: by queue id, up to where messages may have been delivered before.
 
         Returns:
-            Messages that do not survive a restart, and that no branch is concerned with.
+            Positions by queue of messages that do not survive a restart, and that no branch is concerned with.
         """
-        dropped: list[Slot] = []
+        dropped: dict[int, array[int]] = {}
         for queue, contents in self._contents.items():
             entry = self._registry.find(queue)
             if entry is None:
                 continue
             reserved = self._reserved.get(queue, set())
-            transient = [position for position in contents.transient if position not in reserved]
-            dropped += [Slot(queue, position) for position in transient]
+            transient = array("q", [position for position in contents.transient if position not in reserved])
+            if transient:
+                dropped[queue] = transient
             self._fill(entry, contents, reserved.union(transient), delivered.get(queue, 0))
         self._contents.clear()
         return dropped

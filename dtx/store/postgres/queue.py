@@ -14,7 +14,7 @@ is dropped after it was settled here: what dies in between is handed out again, 
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dtx.log.changes import StoredMessage
@@ -109,7 +109,7 @@ class QueueIndex:
 
     def restore(
         self,
-        positions: Collection[int],
+        positions: "array[int]",
         *,
         delivered: int = 0,
         expiries: Mapping[int, float] | None = None,
@@ -510,17 +510,20 @@ class QueueIndex:
         """Remove all that is ready (AMQP 0-9-1, queue.purge: "not awaiting acknowledgment").
 
         Returns:
-            Their positions; the caller drops the slots.
+            Their positions; the caller drops the slots, and calls :meth:`purged`.
         """
         positions = self._ready.drain()
         self.ready = 0
         self._limits.emptied()
-        self._again.difference_update(positions)
+        self._again.clear()  # of what is ready, all of it
         self._bodies.clear()
+        return positions
+
+    def purged(self, positions: Iterable[int]) -> None:
+        """Forget what is particular about messages of :meth:`purge`: with very many, a piece at a time."""
         if self._detailed:
             for position in positions:
                 self._forget(position)
-        return positions
 
     # -- consumers and the queue's own life ---------------------------------------------------------------------------
 

@@ -1,15 +1,146 @@
 """The messages of a queue that wait for a consumer: positions in the queue's order, and nothing else.
 
-A position costs a pointer and an int (40 octets): a million of them are kept as easily as ten. New ones come at the
-end, and what is given back goes to where it was (RabbitMQ: "requeued messages are placed in their original position"),
-which is nearly always the very front; only what belongs between two that wait goes into a heap.
+A position costs eight octets: a million of them are kept as easily as ten. New ones come at the end, and what is given
+back goes to where it was (RabbitMQ: "requeued messages are placed in their original position"), which is nearly always
+the very front; only what belongs between two that wait goes into a heap.
 """
 
 from array import array
-from collections import deque
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge, nsmallest
 from itertools import islice
+from typing import Final
+
+_CHUNK: Final = 4096
+"""Positions in one piece of a line: what is moved at most when one is taken out of the middle."""
+_FRONT: Final = 64
+"""Places made at once before the first: what is given back comes one by one, from the last on."""
+
+
+class Line:
+    """Positions that ascend: added and taken at both ends, in arrays of 64 bit integers."""
+
+    __slots__ = ("_chunks", "_head", "_length", "_tail", "last")
+
+    def __init__(self) -> None:
+        self._length = 0
+        self.last = -1
+        """The greatest; nothing is less than this where there is none."""
+        # The first chunk begins at _head; the last is _tail, and it may be the first.
+        self._head = 0
+        self._tail: array[int] = array("q")
+        self._chunks = [self._tail]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, position: int) -> None:
+        """Add one that is greater than all."""
+        tail = self._tail
+        if len(tail) >= _CHUNK:
+            tail = self._tail = array("q")
+            self._chunks.append(tail)
+        tail.append(position)
+        self.last = position
+        self._length += 1
+
+    def extend(self, positions: "array[int]") -> None:
+        """Add many that are in order and greater than all."""
+        if positions:
+            chunks = self._chunks
+            chunks += (positions[start : start + _CHUNK] for start in range(0, len(positions), _CHUNK))
+            if not self._length:
+                del chunks[0]
+                self._head = 0
+            self._tail = chunks[-1]
+            self.last = positions[-1]
+            self._length += len(positions)
+
+    def appendleft(self, position: int) -> None:
+        """Add one that is less than all."""
+        if not self._length:
+            self.append(position)
+            return
+        if not self._head:
+            self._chunks.insert(0, array("q", bytes(8 * _FRONT)))
+            self._head = _FRONT
+        self._head -= 1
+        self._chunks[0][self._head] = position
+        self._length += 1
+
+    def first(self) -> int:
+        """The least.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self._chunks[0][self._head]
+
+    def popleft(self) -> int:
+        """Take the least out.
+
+        Raises:
+            IndexError: there is none.
+        """
+        chunk = self._chunks[0]
+        position = chunk[self._head]
+        self._head += 1
+        self._length -= 1
+        if self._head == len(chunk):
+            self._head = 0
+            if self._length:
+                del self._chunks[0]
+            else:
+                del chunk[:]  # the only one
+                self.last = -1
+        return position
+
+    def remove(self, position: int) -> bool:
+        """Take one out, wherever it is; whether it was here."""
+        at = bisect_left(self._chunks, position, key=_greatest) if self._length else len(self._chunks)
+        if at == len(self._chunks):
+            return False
+        chunk = self._chunks[at]
+        start = 0 if at else self._head
+        place = bisect_left(chunk, position, start)
+        if chunk[place] != position:
+            return False
+        if place == start and not at:
+            self.popleft()
+            return True
+        del chunk[place]
+        self._length -= 1
+        if not chunk:
+            del self._chunks[at]
+        if position == self.last:
+            self._tail = self._chunks[-1]
+            self.last = self._tail[-1]
+        return True
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._length = self._head = 0
+        self.last = -1
+        self._tail = array("q")
+        self._chunks = [self._tail]
+
+    def head(self, count: int) -> "array[int]":
+        """The first *count*, in order."""
+        found = self._chunks[0][self._head : self._head + count]
+        for chunk in islice(self._chunks, 1, None):
+            if len(found) >= count:
+                break
+            found += chunk[: count - len(found)]
+        return found
+
+    def all(self) -> "array[int]":
+        """All of them, in order."""
+        return self.head(self._length)
+
+
+def _greatest(chunk: Sequence[int]) -> int:
+    return chunk[-1]
 
 
 class Ready:
@@ -18,7 +149,7 @@ class Ready:
     __slots__ = ("_between", "_line")
 
     def __init__(self) -> None:
-        self._line: deque[int] = deque()
+        self._line = Line()
         self._between: list[int] = []
 
     def __len__(self) -> int:
@@ -27,7 +158,7 @@ class Ready:
     def append(self, position: int, priority: int = 0) -> None:  # noqa: ARG002 - for queues with priorities
         """Add one; nearly always the greatest: a branch that commits late has lesser ones."""
         line = self._line
-        if line and position < line[-1]:
+        if position < line.last:
             heappush(self._between, position)
         else:
             line.append(position)
@@ -35,21 +166,21 @@ class Ready:
     def put_back(self, position: int) -> None:
         """Add one that was here before."""
         line = self._line
-        if not line or position < line[0]:
+        if not line or position < line.first():
             line.appendleft(position)
         else:
             heappush(self._between, position)
 
-    def restore(self, positions: Iterable[int], priorities: Mapping[int, int]) -> None:  # noqa: ARG002 - see append
+    def restore(self, positions: "array[int]", priorities: Mapping[int, int]) -> None:  # noqa: ARG002 - see append
         """Add many that are in order and greater than all that are here."""
         self._line.extend(positions)
 
     def head(self) -> int | None:
         """The least, or ``None``."""
         line, between = self._line, self._between
-        if between and (not line or between[0] < line[0]):
+        if between and (not line or between[0] < line.first()):
             return between[0]
-        return line[0] if line else None
+        return line.first() if line else None
 
     def pop(self) -> int:
         """Take the least out.
@@ -58,32 +189,30 @@ class Ready:
             IndexError: nothing is here.
         """
         between = self._between
-        if between and (not self._line or between[0] < self._line[0]):
+        if between and (not self._line or between[0] < self._line.first()):
             return heappop(between)
         return self._line.popleft()
 
     def discard(self, position: int) -> bool:
-        """Take one out, wherever it is (fast at the head alone); whether it was here."""
-        if position == self.head():
-            self.pop()
-        elif position in self._between:
-            self._between.remove(position)
-            heapify(self._between)
-        else:
-            try:
-                self._line.remove(position)
-            except ValueError:
-                return False
+        """Take one out, wherever it is; whether it was here."""
+        if self._line.remove(position):
+            return True
+        if position not in self._between:
+            return False
+        self._between.remove(position)
+        heapify(self._between)
         return True
 
     def first(self, count: int) -> list[int]:
         """The first *count* in order."""
-        line = islice(self._line, count)
+        line = self._line.head(count)
         return list(islice(merge(nsmallest(count, self._between), line), count)) if self._between else list(line)
 
     def drain(self) -> "array[int]":
         """Take all out; in order."""
-        positions = array("q", merge(sorted(self._between), self._line) if self._between else self._line)
+        positions = self._line.all()
+        if self._between:
+            positions = array("q", merge(sorted(self._between), positions))
         self._line.clear()
         self._between.clear()
         return positions
@@ -123,7 +252,7 @@ class PriorityReady(Ready):
         """As of the base."""
         self._levels[self._priorities.get(position, 0)].put_back(position)
 
-    def restore(self, positions: Iterable[int], priorities: Mapping[int, int]) -> None:
+    def restore(self, positions: "array[int]", priorities: Mapping[int, int]) -> None:
         """As of the base; *priorities* of those that have one."""
         for position in positions:
             self.append(position, priorities.get(position, 0))

@@ -11,7 +11,8 @@ come from one counter, which begins ahead of the clock's microseconds at each st
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
@@ -26,7 +27,7 @@ from dtx.store.postgres.letters import DeadLetters
 from dtx.store.postgres.loading import Loading
 from dtx.store.postgres.pump import Pump
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.recording import NO_QUEUE_YET, Recorder, Thing
+from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import Entry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.postgres.traits import traits
@@ -104,14 +105,15 @@ class PostgresStore:
         self._registry.position = max(self._registry.position, last)
         self._strays = await self._log.stray_queues(queues)
 
-    def _begin(self) -> None:
-        """All branches are restored: fill the queues, and clear away what a restart does not keep."""
+    def begin(self) -> None:
+        """All branches are restored: fill the queues, and clear away what a restart does not keep. Idempotent."""
         loading, self._loading = self._loading, None
         if loading is None:
             return
         dropped = loading.finish(self._delivered)
         if dropped or self._strays:
-            log.info("removing what a restart does not keep", messages=len(dropped), queues=len(self._strays))
+            messages = sum(map(len, dropped.values()))
+            log.info("removing what a restart does not keep", messages=messages, queues=len(self._strays))
             self._recorder.spawn(self._clear(dropped, self._strays))
         self._upkeep = asyncio.ensure_future(self._keep_up())
 
@@ -128,7 +130,7 @@ class PostgresStore:
 
     def virtual_host(self, name: str) -> VirtualHost:
         """The virtual host of that name; empty the first time."""
-        self._begin()
+        self.begin()
         return self._host(name)
 
     def _host(self, name: str) -> VirtualHost:
@@ -162,16 +164,21 @@ class PostgresStore:
             self._pump.forget(queue.index)
             self._registry.queues.pop(queue.spec.id, None)
         if queues:
-            self._recorder.spawn(self._clear((), [queue.spec.id for queue in queues]))
+            self._recorder.spawn(self._clear({}, [queue.spec.id for queue in queues]))
         return consumers
 
-    async def _clear(self, slots: Sequence[Slot], queues: Sequence[int]) -> None:
-        """Remove messages, and all that *queues* have, whatever it takes."""
-        await self._recorder.drop_slowly(slots)
+    async def _clear(self, dropped: "Mapping[int, array[int]]", queues: Sequence[int]) -> None:
+        """Remove messages by queue and position, and all that *queues* have, whatever it takes."""
+        for queue, positions in dropped.items():
+            await self._remove(queue, positions)
         if queues:
             await self._recorder.settled()
             async for contents in self._log.load_queues(queues):
-                await self._recorder.drop_slowly([Slot(contents.queue, position) for position in contents.positions])
+                await self._remove(contents.queue, contents.positions)
+
+    async def _remove(self, queue: int, positions: "array[int]") -> None:
+        for piece in _pieces(positions):
+            await self._recorder.drop_slowly([Slot(queue, position) for position in piece])
 
     async def purge(self, queue: Queue) -> int:
         """Remove what is ready; how many messages. Returns when that is durable.
@@ -179,13 +186,22 @@ class PostgresStore:
         Raises:
             LogError: it is not, or nobody knows; it will be as soon as the log can.
         """
-        slots = [Slot(queue.spec.id, position) for position in queue.index.purge()]
-        try:
-            await self._recorder.drop_now(slots)
-        except LogError:
-            self._recorder.drop(slots)
-            raise
-        return len(slots)
+        positions = queue.index.purge()
+        done = 0
+        for piece in _pieces(positions):
+            try:
+                await self._recorder.drop_now([Slot(queue.spec.id, position) for position in piece])
+            except LogError:
+                self._recorder.spawn(self._finish_purge(queue, positions[done:]))
+                raise
+            queue.index.purged(piece)
+            done += len(piece)
+        return done
+
+    async def _finish_purge(self, queue: Queue, positions: "array[int]") -> None:
+        for piece in _pieces(positions):
+            await self._recorder.drop_slowly([Slot(queue.spec.id, position) for position in piece])
+            queue.index.purged(piece)
 
     # -- messages outside of branches ---------------------------------------------------------------------------------
 
@@ -351,12 +367,12 @@ class PostgresStore:
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
-        self._begin()
+        self.begin()
         self._branches.committed(published, consumed)
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
-        self._begin()
+        self.begin()
         self._branches.rolled_back(published, consumed)
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
@@ -393,11 +409,16 @@ class PostgresStore:
                 queue = host.queues.get(entry.spec.name)
                 if queue is not None and queue.index is entry.index:
                     log.info("a queue that nobody used is removed", queue=entry.spec.where)
-                    await self._remove(host.remove_queue(queue))
+                    await self._remove_queue(host.remove_queue(queue))
 
-    async def _remove(self, gone: Gone) -> None:
+    async def _remove_queue(self, gone: Gone) -> None:
         self.close_queues(gone.queues)
         try:
             await self.define(gone.define)
         except LogError as error:
             log.warning("a queue's removal is not written yet", error=str(error))
+
+
+def _pieces(positions: "array[int]") -> "Iterable[array[int]]":
+    """*positions*, as many at once as one record drops: others have their turn in between."""
+    return (positions[start : start + DROPS_AT_ONCE] for start in range(0, len(positions), DROPS_AT_ONCE))

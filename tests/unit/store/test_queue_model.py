@@ -4,6 +4,7 @@ The model knows a message as ready, handed out, held or gone. It judges each del
 which the index makes it: right message, right flag, right consumer, once.
 """
 
+from array import array
 from collections.abc import Iterable
 
 import hypothesis.strategies as st
@@ -323,6 +324,7 @@ class QueueMachine(RuleBasedStateMachine):
     def purge(self) -> None:
         positions = self.rig.queue.purge()
         assert list(positions) == sorted(self.ready, key=self.order)
+        self.rig.queue.purged(positions)
         self.rig.remove(positions)
         self.again -= self.ready
         self.ready.clear()
@@ -379,7 +381,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.held[position] = self.rig.queue._held[position]
         there = {position: self.messages[position] for position in sorted(self.ready)}
         self.rig.queue.restore(
-            list(there),
+            array("q", there),
             delivered=delivered,
             expiries={position: was.expires_at for position, was in there.items() if was.expires_at is not None},
             octets={position: len(was.body) for position, was in there.items()},

@@ -1,0 +1,67 @@
+"""How long dtx keeps everybody waiting: a client in a process of its own that asks again and again for nothing much.
+
+What others do on the machine makes answers late as well. So beside the time on the wall there is the processor time
+that the event loop's thread used between question and answer: that is the pause itself, whatever else runs.
+"""
+
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Self
+
+from benchmarks.support.amqp import Address, RawConnection
+
+_EVERY: Final = 0.002
+_QUEUE: Final = b"bench-probe"
+
+
+def _thread_seconds(pid: int) -> float:
+    """Processor time of the first thread of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _ask(address: Address, pid: int, pipe: Connection) -> None:
+    with RawConnection(address) as connection:
+        connection.declare(_QUEUE)
+        pipe.send(None)
+        wall = busy = 0.0
+        while True:
+            began, used = time.perf_counter(), _thread_seconds(pid)
+            connection.depth(_QUEUE)
+            busy = max(busy, _thread_seconds(pid) - used)
+            wall = max(wall, time.perf_counter() - began)
+            if pipe.poll(_EVERY):
+                if pipe.recv() is None:
+                    return
+                pipe.send((wall, busy))
+                wall = busy = 0.0
+
+
+class Probe:
+    """Asks until it is closed. Use as a context manager.
+
+    Args:
+        address: of dtx.
+        pid: of dtx.
+    """
+
+    def __init__(self, address: Address, pid: int) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_ask, args=(address, pid, theirs), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._pipe.recv()
+        return self
+
+    def worst(self) -> tuple[float, float]:
+        """The longest wait since the last call, seconds: on the wall, and of dtx's own work."""
+        self._pipe.send("worst")
+        found: tuple[float, float] = self._pipe.recv()
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.send(None)
+        self._process.join(10)
