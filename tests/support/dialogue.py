@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Self
 
 import pika
+import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
@@ -92,6 +93,27 @@ class Dialogue:
         except NackError:
             return False
         return True
+
+    def returned(self, key: str, body: str, *, exchange: str = "", **properties: Any) -> Got:
+        """Publish a message that must come back."""
+        channel = self.another()
+        channel.confirm_delivery()
+        with pytest.raises(UnroutableError) as caught:
+            channel.basic_publish(exchange, key, body.encode(), pika.BasicProperties(**properties), mandatory=True)
+        channel.close()
+        (message,) = caught.value.messages
+        return Got(message.body.decode(), message.method, message.properties)
+
+    def closed(self, channel: BlockingChannel) -> int:
+        """Wait for the broker to close *channel*; the code."""
+        codes: list[int] = []
+
+        def note(_: object, reason: Exception) -> None:
+            codes.append(int(getattr(reason, "reply_code", 0)))
+
+        channel._impl.add_on_close_callback(note)  # the blocking channel tells of it only when it is used
+        self.until(lambda: bool(codes), "the channel closed")
+        return codes[0]
 
     def publish_refused(self, exchange: str, key: str, **properties: Any) -> int:
         """The code with which the broker refuses a publish, 0 where it takes it."""
