@@ -4,18 +4,17 @@ Frames are handled as they come. A method that waits for something (the log, a m
 before it) occupies the channel; frames behind it wait, so that answers and effects keep their order.
 """
 
-from collections import deque
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.log.api import LogError
 from dtx.log.records import Work
+from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.standalone.confirms import Confirms
 from dtx.server.standalone.consuming import Consuming
 from dtx.server.standalone.contexts import Context, Immediate, Local
 from dtx.server.standalone.declaring import Declaring
-from dtx.server.standalone.limits import MAX_BACKLOG
 from dtx.server.standalone.publishing import Publishing
 from dtx.server.standalone.transactions import Transactions
 from dtx.store.work import HeldPublish
@@ -77,8 +76,8 @@ class Channel:
         self.transactions = Transactions(self)
         self._commands = 0
         """Commands so far, for execution.complete."""
-        self._backlog: deque[tuple[int, bytes]] = deque()
-        self._backlog_size = 0
+        self._backlog = Backlog()
+        self._going_on = False
 
     # -- frames
 
@@ -116,9 +115,8 @@ class Channel:
                 self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
 
     def _wait(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        self._backlog.append((key, buffer[start:end]))
-        self._backlog_size += end - start
-        if self._backlog_size > MAX_BACKLOG:
+        self._backlog.add(key, buffer[start:end])
+        if self._backlog.size > MAX_BACKLOG:
             self.connection.hold(self)
 
     def _method(self, key: int, payload: bytes) -> None:
@@ -165,11 +163,24 @@ class Channel:
             self.refuse(answer, key)
         elif answer and self.phase is Phase.OPEN:
             self.send(answer)
-        backlog, self._backlog = self._backlog, deque()
-        self._backlog_size = 0
-        self.connection.release(self)
-        for name, frame in backlog:
-            self.frame(name, frame, 0, len(frame))
+        if not self._going_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle the frames that waited, until one occupies the channel again."""
+        backlog = self._backlog
+        self._going_on = True
+        try:
+            while backlog and not self.is_busy:
+                key, frame = backlog.next()
+                self.frame(key, frame, 0, len(frame))
+        except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("connection failed", connection=self.connection.id)
+            self.connection.refuse(error)
+        finally:
+            self._going_on = False
+        if backlog.size <= MAX_BACKLOG // 2:
+            self.connection.release(self)
         self.connection.flush()
 
     def after_writes(self, act: Callable[[], None], key: int) -> None:

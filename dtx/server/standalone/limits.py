@@ -12,8 +12,6 @@ MAX_UNSENT: Final = 1 << 20
 MAX_UNWRITTEN: Final = 16 << 20
 """Octets of messages of one connection that are not durable yet; beyond it, nothing is read until they are. Enough to
 keep the log busy, little beside a few hundred connections."""
-MAX_BACKLOG: Final = 1 << 20
-"""Octets of frames that wait behind a running call of their channel; beyond it, nothing is read either."""
 MAX_UNREAD_REPLIES: Final = 16 << 20
 """Octets that wait for a client that does not read; beyond it, direct replies to it are dropped: they are not stored,
 and who sends them does not wait for it."""
