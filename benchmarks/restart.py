@@ -144,13 +144,14 @@ def check_backlog(service: DtxService, written: backlog.Backlog, xids: list[Xid]
             raise SystemExit(f"other numbers of messages are ready than were written: {depths}")
         channel = other.channel()
         began = time.monotonic()
-        for name, held in zip(written.names, branches, strict=True):
+        some = list(zip(written.names, branches, strict=True))[:COMMITTED]
+        for name, held in some:
             frame, _, found = channel.basic_get(name.decode())
             if found != backlog.body(held, size):
                 raise SystemExit(f"the first message of {name.decode()} is not number {held}")
             channel.basic_nack(frame.delivery_tag)
-        each = (time.monotonic() - began) / queues
-        print(f"get: the first message of each queue, read from the database, {each * 1e3:.2f} ms each")
+        each = (time.monotonic() - began) / len(some)
+        print(f"get: the first message of each of {len(some)} queues, read from the database, {each * 1e3:.2f} ms each")
         coordinator = Coordinator(other)
         began = time.monotonic()
         for number in range(COMMITTED):
@@ -176,9 +177,6 @@ def standalone(options: argparse.Namespace) -> None:
         assert full.database is not None
         empty.stop()
         names = [b"bench-restart-%d" % number for number in range(options.queues)]
-        with RawConnection(Address.of(full.url())) as connection:
-            for name in names:
-                connection.declare(name)
         full.stop()
         began = time.monotonic()
         written = backlog.write_messages(full.database, names, options.messages, options.size)

@@ -52,19 +52,27 @@ def body(number: int, size: int) -> bytes:
     return STAMP.pack(number) + bytes(size - STAMP.size)
 
 
-def read_ids(url: str, names: Sequence[bytes]) -> list[int]:
-    """Of queues that were declared."""
-    with psycopg.connect(url) as connection:
-        rows = connection.execute("SELECT name, id FROM dtx.queue WHERE rm = %s", (RM,)).fetchall()
-    found = {bytes(name): int(number) for name, number in rows}
-    return [found[name] for name in names]
+def declare(url: str, names: Sequence[bytes]) -> list[int]:
+    """Write durable queues; their ids. A client would wait for a commit with each of them."""
+    ids = [secrets.randbits(62) | 1 for _ in names]
+    with (
+        psycopg.connect(url) as connection,
+        connection.cursor() as cursor,
+        cursor.copy(
+            "COPY dtx.queue (id, rm, vhost, name, auto_delete, arguments, delivered) FROM STDIN (FORMAT BINARY)"
+        ) as copy,
+    ):
+        copy.set_types(["int8", "text", "text", "bytea", "bool", "bytea", "int8"])
+        for number, name in zip(ids, names, strict=True):
+            copy.write_row((number, RM, "/", name, False, b"", 0))
+    return ids
 
 
 def write_messages(url: str, names: Sequence[bytes], count: int, size: int) -> Backlog:
-    """Write *count* persistent messages, published to the declared queues in turn by the default exchange."""
+    """Write queues and *count* persistent messages, published to them in turn by the default exchange."""
     backlog = Backlog(
         names=names,
-        ids=read_ids(url, names),
+        ids=declare(url, names),
         base=int((time.time() - _AGE) * 1_000_000),
         depth=count // len(names),
     )

@@ -28,7 +28,12 @@ _EPOCH: Final = 946_684_800_000_000
 
 def seconds_of(data: bytes) -> float:
     """A binary ``timestamptz`` as seconds since 1970: the nearest float, so that what was stored reads back equal."""
-    return (int.from_bytes(data, signed=True) + _EPOCH) / 1_000_000
+    return seconds_from(int.from_bytes(data, signed=True))
+
+
+def seconds_from(number: int) -> float:
+    """As :func:`seconds_of`, from PostgreSQL's number: microseconds since 2000."""
+    return (number + _EPOCH) / 1_000_000
 
 
 def int8(value: int) -> bytes:

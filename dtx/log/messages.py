@@ -6,12 +6,12 @@ an array here without a Python object for each: a million of them take a second 
 
 import sys
 from array import array
-from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
 from sqlalchemy import bindparam, select, text
 
+from dtx.log import binary
 from dtx.log.changes import (
     BindingRow,
     Definitions,
@@ -26,7 +26,11 @@ from dtx.log.queries import Query, Readers
 from dtx.log.tables import binding, exchange, queue
 
 QUEUES_AT_ONCE: Final = 50
-"""Queues whose positions come in one answer, so that ten thousand small ones do not take a round trip each."""
+"""Queues whose positions come in the first answer."""
+MAX_QUEUES_AT_ONCE: Final = 2_000
+"""And in any: short ones come ever more at once, so that a hundred thousand do not take a round trip each."""
+POSITIONS_AT_ONCE: Final = 500_000
+"""Positions in one answer beyond which the next has fewer queues: some megabytes."""
 MESSAGES_AT_ONCE: Final = 1_000
 """Messages whose bodies come in one answer, unless a number of octets ends it before."""
 _NO_LIMIT: Final = 2**62
@@ -55,32 +59,24 @@ _OF_EACH: Final = """
 SELECT q.id, s.*
 FROM unnest(CAST(:queues AS bigint[])) WITH ORDINALITY AS q(id, ordinal)
 CROSS JOIN LATERAL (SELECT {packed} FROM (
-    SELECT {columns} FROM dtx.message m WHERE m.queue = q.id ORDER BY m.position) AS m) AS s
+    SELECT {columns} FROM dtx.message m WHERE m.queue = q.id {condition} ORDER BY m.position) AS m
+) AS s(positions{more})
+WHERE s.positions IS NOT NULL
 """
-_POSITIONS: Final = Query(
-    text(_OF_EACH.format(packed="string_agg(int8send(m.position), CAST('' AS bytea))", columns="m.position"))
+
+
+def _of_each(packed: str, columns: str, *, more: str = "", condition: str = "") -> Query:
+    values = ", ".join(f"string_agg({value}, CAST('' AS bytea))" for value in ("int8send(m.position)", *packed.split()))
+    return Query(text(_OF_EACH.format(packed=values, columns=f"m.position{columns}", more=more, condition=condition)))
+
+
+_POSITIONS: Final = _of_each("", "")
+_DETAILS: Final = _of_each(
+    "int4send(m.flags) int4send(octet_length(m.body))", ", m.flags, m.body", more=", flags, sizes"
 )
-_DETAILS: Final = Query(
-    text(
-        _OF_EACH.format(
-            packed="string_agg(int8send(m.position), CAST('' AS bytea)), "
-            "string_agg(int4send(m.flags), CAST('' AS bytea)), "
-            "string_agg(int4send(octet_length(m.body)), CAST('' AS bytea))",
-            columns="m.position, m.flags, m.body",
-        )
-    )
-)
-_TRANSIENT: Final = Query(
-    text(
-        "SELECT m.queue, m.position FROM unnest(CAST(:queues AS bigint[])) AS q(id) "
-        "JOIN dtx.message m ON m.queue = q.id AND m.flags & 1 = 0"
-    )
-)
-_EXPIRIES: Final = Query(
-    text(
-        "SELECT m.queue, m.position, m.expires_at FROM unnest(CAST(:queues AS bigint[])) AS q(id) "
-        "JOIN dtx.message m ON m.queue = q.id AND m.expires_at IS NOT NULL"
-    )
+_TRANSIENT: Final = _of_each("", "", condition="AND m.flags & 1 = 0")
+_EXPIRIES: Final = _of_each(
+    "timestamptz_send(m.expires_at)", ", m.expires_at", more=", times", condition="AND m.expires_at IS NOT NULL"
 )
 _IN_SLOTS: Final = """
 FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[])) AS u(queue, position)
@@ -108,7 +104,7 @@ WITH RECURSIVE q AS (
     SELECT n.queue, n.rm FROM q CROSS JOIN LATERAL (
         SELECT m.queue, m.rm FROM dtx.message m WHERE m.queue > q.queue ORDER BY m.queue, m.position LIMIT 1) AS n
 )
-SELECT q.queue FROM q WHERE q.rm = :rm AND q.queue <> ALL (CAST(:known AS bigint[]))
+SELECT q.queue FROM q WHERE q.rm = :rm
 """)
 )
 
@@ -147,31 +143,36 @@ class MessageReader:
         self, queues: Sequence[int], *, detailed: Collection[int] = ()
     ) -> AsyncIterator[QueueContents]:
         """See :class:`dtx.log.api.MessageLog`."""
+        start, size = 0, QUEUES_AT_ONCE
+        while start < len(queues):
+            count = 0
+            for contents in await self._contents(queues[start : start + size], detailed):
+                count += len(contents.positions)
+                yield contents
+            start += size
+            size = max(1, size // 2) if count > POSITIONS_AT_ONCE else min(2 * size, MAX_QUEUES_AT_ONCE)
+
+    async def _contents(self, queues: Sequence[int], detailed: Collection[int]) -> list[QueueContents]:
         fetch = self._readers.fetch
-        for start in range(0, len(queues), QUEUES_AT_ONCE):
-            ids = list(queues[start : start + QUEUES_AT_ONCE])
-            plain = [id_ for id_ in ids if id_ not in detailed]
-            packed = {row[0]: row[1:] for row in await fetch(_POSITIONS, queues=plain)} if plain else {}
-            if len(plain) < len(ids):
-                wanted = [id_ for id_ in ids if id_ in detailed]
-                packed |= {row[0]: row[1:] for row in await fetch(_DETAILS, queues=wanted)}
-            transient: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
-            for id_, position in await fetch(_TRANSIENT, queues=ids):
-                transient[id_].append(position)
-            expiries: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
-            for id_, position, expires_at in await fetch(_EXPIRIES, queues=ids):
-                expiries[id_].append((position, expires_at))
-            for id_ in ids:
-                positions, *details = packed[id_]
-                flags, sizes = details or (None, None)
-                yield QueueContents(
-                    queue=id_,
-                    positions=_unpacked("q", positions),
-                    transient=transient[id_],
-                    expiries=expiries[id_],
-                    flags=_unpacked("i", flags) if id_ in detailed else None,
-                    sizes=_unpacked("i", sizes) if id_ in detailed else None,
-                )
+        plain = [id_ for id_ in queues if id_ not in detailed]
+        packed = {id_: packed for id_, *packed in await fetch(_POSITIONS, queues=plain)} if plain else {}
+        if len(plain) < len(queues):
+            wanted = [id_ for id_ in queues if id_ in detailed]
+            packed |= {id_: packed for id_, *packed in await fetch(_DETAILS, queues=wanted)}
+        full = list(packed)
+        transient: dict[int, bytes] = dict(await fetch(_TRANSIENT, queues=full)) if full else {}
+        expiries = {id_: packed for id_, *packed in await fetch(_EXPIRIES, queues=full)} if full else {}
+        return [
+            QueueContents(
+                queue=id_,
+                positions=_unpacked("q", packed[id_][0]) if id_ in packed else array("q"),
+                transient=_unpacked("q", transient.get(id_)),
+                expiries=_expiries(*expiries[id_]) if id_ in expiries else (),
+                flags=_unpacked("i", packed[id_][1] if id_ in packed else None) if id_ in detailed else None,
+                sizes=_unpacked("i", packed[id_][2] if id_ in packed else None) if id_ in detailed else None,
+            )
+            for id_ in queues
+        ]
 
     async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
         """See :class:`dtx.log.api.MessageLog`."""
@@ -198,7 +199,8 @@ class MessageReader:
 
     async def stray_queues(self, known: Collection[int]) -> list[int]:
         """See :class:`dtx.log.api.MessageLog`."""
-        return [row[0] for row in await self._readers.fetch(_STRAYS, known=list(known))]
+        there = set(known)
+        return [queue for (queue,) in await self._readers.fetch(_STRAYS) if queue not in there]
 
 
 def _unpacked(typecode: str, data: bytes | None) -> "array[int]":
@@ -208,3 +210,7 @@ def _unpacked(typecode: str, data: bytes | None) -> "array[int]":
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers
+
+
+def _expiries(positions: bytes, times: bytes) -> list[tuple[int, float]]:
+    return list(zip(_unpacked("q", positions), map(binary.seconds_from, _unpacked("q", times)), strict=True))

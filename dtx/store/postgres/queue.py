@@ -13,7 +13,6 @@ is dropped after it was settled here: what dies in between is handed out again, 
 """
 
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -91,7 +90,7 @@ class QueueIndex:
         self._host = host
         self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
         self._round = Round()
-        self._getters: deque[Getter] = deque()
+        self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
         self._bodies = Bodies(cache, lambda: bool(self._round.active or self._getters))
         # Redelivered: what was given back, and what may have been handed out before a restart.
@@ -272,7 +271,7 @@ class QueueIndex:
                 break
             if self._getters:
                 self._take()
-                self._answer(message, self._getters.popleft())
+                self._answer(message, self._getters.pop(0))
                 continue
             consumer = turns.next()
             if consumer is None:
@@ -280,7 +279,7 @@ class QueueIndex:
             self._take()
             self._deliver(message, consumer)
         while self._getters and not self.ready:
-            self._getters.popleft().got(None, 0)
+            self._getters.pop(0).got(None, 0)
         if self._automatic:
             self._flush()
         head = ready.head() if expiries else None
@@ -583,7 +582,7 @@ class QueueIndex:
             self._round.remove(consumer)
             consumer.queue = None
         while self._getters:
-            self._getters.popleft().got(None, 0)
+            self._getters.pop(0).got(None, 0)
         self.purge()
         self._bodies.close()
         return consumers
