@@ -1,4 +1,4 @@
-"""A stage for faults: dtx between a broker and a database, with a network between them that can be cut."""
+"""Stages for faults: dtx between a broker and a database, with a network between them that can be cut; or dtx alone."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ import psycopg
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from dtx.client import Coordinator, XAResource, Xid
+from tests.support.broker import Broker, StandaloneBroker
 from tests.support.client import connected, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -23,61 +24,34 @@ RECEIPT_QUEUES = tuple(f"dtx.receipts.dtx.{generation}" for generation in range(
 PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="text/plain")
 
 
-class Stage:
-    """dtx, and everything around it. Use as a context manager.
+class Scene:
+    """dtx, and what a test needs to know about it, in either mode.
 
     Args:
-        node: the broker; a fresh vhost of it is used.
-        postgres: where a fresh database for the log is made.
-        replay: what dtx does with units whose outcome it does not know.
-        options: further words of its command line.
-        start: whether entering starts dtx.
+        postgres: where a fresh database is made.
     """
 
-    def __init__(
-        self,
-        node: RabbitNode,
-        postgres: PostgresServer,
-        *,
-        replay: Replay = "auto",
-        options: Sequence[str] = (),
-        start: bool = True,
-    ) -> None:
-        self.node = node
-        self._start = start
+    service: DtxService
+    broker: Broker
+    """Where the messages are, past the connections under test."""
+    vhost: str
+    database: str
+
+    def __init__(self, postgres: PostgresServer) -> None:
         self.postgres = postgres
-        self.proxy = Proxy("127.0.0.1", node.port)
-        self.options = ("--management", node.management_url, "--replay", replay, "--lease-ttl", "2", *options)
-        self.vhost = ""
-        self.database = ""
         self._stack = contextlib.ExitStack()
         self._threads = ThreadPoolExecutor(thread_name_prefix="stage")
-
-    def __enter__(self) -> Self:
-        self.node.mend()
-        self.vhost = self.node.add_vhost()
-        self._stack.callback(self._delete_vhost)
-        self.database = self.postgres.create_migrated_database()
-        self._stack.callback(self.postgres.drop_database, self.database)
-        self._stack.enter_context(self.proxy)
-        self._stack.callback(self.proxy.resume)
-        self.service = self.another_service(through_proxy=True, start=self._start)
-        self._stack.callback(self._threads.shutdown)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _delete_vhost(self) -> None:
-        self.node.mend()
-        self.node.delete_vhost(self.vhost)
+    def queues(self) -> list[str]:
+        """The queues of the vhost that are not dtx's own."""
+        raise NotImplementedError
 
-    def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> DtxService:
-        """A further dtx on the same log and broker; like every one ended with the stage."""
-        port = self.proxy.port if through_proxy else self.node.port
-        broker = f"amqp://guest:guest@127.0.0.1:{port}/"
-        words = (*self.options, *options)
-        return self._stack.enter_context(DtxService(broker=broker, database=self.database, options=words, start=start))
+    def locks(self) -> int:
+        """How many connections of dtx to the broker may act for branches."""
+        raise NotImplementedError
 
     # -- work
 
@@ -93,35 +67,25 @@ class Stage:
 
     def declare(self, name: str, **arguments: Any) -> str:
         """A durable queue."""
-        with self.node.channel(self.vhost) as channel:
+        with self.broker.channel(self.vhost) as channel:
             channel.queue_declare(name, durable=True, arguments=arguments)
         return name
 
-    def queues(self) -> list[str]:
-        """The queues of the vhost that are not dtx's own."""
-        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
-        return [queue["name"] for queue in found if not queue["name"].startswith("dtx.")]
-
-    def locks(self) -> int:
-        """How many connections of dtx to the broker may act for branches."""
-        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
-        return sum(queue["name"].startswith("dtx.lock.") for queue in found)
-
     def delete(self, queue: str) -> None:
         """Delete a queue with what is in it."""
-        with self.node.channel(self.vhost) as channel:
+        with self.broker.channel(self.vhost) as channel:
             channel.queue_delete(queue)
 
     def fill(self, queue: str, *bodies: bytes) -> None:
         """Publish persistent messages straight to the broker."""
-        with self.node.channel(self.vhost) as channel:
+        with self.broker.channel(self.vhost) as channel:
             channel.confirm_delivery()
             for body in bodies:
                 channel.basic_publish("", queue, body, PERSISTENT)
 
     def take(self, queue: str) -> list[tuple[bytes, pika.BasicProperties, bool]]:
         """Everything that is in *queue*: body, properties, redelivered."""
-        return self.node.take_all(queue, self.vhost)
+        return self.broker.take_all(queue, self.vhost)
 
     def bodies(self, queue: str) -> list[bytes]:
         """The same, bodies alone."""
@@ -129,12 +93,7 @@ class Stage:
 
     def count(self, queue: str) -> int:
         """How many messages are ready in *queue*."""
-        return self.node.count(queue, self.vhost)
-
-    def held(self, queue: str) -> int:
-        """How many messages *queue* has, those that were delivered and not acknowledged included (takes a second)."""
-        lines = self.node.ctl("list_queues", "--vhost", self.vhost, "--no-table-headers", "name", "messages")
-        return next(int(count) for name, count in map(str.split, lines.splitlines()) if name == queue)
+        return self.broker.count(queue, self.vhost)
 
     def wait_for_count(self, queue: str, count: int) -> None:
         """Wait until so many messages are ready in *queue*."""
@@ -179,9 +138,105 @@ class Stage:
             )
             return [event for (event,) in rows]
 
+
+class Stage(Scene):
+    """dtx beside a broker, and everything around it. Use as a context manager.
+
+    Args:
+        node: the broker; a fresh vhost of it is used.
+        postgres: where a fresh database for the log is made.
+        replay: what dtx does with units whose outcome it does not know.
+        options: further words of its command line.
+        start: whether entering starts dtx.
+    """
+
+    def __init__(
+        self,
+        node: RabbitNode,
+        postgres: PostgresServer,
+        *,
+        replay: Replay = "auto",
+        options: Sequence[str] = (),
+        start: bool = True,
+    ) -> None:
+        super().__init__(postgres)
+        self.node = self.broker = node
+        self._start = start
+        self.proxy = Proxy("127.0.0.1", node.port)
+        self.options = ("--management", node.management_url, "--replay", replay, "--lease-ttl", "2", *options)
+
+    def __enter__(self) -> Self:
+        self.node.mend()
+        self.vhost = self.node.add_vhost()
+        self._stack.callback(self._delete_vhost)
+        self.database = self.postgres.create_migrated_database()
+        self._stack.callback(self.postgres.drop_database, self.database)
+        self._stack.enter_context(self.proxy)
+        self._stack.callback(self.proxy.resume)
+        self.service = self.another_service(through_proxy=True, start=self._start)
+        self._stack.callback(self._threads.shutdown)
+        return self
+
+    def _delete_vhost(self) -> None:
+        self.node.mend()
+        self.node.delete_vhost(self.vhost)
+
+    def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> DtxService:
+        """A further dtx on the same log and broker; like every one ended with the stage."""
+        port = self.proxy.port if through_proxy else self.node.port
+        broker = f"amqp://guest:guest@127.0.0.1:{port}/"
+        words = (*self.options, *options)
+        return self._stack.enter_context(DtxService(broker=broker, database=self.database, options=words, start=start))
+
+    def queues(self) -> list[str]:
+        """The queues of the vhost that are not dtx's own."""
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
+        return [queue["name"] for queue in found if not queue["name"].startswith("dtx.")]
+
+    def locks(self) -> int:
+        """How many connections of dtx to the broker may act for branches."""
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
+        return sum(queue["name"].startswith("dtx.lock.") for queue in found)
+
+    def held(self, queue: str) -> int:
+        """How many messages *queue* has, those that were delivered and not acknowledged included (takes a second)."""
+        lines = self.node.ctl("list_queues", "--vhost", self.vhost, "--no-table-headers", "name", "messages")
+        return next(int(count) for name, count in map(str.split, lines.splitlines()) if name == queue)
+
     def receipts(self) -> int:
         """How many receipts lie in the broker, beside the marker of each queue."""
         return sum(max(0, self.count(queue) - 1) for queue in RECEIPT_QUEUES)
+
+
+class StandaloneStage(Scene):
+    """dtx without a broker. Use as a context manager.
+
+    Args:
+        postgres: where a fresh database is made.
+        options: further words of its command line.
+    """
+
+    def __init__(self, postgres: PostgresServer, *, options: Sequence[str] = ()) -> None:
+        super().__init__(postgres)
+        self._options = ("--lease-ttl", "2", *options)
+
+    def __enter__(self) -> Self:
+        self.vhost = "/"
+        self.database = self.postgres.create_migrated_database()
+        self._stack.callback(self.postgres.drop_database, self.database)
+        self.service = self._stack.enter_context(DtxService(database=self.database, options=self._options))
+        self.broker = StandaloneBroker(self.service)
+        self._stack.callback(self._threads.shutdown)
+        return self
+
+    def queues(self) -> list[str]:
+        """The durable queues."""
+        with psycopg.connect(self.database) as connection:
+            return [bytes(name).decode() for (name,) in connection.execute("SELECT name FROM dtx.queue")]
+
+    def locks(self) -> int:
+        """There is no broker to lock anything at."""
+        return 0
 
 
 def work(

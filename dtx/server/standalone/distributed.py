@@ -86,7 +86,7 @@ class Distributed:
             return  # it can only be rolled back: what is published in it is gone already
         size = len(message.body) + len(message.properties)
         if not work.fits(size):
-            self._overflow(entry, 1, size)
+            self._overflow(entry, work.excess(size))
         work.add_publish(message)
 
     def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
@@ -104,8 +104,9 @@ class Distributed:
             self._outside.settle(deliveries, Settlement.REQUEUE)  # rolled back already
             return
         if not work.fits(0, len(deliveries)):
+            reason = work.excess(0, len(deliveries))
             self._outside.settle(deliveries, Settlement.REQUEUE)
-            self._overflow(entry, len(deliveries), 0)
+            self._overflow(entry, reason)
         for tag, delivery in deliveries:
             queue = delivery.queue
             queue.hold(delivery)
@@ -122,10 +123,7 @@ class Distributed:
             assert delivery.slot is not None
             delivery.index.rollback((delivery.slot.position,), now)
 
-    def _overflow(self, entry: Entry, count: int, size: int) -> None:
-        work = entry.work
-        assert work is not None
-        reason = f"limits of a branch exceeded: {len(work.items) + count} messages, {work.bytes + size} octets"
+    def _overflow(self, entry: Entry, reason: str) -> None:
         self._channel.connection.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 

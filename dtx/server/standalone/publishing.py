@@ -116,7 +116,7 @@ class Publishing:
     def _keep(self, part: bytes) -> None:
         budget = self._channel.connection.manager.budget
         if not budget.has_room(len(part)):
-            raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for a message of {self._size} octets at present")
+            raise XaError(ReplyCode.RESOURCE_ERROR, "no memory for the message: --max-held-bytes are in use")
         budget.used += len(part)
         self._charged += len(part)
         self._parts.append(part)

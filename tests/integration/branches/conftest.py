@@ -1,23 +1,45 @@
-"""One dtx beside one broker for all tests of a module; none of them ends it."""
+"""One dtx in each mode for all tests of a module; none of them ends it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import cast
 
 import pytest
 
-from tests.support.crash import Stage
+from tests.support.broker import MODES, Mode
+from tests.support.crash import Scene, Stage, StandaloneStage
 from tests.support.postgres import PostgresServer
-from tests.support.rabbitmq import RabbitNode
+
+MakeScene = Callable[..., Scene]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What keeps the messages: the outcomes of branches are the same."""
+    return cast("Mode", request.param)
 
 
 @pytest.fixture(scope="module")
-def stage(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
-    """A broker, a log, and dtx that believes receipts."""
-    with Stage(shared_rabbitmq, postgres) as made:
-        yield made
+def make_scene(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[MakeScene]:
+    """Starts a dtx with further options, and everything around it."""
+    with ExitStack() as stack:
+
+        def make(*options: str) -> Scene:
+            if mode == "standalone":
+                return stack.enter_context(StandaloneStage(postgres, options=options))
+            return stack.enter_context(Stage(request.getfixturevalue("shared_rabbitmq"), postgres, options=options))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def stage(make_scene: MakeScene) -> Scene:
+    """A log, dtx, and a broker whose receipts it believes if it has one."""
+    return make_scene()
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(stage: Stage) -> Iterator[None]:
+def nothing_left(stage: Scene) -> Iterator[None]:
     """No test leaves a branch or a message to the next."""
     yield
     stage.wait_for_end(seconds=10)

@@ -6,8 +6,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client import XA_RBROLLBACK, XA_RBTIMEOUT, XAER_NOTA, Coordinator, XaFlag
+from tests.support.broker import only_alongside
 from tests.support.client import connected
-from tests.support.crash import Stage, work
+from tests.support.crash import Scene, Stage, work
 from tests.support.proxy import Proxy
 
 
@@ -29,14 +30,14 @@ class Mortal:
 
 
 @pytest.fixture
-def coordinator(stage: Stage) -> Iterator[Coordinator]:
+def coordinator(stage: Scene) -> Iterator[Coordinator]:
     """The transaction manager, which lives on."""
     with stage.coordinator() as alive:
         yield alive
 
 
 @pytest.fixture
-def client(stage: Stage) -> Iterator[Mortal]:
+def client(stage: Scene) -> Iterator[Mortal]:
     """A client that the test may kill."""
     with Proxy(stage.service.host, stage.service.port) as between:
         url = stage.service.url(vhost=stage.vhost).replace(f":{stage.service.port}/", f":{between.port}/")
@@ -45,7 +46,7 @@ def client(stage: Stage) -> Iterator[Mortal]:
 
 
 def test_a_client_that_dies_while_associated_leaves_a_rollback_only_branch(
-    stage: Stage, client: Mortal, coordinator: Coordinator
+    stage: Scene, client: Mortal, coordinator: Coordinator
 ) -> None:
     """Design: "Gone while associated: rollback-only"; what it consumed is back at once."""
     stage.declare("in")
@@ -63,7 +64,7 @@ def test_a_client_that_dies_while_associated_leaves_a_rollback_only_branch(
     assert stage.count("out") == 0
 
 
-def test_a_suspended_branch_dies_with_its_channel(stage: Stage, client: Mortal, coordinator: Coordinator) -> None:
+def test_a_suspended_branch_dies_with_its_channel(stage: Scene, client: Mortal, coordinator: Coordinator) -> None:
     stage.declare("in")
     stage.fill("in", b"one")
     channel = client.connection.channel()
@@ -78,7 +79,7 @@ def test_a_suspended_branch_dies_with_its_channel(stage: Stage, client: Mortal, 
 @pytest.mark.parametrize("how", ["dies", "closes", "closes its channel"])
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "one phase", "rollback of an idle branch"])
 def test_an_idle_branch_outlives_its_client(
-    stage: Stage, client: Mortal, coordinator: Coordinator, how: str, outcome: str
+    stage: Scene, client: Mortal, coordinator: Coordinator, how: str, outcome: str
 ) -> None:
     """Design: "idle branches keep the upstream connection until prepare has taken over or the branch is gone"."""
     before = stage.locks()
@@ -111,6 +112,7 @@ def test_an_idle_branch_outlives_its_client(
     stage.wait_for(lambda: stage.locks() == before, "the end of the connection")
 
 
+@only_alongside
 def test_a_client_that_dies_with_its_prepare_under_way_has_voted(
     stage: Stage, client: Mortal, coordinator: Coordinator
 ) -> None:
@@ -130,7 +132,7 @@ def test_a_client_that_dies_with_its_prepare_under_way_has_voted(
 
 
 @pytest.mark.parametrize("idle", [True, False], ids=["idle", "active"])
-def test_a_branch_that_takes_too_long_is_rolled_back(stage: Stage, coordinator: Coordinator, idle: bool) -> None:
+def test_a_branch_that_takes_too_long_is_rolled_back(stage: Scene, coordinator: Coordinator, idle: bool) -> None:
     """Prepare: "xa-rbtimeout: the work represented by this transaction branch took too long"."""
     stage.declare("in")
     stage.declare("out")
@@ -152,7 +154,7 @@ def test_a_branch_that_takes_too_long_is_rolled_back(stage: Stage, coordinator: 
     assert stage.history(xid) == ["timed-out"]
 
 
-def test_a_prepared_branch_never_times_out(stage: Stage, coordinator: Coordinator) -> None:
+def test_a_prepared_branch_never_times_out(stage: Scene, coordinator: Coordinator) -> None:
     """Never guess: "No prepared branch is ever completed by a timeout"."""
     stage.declare("out")
     with stage.connected() as connection:

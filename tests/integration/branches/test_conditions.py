@@ -5,7 +5,10 @@ import json
 from collections.abc import Iterator
 
 from dtx.client import XaFlag
+from tests.support.broker import only_alongside
 from tests.support.crash import Stage, work
+
+pytestmark = only_alongside
 
 
 @contextlib.contextmanager

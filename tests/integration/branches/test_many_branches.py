@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from dtx.client import XA_RBROLLBACK, XAER_PROTO, Coordinator, XaFlag, XAResource, Xid
-from tests.support.crash import PERSISTENT, Stage, work
+from tests.support.crash import PERSISTENT, Scene, work
 
 NULS = b"\x00" * 64
 XIDS = [
@@ -17,7 +17,7 @@ XIDS = [
 ]
 
 
-def test_two_branches_in_one_channel_one_after_the_other(stage: Stage) -> None:
+def test_two_branches_in_one_channel_one_after_the_other(stage: Scene) -> None:
     for queue in ("in", "out"):
         stage.declare(queue)
     stage.fill("in", b"one", b"two")
@@ -33,7 +33,7 @@ def test_two_branches_in_one_channel_one_after_the_other(stage: Stage) -> None:
     assert stage.bodies("in") == [b"one"]
 
 
-def test_two_branches_in_one_channel_one_of_them_suspended(stage: Stage) -> None:
+def test_two_branches_in_one_channel_one_of_them_suspended(stage: Scene) -> None:
     """End: "suspend: the client is not finished with the transaction branch"; work goes to the branch at hand."""
     for queue in ("in", "out"):
         stage.declare(queue)
@@ -62,7 +62,7 @@ def test_two_branches_in_one_channel_one_of_them_suspended(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback", "one phase", "killed"])
-def test_two_connections_work_in_one_branch(stage: Stage, outcome: str) -> None:
+def test_two_connections_work_in_one_branch(stage: Scene, outcome: str) -> None:
     """Join: prepare takes a unit from each connection, and all of it has one outcome."""
     for queue in ("in", "out"):
         stage.declare(queue)
@@ -96,7 +96,7 @@ def test_two_connections_work_in_one_branch(stage: Stage, outcome: str) -> None:
     assert sorted(stage.bodies("in")) == ([b"three"] if done else [b"one", b"three", b"two"])
 
 
-def test_one_of_two_connections_breaks_before_the_vote(stage: Stage) -> None:
+def test_one_of_two_connections_breaks_before_the_vote(stage: Scene) -> None:
     """Part of the work is gone, so all of it is."""
     for queue in ("in", "out"):
         stage.declare(queue)
@@ -118,7 +118,7 @@ def test_one_of_two_connections_breaks_before_the_vote(stage: Stage) -> None:
     assert stage.count("out") == 0
 
 
-def test_five_hundred_branches_open_at_once(stage: Stage) -> None:
+def test_five_hundred_branches_open_at_once(stage: Scene) -> None:
     """All are open together, all are prepared together, half are committed."""
     count = 500
     for queue in ("in", "out"):
@@ -144,7 +144,7 @@ def test_five_hundred_branches_open_at_once(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("xid", XIDS, ids=str)
-def test_every_xid_comes_back_from_recovery_as_it_went_in(stage: Stage, xid: Xid) -> None:
+def test_every_xid_comes_back_from_recovery_as_it_went_in(stage: Scene, xid: Xid) -> None:
     stage.declare("out")
     with stage.connected() as connection:
         xa, _ = work(connection.channel(), publish={"out": [b"a"]}, xid=xid)
@@ -158,7 +158,7 @@ def test_every_xid_comes_back_from_recovery_as_it_went_in(stage: Stage, xid: Xid
     assert stage.bodies("out") == [b"a"]
 
 
-def test_branches_of_one_global_transaction_have_outcomes_of_their_own(stage: Stage) -> None:
+def test_branches_of_one_global_transaction_have_outcomes_of_their_own(stage: Scene) -> None:
     gtrid = secrets.token_bytes(32)
     xids = [Xid(1, gtrid, bytes((number,))) for number in range(3)]
     stage.declare("out")

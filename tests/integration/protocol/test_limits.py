@@ -79,10 +79,10 @@ def test_select_is_refused_on_a_channel_with_deliveries(
     check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
 
 
-@pytest.mark.parametrize("mode", [requests.TX_SELECT, requests.CONFIRM_SELECT, requests.TX_COMMIT])
-def test_a_selected_channel_takes_no_other_mode(raw: RawClient, mode: bytes) -> None:
-    key = int.from_bytes(mode[:4], "big")
-    check(raw.refusal_of(1, mode), 406, "selected for distributed transactions", key)
+@pytest.mark.parametrize("other", [requests.TX_SELECT, requests.CONFIRM_SELECT, requests.TX_COMMIT])
+def test_a_selected_channel_takes_no_other_mode(raw: RawClient, other: bytes) -> None:
+    key = int.from_bytes(other[:4], "big")
+    check(raw.refusal_of(1, other), 406, "selected for distributed transactions", key)
 
 
 @pytest.mark.parametrize("how", ["reply-to", "target"])
