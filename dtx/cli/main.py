@@ -11,13 +11,17 @@ from dtx import __version__
 from dtx.cli.errors import EXIT_CODES, Exit, fail
 
 _COMMANDS = {
-    "serve": ("dtx.cli.serve", "serve", "Run dtx in front of a broker."),
+    "serve": ("dtx.cli.serve", "serve", "Run dtx, in front of a broker or as one."),
     "migrate": ("dtx.cli.migrate", "migrate", "Bring the tables of the log to a version."),
     "user": ("dtx.cli.user", "user", "Users of a dtx without a broker: passwords and permissions."),
     "vhost": ("dtx.cli.vhost", "vhost", "Virtual hosts of a dtx without a broker."),
     "in-doubt": ("dtx.cli.in_doubt", "in_doubt", "List the branches whose outcome is open."),
     "show": ("dtx.cli.show", "show", "Show all that is known about one xid."),
-    "doctor": ("dtx.cli.doctor.command", "doctor", "Check database, broker and settings, and say what to fix."),
+    "doctor": (
+        "dtx.cli.doctor.command",
+        "doctor",
+        "Check database, broker or users, and settings, and say what to fix.",
+    ),
 }
 
 

@@ -7,9 +7,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
+from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection, Select, Table, case, distinct, event, func, select, true
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Executable,
+    Select,
+    Table,
+    TableValuedAlias,
+    case,
+    cast,
+    distinct,
+    event,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
@@ -27,10 +48,12 @@ from dtx.log.queries import (
     work_record,
 )
 from dtx.log.records import ENDINGS, BranchRecord, JournalEntry, LogState, Work, WorkKind
-from dtx.log.tables import branch, heuristic_outcome, journal, lease, unit, work
+from dtx.log.tables import branch, heuristic_outcome, journal, lease, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
+_SLOT_OCTETS: Final = 16
+_MESSAGES: Final = cast(literal("dtx.message"), REGCLASS)
 BATCH: Final = 1_000
 """Rows fetched at a time: a list of any length is read in constant memory."""
 
@@ -131,6 +154,26 @@ class Holder:
     remaining: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What standalone mode keeps.
+
+    Args:
+        queues: durable ones of the resource manager.
+        local: its branches whose messages are in the database.
+        brokered: its branches whose messages are in a broker.
+        live_rows, dead_rows: of the table of messages, of all resource managers, as PostgreSQL estimates them.
+        table_bytes: of that table with its indexes.
+    """
+
+    queues: int
+    local: int
+    brokered: int
+    live_rows: int
+    dead_rows: int
+    table_bytes: int
+
+
 class LogReader:
     """Reads a log. Use as a context manager.
 
@@ -162,16 +205,7 @@ class LogReader:
 
     def in_doubt(self, wanted: Filter | None = None, *, limit: int | None = None) -> Iterator[InDoubt]:
         """Branches in doubt, oldest first, as a stream."""
-        concerned = (
-            select(
-                func.array_agg(distinct(work.c.queue)).filter(work.c.queue.is_not(None)).label("queues"),
-                func.array_agg(distinct(work.c.exchange))
-                .filter(work.c.kind == str(WorkKind.PUBLISH))
-                .label("exchanges"),
-            )
-            .where(work.c.branch_id == branch.c.id)
-            .lateral()
-        )
+        concerned = _concerned()
         statement = (
             select(*BRANCH_COLUMNS, branch.c.rm, _age(branch), concerned.c.queues, concerned.c.exchanges)
             .select_from(branch.join(concerned, true()))
@@ -225,6 +259,7 @@ class LogReader:
         branch_id = row[0]
         units = self._all(select(*UNIT_COLUMNS).where(unit.c.branch_id == branch_id).order_by(unit.c.number))
         pieces = self._all(select(*WORK_COLUMNS).where(work.c.branch_id == branch_id).order_by(work.c.position))
+        pieces = [*pieces, *self._all(_kept(branch_id))]
         decided = heuristic_outcome.c
         decisions = self._all(
             select(decided.outcome, decided.actor, decided.reason, decided.at).where(decided.branch_id == branch_id)
@@ -277,7 +312,22 @@ class LogReader:
             for rm, holder, epoch, taken_at, left in self._all(statement)
         ]
 
-    def _all(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
+    def stored(self, rm: str) -> Stored:
+        """What standalone mode keeps for a resource manager: quickly, however much it is."""
+        rows = self._all(
+            select(
+                select(func.count()).select_from(queue).where(queue.c.rm == rm).scalar_subquery(),
+                select(func.count(branch.c.published)).where(branch.c.rm == rm).scalar_subquery(),
+                select(func.count()).where(branch.c.rm == rm, branch.c.published.is_(None)).scalar_subquery(),
+                func.coalesce(func.pg_stat_get_live_tuples(_MESSAGES), 0),
+                func.coalesce(func.pg_stat_get_dead_tuples(_MESSAGES), 0),
+                func.pg_total_relation_size(_MESSAGES),
+            )
+        )
+        queues, local, brokered, live, dead, octets = rows[0]
+        return Stored(queues=queues, local=local, brokered=brokered, live_rows=live, dead_rows=dead, table_bytes=octets)
+
+    def _all(self, statement: Executable) -> Sequence[Sequence[Any]]:
         with self._explained():
             return self._open().execute(statement).all()
 
@@ -313,6 +363,61 @@ def _prepare_session(driver: psycopg.Connection, _: object) -> None:
     as_floats(driver)
     driver.execute("SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)")
     driver.commit()
+
+
+def _slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
+    """The messages that a branch of standalone mode names: they are where all messages are."""
+    columns = (Column("ordinal", BigInteger), Column("queue", BigInteger), Column("position", BigInteger))
+    return func.dtx.slots(packed).table_valued(*columns, name=name)
+
+
+def _concerned() -> Any:
+    """The queues where a branch consumed, and the exchanges where it publishes, whatever the mode."""
+    published, consumed = _slots(branch.c.published, "p"), _slots(branch.c.consumed, "c")
+    stored = (message.c.queue == published.c.queue) & (message.c.position == published.c.position)
+    names = union_all(
+        select(
+            work.c.queue.label("queue"), case((work.c.kind == str(WorkKind.PUBLISH), work.c.exchange)).label("exchange")
+        )
+        .where(work.c.branch_id == branch.c.id)
+        .correlate(branch),
+        select(null(), message.c.exchange).select_from(published.join(message, stored)).correlate(branch),
+        select(queue.c.name, null())
+        .select_from(consumed.join(queue, queue.c.id == consumed.c.queue))
+        .correlate(branch),
+    ).subquery("names")
+    return select(
+        func.array_agg(distinct(names.c.queue)).filter(names.c.queue.is_not(None)).label("queues"),
+        func.array_agg(distinct(names.c.exchange)).filter(names.c.exchange.is_not(None)).label("exchanges"),
+    ).lateral()
+
+
+def _kept(branch_id: UUID) -> Any:
+    """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
+
+    Those are kept once for each queue that they go to, which is named then.
+    """
+
+    def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
+        slots = _slots(packed, str(kind))
+        stored = (message.c.queue == slots.c.queue) & (message.c.position == slots.c.position)
+        # a queue that is gone has no name any more
+        name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
+        return (
+            select(
+                (slots.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
+                message.c.routing_key, name, literal(0), message.c.properties, message.c.body, null(),
+            )
+            .select_from(
+                branch.join(slots, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)
+            )
+            .where(branch.c.id == branch_id)
+        )  # fmt: skip
+
+    before = func.coalesce(func.octet_length(branch.c.published, type_=BigInteger) // _SLOT_OCTETS, 0)
+    return union_all(
+        rows(branch.c.published, WorkKind.PUBLISH, literal(0)), rows(branch.c.consumed, WorkKind.CONSUME, before)
+    ).order_by("position")
 
 
 def _age(table: Table) -> Any:

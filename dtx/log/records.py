@@ -41,7 +41,7 @@ class Work:
         kind: publish or consume.
         exchange: where it is (was) published.
         routing_key: with which key.
-        queue: where it was consumed from; ``None`` for a publish.
+        queue: where it was consumed from; ``None`` for a publish that is not routed yet.
         flags: publish: bit 0 mandatory; consume: bit 0 redelivered.
         properties: content header from the property flags on, as received.
         body: the message body.

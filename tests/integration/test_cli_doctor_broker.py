@@ -142,11 +142,6 @@ def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(rabbitmq
         assert "s3cret" not in str(found)
 
 
-def test_no_broker_url_is_a_warning() -> None:
-    (check,) = check_broker(Settings())
-    assert (check.name, check.status) == ("broker.url", Status.WARNING)
-
-
 def test_a_certificate_of_an_unknown_authority_is_told_from_a_broker_that_is_away(certificates: Path) -> None:
     with RabbitNode(tls=certificates) as node:
         url = node.url(tls=True).replace("127.0.0.1", "localhost")

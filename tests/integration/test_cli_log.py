@@ -385,9 +385,10 @@ def test_doctor_finds_nothing_wrong_with_a_good_database(three: Command) -> None
     found = checks(answer)
     assert answer.code == 0
     assert {name: status for name, (status, _) in found.items() if status != "ok"} == {
-        "broker.url": "warning", "in-doubt": "warning",
+        "in-doubt": "warning", "in-doubt.mode": "warning",
     }  # fmt: skip
     assert found["in-doubt"][1].startswith("1 of 3 in doubt are stuck")
+    assert found["in-doubt.mode"][1].startswith("3 in doubt have their messages in a broker")
     assert "no dtx is active as dtx; the last one was test-host:1" in found["lease"][1]
     assert {
         "database.reachable",

@@ -33,9 +33,7 @@ _MAX_EXCHANGES: Final = 500
 
 def check_broker(settings: Settings) -> Iterator[Check]:
     """Everything that can be seen as the service user, on the vhost of the broker URL. Leaves nothing behind."""
-    if settings.broker is None:
-        yield warning("broker.url", "no broker is given, so none was checked: give --broker amqp://user:password@host/")
-        return
+    assert settings.broker is not None, "without a broker that is check_standalone's"
     # pika logs what it raises as well.
     logging.getLogger("pika").setLevel(logging.CRITICAL + 1)
     url = settings.broker.get_secret_value()

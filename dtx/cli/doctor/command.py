@@ -17,12 +17,13 @@ _EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not cou
 
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
-@with_settings(*DATABASE_SETTINGS, *BROKER_SETTINGS, "unsafe")
+@with_settings("listen", "tls_cert", "tls_key", *BROKER_SETTINGS, *DATABASE_SETTINGS, "unsafe", "coordinator")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
 def doctor(settings: Settings, as_json: bool) -> int:
     """Check the database, the broker and what dtx may do there, and say what to fix.
 
-    Changes nothing, and may run beside a dtx that serves.
+    Give it the settings of 'dtx serve'. Without --broker it looks at users and messages of dtx itself. It changes
+    nothing, and may run beside a dtx that serves.
     """
     checks = list(run_checks(settings))
     if as_json:
@@ -40,9 +41,14 @@ def run_checks(settings: Settings) -> Iterator[Check]:
     """All checks, in the order in which a reader wants to fix things."""
     from dtx.cli.doctor.broker import check_broker
     from dtx.cli.doctor.database import check_database
+    from dtx.cli.doctor.standalone import check_left_behind, check_standalone
 
     yield from _guarded("database", check_database, settings)
-    yield from _guarded("broker", check_broker, settings)
+    if settings.broker is not None:
+        yield from _guarded("broker", check_broker, settings)
+        yield from _guarded("standalone", check_left_behind, settings)
+    else:
+        yield from _guarded("standalone", check_standalone, settings)
 
 
 def _guarded(name: str, checks: Callable[[Settings], Iterator[Check]], settings: Settings) -> Iterator[Check]:
