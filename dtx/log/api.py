@@ -53,6 +53,13 @@ class TransactionLog(Protocol):
             LogConflict, LogUnavailable, LeaseLost.
         """
 
+    @property
+    def congested(self) -> bool:
+        """Whether so many records wait that those who :meth:`submit` should pause."""
+
+    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+        """As ``write``, without waiting: the future is done when *record* is durable, or has the LogError."""
+
     def load(self) -> AsyncIterator[BranchRecord]:
         """Every logged branch of this resource manager, without work; for the start."""
 
@@ -68,13 +75,6 @@ class TransactionLog(Protocol):
 
 class MessageLog(TransactionLog, Protocol):
     """The log of standalone mode: messages and topology are in the same database, written in the same groups."""
-
-    @property
-    def congested(self) -> bool:
-        """Whether so many records wait that those who :meth:`submit` should pause."""
-
-    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
-        """As ``write``, without waiting: the future is done when *record* is durable, or has the LogError."""
 
     async def settled(self) -> None:
         """Return when the outcome of every write that was ever sent is known; LogUnavailable when that takes long."""

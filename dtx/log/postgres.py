@@ -178,7 +178,7 @@ class PostgresLog:
 
     @property
     def congested(self) -> bool:
-        """See :class:`dtx.log.api.MessageLog`, as for all that follow."""
+        """See :class:`dtx.log.api.TransactionLog`."""
         return self._writer is not None and self._writer.congested
 
     def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":

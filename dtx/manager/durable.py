@@ -89,9 +89,13 @@ class Durable(ABC):
         try:
             await self._log.write(record, urgent=not entry.over)
         except LogError as error:
-            # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
-            entry.doubt = not isinstance(record, Note) or record.change is not None
-            raise log_failed(error, what, entry.xid) from error
+            raise self.failed(entry, record, what, error) from error
+
+    def failed(self, entry: Entry, record: LogWrite, what: str, error: LogError) -> XaError:
+        """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
+        # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
+        entry.doubt = not isinstance(record, Note) or record.change is not None
+        return log_failed(error, what, entry.xid)
 
     async def reread(self, entry: Entry) -> bool:
         """Settle the doubt about *entry* by what the log says.

@@ -37,7 +37,19 @@ class LocalDurable(Durable):
     async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
         """The vote: messages are stored, and nobody sees them yet."""
         assert state is State.PREPARED, "no other state of local work is in the table"
-        plan = await self._plan(entry, f"writing {state}")
+        what = f"writing {state}"
+        await self._defined(entry, what)
+        vote = self.voting(entry, now, actor)
+        await self._write(entry, vote, what)
+        self.voted(entry, vote)
+
+    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
+        """What is to be written for the vote.
+
+        Raises:
+            XaError: 541, and nothing has happened.
+        """
+        plan = self._plan(entry)
         record = BranchRecord(
             id=entry.id,
             vhost=entry.vhost,
@@ -53,41 +65,65 @@ class LocalDurable(Durable):
             published=plan.published,
             consumed=plan.consumed,
         )
-        line = Line(JournalEvent.PREPARED, now, actor)
-        await self._write(entry, Insert(branch=record, change=plan.change, journal=line), f"writing {state}")
-        entry.record = record
-        entry.plan = replace(plan, change=Change())  # the messages themselves are in the log
+        return Insert(branch=record, change=plan.change, journal=Line(JournalEvent.PREPARED, now, actor))
+
+    def voted(self, entry: Entry, vote: Insert) -> None:
+        """The vote is durable."""
+        entry.record = vote.branch
+        plan = entry.plan
+        if plan is not None:  # the messages themselves are in the log
+            entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
     async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
         """Decision, work and journal in one transaction."""
+        what = f"writing the end ({ending})"
+        await self._defined(entry, what)
+        end = self.ending(entry, ending, now, actor)
+        await self._write(entry, end, what)
+        self.ended(entry, ending)
+
+    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
+        """What is to be written for the end.
+
+        Raises:
+            XaError: 541, and nothing has happened.
+        """
         event = EVENT[ending]
         record = entry.record
         if record is None:
             journal = replace(entry.journal(event, now, actor=actor), decided_at=now)
-            plan = await self._plan(entry, f"writing the end ({ending})")
+            plan = self._plan(entry)
             change = _both(plan.change, self._store.committing(plan.published, plan.consumed))
-            await self._write(entry, Note(journal=journal, change=change), f"writing the end ({ending})")
-        else:
-            completion = Complete(
-                id=record.id,
-                expect=record.state,
-                version=record.version,
-                journal=Line(event, now, actor),
-                change=self._change(record, event),
-            )
-            await self._write(entry, completion, f"writing the end ({ending})")
+            return Note(journal=journal, change=change)
+        return Complete(
+            id=record.id,
+            expect=record.state,
+            version=record.version,
+            journal=Line(event, now, actor),
+            change=self._change(record, event),
+        )
+
+    def ended(self, entry: Entry, ending: Ending) -> None:
+        """The end is durable."""
+        event = EVENT[ending]
         self._gone(entry, event)
         entry.record = None
         entry.ended = ENDED.get(event, {})
 
-    async def _plan(self, entry: Entry, what: str) -> Plan:
-        assert entry.work is not None, "a branch that is not logged holds its work in memory"
-        waiting = self._store.defined_for(entry.work)
+    def is_defined(self, entry: Entry) -> bool:
+        """Whether the log has all queues that the branch publishes to, as far as that matters to what comes next."""
+        return entry.record is not None or (entry.work is not None and self._store.defined_for(entry.work) is None)
+
+    async def _defined(self, entry: Entry, what: str) -> None:
+        waiting = None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
         if waiting is not None:
             try:
                 await waiting
             except LogError as error:
                 raise log_failed(error, what, entry.xid) from error
+
+    def _plan(self, entry: Entry) -> Plan:
+        assert entry.work is not None, "a branch that is not logged holds its work in memory"
         plan = entry.plan = self._store.plan(entry.vhost, entry.work)
         return plan
 

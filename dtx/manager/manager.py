@@ -20,6 +20,7 @@ from dtx.manager.durable import DTX, BrokerDurable, Durable, log_failed
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
+from dtx.manager.quick import Quick
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.work import Budget, HeldWork
 from dtx.telemetry import Metrics, get_logger
@@ -113,9 +114,11 @@ class TransactionManager:
         self._local = store if isinstance(store, LocalStore) else None
         self._broker: BrokerStore | None = None
         self._durable: Durable
+        self._quick: Quick | None = None
         effects: BrokerEffects | None = None
         if isinstance(store, LocalStore):
-            self._durable = LocalDurable(log, store)
+            self._durable = local = LocalDurable(log, store)
+            self._quick = Quick(log, local, self._through)
         else:
             self._broker = store
             self._durable = durable = BrokerDurable(log, store)
@@ -182,9 +185,10 @@ class TransactionManager:
             Whether all of them finished within *seconds*.
         """
         self.draining = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        return not self._tasks
+        writes = self._quick.writes if self._quick is not None else set()
+        if self._tasks or writes:
+            await asyncio.wait({*self._tasks, *writes}, timeout=seconds)
+        return not self._tasks and not writes
 
     async def close(self) -> None:
         """Stop the timers and whatever still runs."""
@@ -192,6 +196,8 @@ class TransactionManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for write in self._quick.writes if self._quick is not None else ():
+            write.cancel()  # it goes on, and nobody hears of it
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work* on behalf of the manager: it outlives the connection that asked for it."""
@@ -331,6 +337,23 @@ class TransactionManager:
             if entry.branch.state in _TAKING:
                 await self._look_into(entry, reply)
             await self._run(entry, Request(operation=operation, vote=entry.vote), reply, who.user)
+
+    def request_at_once(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> bool:
+        """As :meth:`request`, for what needs no task: see :class:`~dtx.manager.quick.Quick`.
+
+        Returns:
+            Whether it is under way; otherwise nothing has happened.
+        """
+        entry = self._branches.get((who.vhost, xid))
+        if self._quick is None or entry is None or entry.busy or entry.doubt or not self.may_control(entry, who.user):
+            return False
+        if entry.record is None:
+            entry.one_phase = operation is Operation.ONE_PHASE
+        return self._quick.begin(entry, operation, reply, who.user)
+
+    def _through(self, entry: Entry) -> None:
+        self._done(entry)
+        self._happen(entry)
 
     async def _look_into(self, entry: Entry, reply: Reply) -> None:
         try:

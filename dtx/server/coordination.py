@@ -97,7 +97,8 @@ class Coordination:
                 said = answer.wire_name
             self._metrics.operation_done(operation.value, said, time.monotonic() - started)
 
-        self._manager.spawn(self._ask(xid, operation, who, reply))
+        if not self._manager.request_at_once(who, xid, operation, reply):
+            self._manager.spawn(self._ask(xid, operation, who, reply))
 
     async def _ask(self, xid: Xid, operation: Operation, who: Who, reply: Callable[[XaFlag | XaError], None]) -> None:
         try:

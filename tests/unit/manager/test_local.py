@@ -1,5 +1,6 @@
 """Branches whose messages live in the log's own database: done or not done, whatever fails."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +97,8 @@ class Channel:
 class Stand:
     """A manager, its store and its log, with one branch that published and consumed."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: MemoryDatabase, *, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.ledger = Ledger()
         self.log = MemoryLog("rm", database)
         self.manager = TransactionManager(self.log, self.ledger, Limits(), Metrics())
@@ -119,12 +121,13 @@ class Stand:
         self.manager.demarcate(WHO, XID, Operation.END, 1)
 
     async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
-        answers: list[XaFlag | XaError] = []
+        answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
         try:
-            await self.manager.request(WHO, XID, operation, answers.append)
+            if not (self.at_once and self.manager.request_at_once(WHO, XID, operation, answered.set_result)):
+                await self.manager.request(WHO, XID, operation, answered.set_result)
         except XaError as error:
-            answers.append(error)
-        answer = answers[0]
+            answered.set_result(error)
+        answer = await answered
         return answer.code if isinstance(answer, XaError) else answer
 
     @property
@@ -133,9 +136,10 @@ class Stand:
         return set(self.log.database.messages.messages)
 
 
-@pytest.fixture
-async def stand() -> AsyncIterator[Stand]:
-    stand = Stand(MemoryDatabase())
+@pytest.fixture(params=[False, True], ids=["task", "at-once"])
+async def stand(request: pytest.FixtureRequest) -> AsyncIterator[Stand]:
+    """Requests that one write stands before take no task, and end as those that do."""
+    stand = Stand(MemoryDatabase(), at_once=request.param)
     await stand.start()
     stand.work()
     yield stand
@@ -232,6 +236,56 @@ async def test_a_branch_of_a_dead_dtx_is_completed_by_the_next(stand: Stand, ope
         assert following.stored == ({PUBLISHED} if operation is Operation.COMMIT else set())
     finally:
         await following.manager.close()
+
+
+@pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
+async def test_a_request_behind_one_write_is_begun_at_once_and_waited_for(stand: Stand, operation: Operation) -> None:
+    """Nobody is answered before the write is durable, and a service that stops waits for it."""
+    stand.log.running.clear()
+    answers: list[XaFlag | XaError] = []
+    assert stand.manager.request_at_once(WHO, XID, operation, answers.append)
+    assert not stand.manager.request_at_once(WHO, XID, operation, answers.append), "one at a time"
+    assert not await stand.manager.drain(0.01)
+    assert (answers, stand.ledger.seen) == ([], set())
+    stand.log.running.set()
+    assert await stand.manager.drain(30)
+    assert answers == [XaFlag.OK]
+    assert stand.ledger.seen == (stand.stored if operation is Operation.ONE_PHASE else set())
+
+
+async def test_a_request_that_came_second_is_answered_as_the_first(stand: Stand) -> None:
+    """As the table says, "a repeated commit waits for the first": it takes the long way for that."""
+    await stand.ask(Operation.PREPARE)
+    answers: list[XaFlag | XaError] = []
+    assert stand.manager.request_at_once(WHO, XID, Operation.COMMIT, answers.append)
+    await stand.manager.request(WHO, XID, Operation.COMMIT, answers.append)
+    assert answers == [XaFlag.OK, XaFlag.OK]
+    assert len(stand.log.written) == 2
+
+
+async def test_what_is_refused_is_not_begun_at_once(stand: Stand) -> None:
+    answers: list[XaFlag | XaError] = []
+    for who, operation in ((WHO, Operation.COMMIT), (Who("other", "/"), Operation.PREPARE), (WHO, Operation.FORGET)):
+        assert not stand.manager.request_at_once(who, XID, operation, answers.append)
+    assert not stand.manager.request_at_once(WHO, Xid(1, b"another"), Operation.PREPARE, answers.append)
+    assert (answers, stand.log.written) == ([], [])
+    assert await stand.ask(Operation.PREPARE) is XaFlag.OK
+
+
+async def test_a_reply_that_fails_leaves_the_branch_usable(stand: Stand) -> None:
+    """An error of dtx's own behind the write hangs nobody."""
+    answers: list[XaFlag | XaError] = []
+
+    def reply(answer: XaFlag | XaError) -> None:
+        answers.append(answer)
+        if len(answers) == 1:
+            raise ValueError("as the test wants it")
+
+    assert stand.manager.request_at_once(WHO, XID, Operation.PREPARE, reply)
+    assert await stand.manager.drain(30)
+    assert answers[0] is XaFlag.OK
+    assert isinstance(answers[1], XaError)
+    assert await stand.ask(Operation.COMMIT) is XaFlag.OK
 
 
 async def test_a_branch_that_did_not_vote_is_given_back(stand: Stand) -> None:

@@ -1,0 +1,130 @@
+"""The short way of a request: one write stands between it and its answer, and nothing else has to be waited for.
+
+Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is. Such a request
+takes no task: its effects are the same, in the same order, and the rest of them runs when the log says that the write
+is durable, or not. What is not that simple is not begun here.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import Insert, LogWrite
+from dtx.manager.effects import Reply
+from dtx.manager.entry import Entry
+from dtx.manager.local import LocalDurable
+from dtx.telemetry import get_logger
+from dtx.xa.branch import Branch, step
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Answer, Complete, Ending, Operation, Persist, Request, State
+
+_log = get_logger(part="manager")
+
+
+class Quick:
+    """Runs such requests.
+
+    Args:
+        log: the transaction log.
+        durable: says what is to be written, and hears of it.
+        done: the operation on a branch is through.
+    """
+
+    def __init__(self, log: TransactionLog, durable: LocalDurable, done: Callable[[Entry], None]) -> None:
+        self._log = log
+        self._durable = durable
+        self._done = done
+        self._clock = time.monotonic
+        self.writes: set[asyncio.Future[None]] = set()
+        """What is under way."""
+
+    def begin(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
+        """Begin a request, unless it has to wait for something else than one write.
+
+        Args:
+            entry: nothing runs on it, and nothing about it is in doubt.
+            operation: what is asked.
+            reply: gets the answer, after this returned.
+            actor: who asks.
+
+        Returns:
+            Whether it is under way; otherwise nothing has happened.
+        """
+        try:
+            branch, effects = step(entry.branch, Request(operation=operation, vote=entry.vote), self._clock())
+            if len(effects) != 2 or self._log.congested or not self._durable.is_defined(entry):
+                return False
+            write, answer = effects
+            if not isinstance(answer, Answer):
+                return False
+            ending: Ending | None = None
+            record: LogWrite
+            if isinstance(write, Persist):
+                record = self._durable.voting(entry, time.time(), actor)
+            elif isinstance(write, Complete):
+                ending = write.ending
+                record = self._durable.ending(entry, ending, time.time(), actor)
+            else:
+                return False
+        except XaError:
+            return False  # the long way says so
+        entry.busy = True
+        future = self._log.submit(record)
+        self.writes.add(future)
+        future.add_done_callback(_Rest(self, entry, branch, record, ending, answer.flag, reply))
+        return True
+
+    def finish(self, rest: "_Rest", future: "asyncio.Future[None]") -> None:
+        """The write is durable, or may not be: the effects behind it."""
+        self.writes.discard(future)
+        entry, record, ending = rest.entry, rest.record, rest.ending
+        if future.cancelled():
+            return  # the manager has closed: nobody waits
+        try:
+            error = future.exception()
+            if isinstance(error, LogError):
+                what = f"writing {State.PREPARED}" if ending is None else f"writing the end ({ending})"
+                rest.reply(self._durable.failed(entry, record, what, error))
+            elif error is not None:
+                raise error
+            else:
+                if ending is not None:
+                    self._durable.ended(entry, ending)
+                    entry.over = True
+                elif isinstance(record, Insert):
+                    self._durable.voted(entry, record)
+                entry.branch = rest.branch
+                rest.reply(rest.flag)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("request failed", xid=entry.xid, vhost=entry.vhost)
+            rest.reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+        finally:
+            self._done(entry)
+
+
+class _Rest:
+    """What is left of a request when its write is under way."""
+
+    __slots__ = ("branch", "ending", "entry", "flag", "quick", "record", "reply")
+
+    def __init__(
+        self,
+        quick: Quick,
+        entry: Entry,
+        branch: Branch,
+        record: LogWrite,
+        ending: Ending | None,
+        flag: XaFlag,
+        reply: Reply,
+    ) -> None:
+        self.quick = quick
+        self.entry = entry
+        self.branch = branch
+        self.record = record
+        self.ending = ending
+        self.flag = flag
+        self.reply = reply
+
+    def __call__(self, future: "asyncio.Future[None]") -> None:
+        self.quick.finish(self, future)
