@@ -10,12 +10,14 @@ DATA_DIR ?= $(if $(filter 0,$(shell id -u)),/var/lib/dtx,$(CURDIR)/.dtx-data)
 ARGS ?=
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
+# seconds for which `make soak` kills
+SOAK ?= 600
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test check format bench
+.PHONY: help install run demo test soak check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +50,9 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: install ## kill dtx and PostgreSQL again and again under load, ten minutes (make soak SOAK=3600)
+	@DTX_SOAK_SECONDS=$(SOAK) $(BIN)/python -m pytest -rP tests/crash/test_standalone_soak.py $(ARGS)
 
 check: install ## lint, format, types, import contracts
 	$(BIN)/ruff check
