@@ -12,6 +12,7 @@ from tests.support.dialogue import Dialogue, connected
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
+from tests.support.standalone import Client, OpenClient
 
 OpenLog = Callable[..., Coroutine[Any, Any, MessageLog]]
 
@@ -37,6 +38,28 @@ async def open_log(request: pytest.FixtureRequest) -> AsyncIterator[OpenLog]:
 @pytest.fixture
 async def log(open_log: OpenLog) -> MessageLog:
     return await open_log()
+
+
+@pytest.fixture
+async def open_client(open_log: OpenLog) -> AsyncIterator[OpenClient]:
+    """Opens stores one after the other on one database: each call is a restart."""
+    opened: list[Client] = []
+
+    async def make(**options: Any) -> Client:
+        if opened:
+            await opened[-1].close()
+            await opened[-1].log.close()
+        client = await Client(await open_log(), **options).open()
+        opened.append(client)
+        return client
+
+    yield make
+    await opened[-1].close()
+
+
+@pytest.fixture
+async def client(open_client: OpenClient) -> Client:
+    return await open_client()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The message store of standalone mode on both kinds of log: what is written is shown, what is shown is written."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -9,52 +7,7 @@ import pytest
 from dtx.log.changes import Slot
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property, build
-from tests.contract.conftest import OpenLog
-from tests.support.standalone import PERSISTENT, TRANSIENT, Client
-
-OpenClient = Callable[..., Coroutine[Any, Any, Client]]
-
-
-@pytest.fixture
-async def open_client(open_log: OpenLog) -> AsyncIterator[OpenClient]:
-    """Opens stores one after the other on one database: each call is a restart."""
-    opened: list[Client] = []
-
-    async def make(**options: Any) -> Client:
-        if opened:
-            await opened[-1].close()
-            await opened[-1].log.close()
-        client = await Client(await open_log(), **options).open()
-        opened.append(client)
-        return client
-
-    yield make
-    await opened[-1].close()
-
-
-@pytest.fixture
-async def client(open_client: OpenClient) -> Client:
-    return await open_client()
-
-
-async def rows(client: Client, queue: int) -> int:
-    (contents,) = [found async for found in client.log.load_queues([queue])]
-    return len(contents.positions)
-
-
-async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    async with asyncio.timeout(30):
-        while not await condition():
-            await asyncio.sleep(0.01)
-
-
-async def gone(client: Client, queue: int, left: int = 0) -> None:
-    """Return when so many rows are left."""
-
-    async def few() -> bool:
-        return await rows(client, queue) == left
-
-    await until(few)
+from tests.support.standalone import PERSISTENT, TRANSIENT, Client, OpenClient, gone, rows, until
 
 
 async def test_a_message_is_seen_when_it_is_durable_and_leaves_when_it_is_acknowledged(client: Client) -> None:

@@ -1,7 +1,7 @@
 """A message store on a log, used as connections use it, without any connection."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from dtx.log.api import LogError, MessageLog
@@ -182,4 +182,26 @@ class Client:
         await self.store.close()
 
 
-OpenClient = Callable[..., Any]
+OpenClient = Callable[..., Coroutine[Any, Any, Client]]
+
+
+async def rows(client: Client, queue: int) -> int:
+    """How many messages of a queue the log has."""
+    (contents,) = [found async for found in client.log.load_queues([queue])]
+    return len(contents.positions)
+
+
+async def until(condition: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Return when *condition* holds."""
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def gone(client: Client, queue: int, left: int = 0) -> None:
+    """Return when so many rows are left."""
+
+    async def few() -> bool:
+        return await rows(client, queue) == left
+
+    await until(few)

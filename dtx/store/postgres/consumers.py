@@ -5,6 +5,7 @@ A consumer that can take nothing (no credit, a slow socket) leaves the round; it
 """
 
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -49,6 +50,20 @@ class Delivery:
     def slot(self) -> Slot:
         """Where the message is stored."""
         return Slot(self.queue.id, self.position)
+
+
+def all_in(state: DeliveryState, deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """*deliveries*, each once; all of them are in *state*, or (ValueError) nothing happens to any."""
+    each = list(dict.fromkeys(deliveries))
+    for delivery in each:
+        if delivery.state is not state:
+            raise wrong_state(delivery)
+    return each
+
+
+def wrong_state(delivery: Delivery) -> ValueError:
+    """*delivery* is not in the state that it must be in."""
+    return ValueError(f"delivery {delivery.position} of {delivery.queue.name} is {delivery.state.value}")
 
 
 class Sink(Protocol):

@@ -136,9 +136,13 @@ class DeadLetters:
                 log.warning("dead letters could not be moved, trying again", queue=spec.where, error=str(error))
                 if isinstance(error, LogConflict):  # pragma: no cover - slots are new
                     await asyncio.sleep(_RETRY_SECONDS)
-                if await self._recorder.existing(drops):
+                there = await self._recorder.existing([*drops, *(put.slot for _, put in moved)])
+                if not there.isdisjoint(drops):
                     self._withdraw(moved)
                     continue
+                # Neither here nor there: somebody has deleted the queue meanwhile.
+                self._withdraw([pair for pair in moved if pair[1].slot not in there])
+                moved = [pair for pair in moved if pair[1].slot in there]
             self._show(moved)
             return
 

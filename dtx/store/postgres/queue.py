@@ -20,7 +20,7 @@ from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.bodies import FETCH_MESSAGES, Bodies
 from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round
+from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round, all_in, wrong_state
 from dtx.store.postgres.copies import visible
 from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.host import Getter, Host, Letter
@@ -130,6 +130,8 @@ class QueueIndex:
         self.delivered = max(self.delivered, delivered)
         self._limits.restore(expiries or {}, octets or {})
         self._detailed |= bool(expiries)
+        if self._limits.drops and self._limits.over(self.ready):  # that they left was not written any more
+            self._overflow(self._used_at)
         if self.ready:
             self._schedule()
 
@@ -378,7 +380,7 @@ class QueueIndex:
             ValueError: it is not unacknowledged.
         """
         if delivery.state is not DeliveryState.UNACKED:
-            raise _wrong(delivery)
+            raise wrong_state(delivery)
         delivery.state = DeliveryState.HELD
         self._held[delivery.position] = delivery
 
@@ -407,6 +409,7 @@ class QueueIndex:
             KeyError: one of them is not held.
         """
         self._give_back(self._let_go(positions), DeliveryState.HELD, now)
+        self._used_at = now
 
     def _let_go(self, positions: Iterable[int]) -> list[Delivery]:
         """These are held no more: all of them, or (KeyError) none."""
@@ -422,7 +425,7 @@ class QueueIndex:
             ValueError: one of them is not unacknowledged.
         """
         letters: list[Letter] = []
-        for delivery in _all_in(DeliveryState.UNACKED, deliveries):
+        for delivery in all_in(DeliveryState.UNACKED, deliveries):
             self._settle(delivery, DeliveryState.UNACKED)
             self._forget(delivery.position)
             letters.append((delivery.position, None))
@@ -431,7 +434,7 @@ class QueueIndex:
 
     def _settle(self, delivery: Delivery, expected: DeliveryState) -> None:
         if delivery.state is not expected:
-            raise _wrong(delivery)
+            raise wrong_state(delivery)
         delivery.state = DeliveryState.SETTLED
         self.unacked -= 1
         if delivery.consumer is not None:
@@ -439,7 +442,7 @@ class QueueIndex:
 
     def _give_back(self, deliveries: Iterable[Delivery], expected: DeliveryState, now: float) -> None:
         # From the last on, so that each is the least of all that is ready: the cheap case.
-        for delivery in sorted(_all_in(expected, deliveries), key=lambda delivery: -delivery.position):
+        for delivery in sorted(all_in(expected, deliveries), key=lambda delivery: -delivery.position):
             position = delivery.position
             self._settle(delivery, expected)
             if self.closed:
@@ -566,9 +569,12 @@ class QueueIndex:
         self._used_at = now
 
     def unused_until(self) -> float | None:
-        """When the queue goes unless somebody uses it (x-expires); ``None`` while it has consumers, or never."""
+        """When the queue goes unless somebody uses it (x-expires); ``None`` while somebody does, or never.
+
+        It is used by consumers, and by branches that hold messages of it: those may have to come back.
+        """
         expires = self.arguments.expires
-        return None if expires is None or self._round else self._used_at + expires / 1000
+        return None if expires is None or self._round or self._held else self._used_at + expires / 1000
 
     def close(self) -> list[Consumer]:
         """The queue is deleted. Its rows are the caller's; what was handed out may still be settled, to no effect.
@@ -586,16 +592,3 @@ class QueueIndex:
         self.purge()
         self._bodies.close()
         return consumers
-
-
-def _all_in(state: DeliveryState, deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """*deliveries*, each once; all of them are in *state*, or (ValueError) nothing happens to any."""
-    each = list(dict.fromkeys(deliveries))
-    for delivery in each:
-        if delivery.state is not state:
-            raise _wrong(delivery)
-    return each
-
-
-def _wrong(delivery: Delivery) -> ValueError:
-    return ValueError(f"delivery {delivery.position} of {delivery.queue.name} is {delivery.state.value}")
