@@ -30,6 +30,11 @@ class Backlog:
         self._frames.extendleft(reversed(earlier._frames))  # noqa: SLF001 - of its own class
         self.size += earlier.size
 
+    @property
+    def first(self) -> int:
+        """What the first frame is; there must be one."""
+        return self._frames[0][0]
+
     def next(self) -> tuple[int, bytes]:
         """Take the first frame: what it is (class << 16 | method, or the kind of content), and all of it."""
         key, frame = self._frames.popleft()

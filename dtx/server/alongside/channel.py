@@ -4,14 +4,14 @@ Its frames are passed on unseen; what a proxy must know of them (open, close, mo
 broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
 """
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dtx.server.alongside import queries
 from dtx.server.alongside.order import Fence
 from dtx.server.alongside.unsettled import ANSWERS, Tally
+from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.telemetry import get_logger
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
 
 _log = get_logger(part="channel")
-_MAX_BACKLOG: Final = 1 << 20
 """Octets of frames that wait behind a running call of their channel; beyond it the client is not read from."""
 
 
@@ -114,8 +113,7 @@ class Channel:
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
         self._busy = False
-        self._backlog: deque[tuple[int, bytes]] = deque()
-        self._backlog_size = 0
+        self._backlog = Backlog()
         if reserved and self.upstream_number != number:
             session.upstream.handlers[self.upstream_number] = self
 
@@ -142,21 +140,36 @@ class Channel:
         """Whether frames of the client wait behind a call."""
         return bool(self._backlog)
 
+    def takes(self, key: int) -> bool:
+        """Whether a frame from the client has its turn: no call is running, or the client waits no longer for one.
+
+        What it asked for goes on when it closes the channel; what it sent behind that would have to come first.
+        """
+        closes = key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog
+        return closes or not self._busy
+
+    def wait(self, backlog: Backlog) -> None:
+        """Frames for which it is not the turn yet; behind those that wait here already."""
+        backlog.put_before(self._backlog)
+        self._backlog = backlog
+        self._hold_if_much_waits()
+
+    def _hold_if_much_waits(self) -> None:
+        if self._backlog.size > MAX_BACKLOG:
+            self.session.hold_client(self)
+
     def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame from the client that does not pass unseen.
 
         Raises:
             WireError: the connection cannot go on.
         """
-        if self._busy and key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog:
-            # The client waits no longer; what it asked for goes on. What it sent behind that would come first.
-            self.close(buffer[start + 7 : end - 1])
+        if not self.takes(key):
+            self._backlog.add(key, buffer[start:end])
+            self._hold_if_much_waits()
             return
         if self._busy:
-            self._backlog.append((key, buffer[start:end]))
-            self._backlog_size += end - start
-            if self._backlog_size > _MAX_BACKLOG:
-                self.session.hold_client(self)
+            self.close(buffer[start + 7 : end - 1])
             return
         if self.phase is not Phase.OPEN:
             self._late(key, buffer, start, end)
@@ -423,8 +436,7 @@ class Channel:
             else:
                 self.session.to_client(frame)
         successor = self.session.channels.get(self.number, self)
-        backlog, self._backlog = self._backlog, deque()
-        self._backlog_size = 0
+        backlog, self._backlog = self._backlog, Backlog()
         self.session.release_client(self)
         self.session.replay(successor, backlog)
 

@@ -167,7 +167,7 @@ class SelectedChannel(Channel):
         """Do first what was sent first: *frame* and what follows it wait."""
         self.commands -= queries.is_command(key)  # it is counted again when it has its turn
         self._begin(fence.wait(), key)
-        self._backlog.append((key, frame))
+        self._backlog.add(key, frame)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame of T on to the client."""
@@ -213,7 +213,7 @@ class SelectedChannel(Channel):
             elif not self.published.passed:
                 self._end_capture()
                 self._wait_for(self.published, keys.BASIC_PUBLISH, method_frame(self.number, method))
-                self._backlog.append((key, header))
+                self._backlog.add(key, header)
                 return
         if self._capture is not None:
             self._captured(self._capture, key, buffer[start + 7 : end - 1])

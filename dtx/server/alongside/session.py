@@ -6,7 +6,7 @@ frames of channels that did not select dtx are passed on as slices of what was r
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from itertools import count
 from typing import Final
@@ -20,6 +20,7 @@ from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
 from dtx.server.alongside.unsettled import Unsettled
+from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
@@ -145,7 +146,7 @@ class Session:
             self._finish()
             return
         if self._client is None:
-            self.upstream.abort("the client left during the handshake")
+            self.upstream.end("the client left during the handshake")
         self.upstream.write(self._header)
 
     def _too_slow(self) -> None:
@@ -333,11 +334,15 @@ class Session:
         if channel.tally is not None:
             self.unsettled.drop(channel.number, channel.upstream_number, channel.tally)
 
-    def replay(self, channel: Channel, backlog: Iterable[tuple[int, bytes]]) -> None:
-        """Frames that waited behind a call of their channel."""
+    def replay(self, channel: Channel, backlog: Backlog) -> None:
+        """Frames that waited behind a call of their channel, until one makes those behind it wait again."""
         try:
-            for key, frame in backlog:
+            while backlog:
                 current = self.channels.get(channel.number)
+                if current is not None and not current.takes(backlog.first):
+                    current.wait(backlog)
+                    break
+                key, frame = backlog.next()
                 if current is not None:
                     current.client_frame(key, frame, 0, len(frame))
                 elif key == keys.CHANNEL_OPEN:
@@ -534,7 +539,8 @@ class Session:
                 self._timer.cancel()
             self.upstream.resume_reading()
             if opening:
-                self.upstream.abort("the client left during the handshake")
+                _log.debug("the client left during the handshake", connection=self.id)
+                self.upstream.end("the client left during the handshake")
             self._let_channels_go()
             self._end_if_done()
 

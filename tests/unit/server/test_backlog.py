@@ -9,6 +9,7 @@ def test_frames_come_out_in_their_order_and_the_size_is_theirs() -> None:
     backlog.add(1, b"one")
     backlog.add(2, b"three")
     assert (bool(backlog), backlog.size) == (True, 8)
+    assert backlog.first == 1
     assert backlog.next() == (1, b"one")
     assert backlog.size == 5
     assert backlog.next() == (2, b"three")
