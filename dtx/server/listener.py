@@ -11,6 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
 from dtx.server.front import ClientSession
+from dtx.server.tls import TlsServer
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol, protocol_header
@@ -48,9 +49,10 @@ class ClientConnection(asyncio.Protocol):
         if not self._listener.admit(self):
             self._transport.abort()
             return
-        self._timer = asyncio.get_running_loop().call_later(self._listener.header_timeout, self._no_header)
+        self._timer = asyncio.get_running_loop().call_later(self._listener.header_timeout, self.abort_unless_begun)
 
-    def _no_header(self) -> None:
+    def abort_unless_begun(self) -> None:
+        """Close at once when no protocol header has come."""
         if self._session is None and self._transport is not None:
             self._transport.abort()
 
@@ -155,8 +157,8 @@ class Listener:
     """Accepts clients.
 
     Args:
-        max_connections: sockets at the same time; more are closed at once.
-        header_timeout: seconds.
+        max_connections: sockets at the same time, those within a TLS handshake included; more are closed at once.
+        header_timeout: seconds; the same for a TLS handshake.
         metrics: numbers.
     """
 
@@ -168,6 +170,7 @@ class Listener:
         self._metrics = metrics
         self._connections: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
+        self._tls_servers: list[TlsServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._full = False
 
@@ -180,27 +183,38 @@ class Listener:
         Raises:
             OSError: it is taken, or not ours.
         """
-        server = await asyncio.get_running_loop().create_server(
-            lambda: ClientConnection(self),
-            host,
-            port,
-            ssl=tls,
-            backlog=_BACKLOG,
-            ssl_handshake_timeout=None if tls is None else self.header_timeout,
-            start_serving=False,
-        )
-        self._servers.append(server)
+        server: asyncio.Server | TlsServer
+        if tls is None:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(self), host, port, backlog=_BACKLOG, start_serving=False
+            )
+            self._servers.append(server)
+        else:
+            server = TlsServer(tls, self.header_timeout, self._admit_tls, self._dismiss_tls)
+            self._tls_servers.append(server)
+            await server.bind(host, port)
         name = server.sockets[0].getsockname()
         return name[0], name[1]
+
+    def _admit_tls(self) -> ClientConnection | None:
+        connection = ClientConnection(self)
+        return connection if self.admit(connection) else None
+
+    def _dismiss_tls(self, protocol: asyncio.Protocol) -> None:
+        self.dismiss(cast("ClientConnection", protocol))
 
     async def accept(self, new_session: NewSession) -> None:
         """Accept clients on all addresses; *new_session* makes their sessions."""
         self._new_session = new_session
         for server in self._servers:
             await server.start_serving()
+        for tls_server in self._tls_servers:
+            tls_server.start_serving(_BACKLOG)
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Whether there is room for one more."""
+        """Whether there is room for one more, or it has been admitted already."""
+        if connection in self._connections:
+            return True
         if len(self._connections) >= self._max_connections:
             if not self._full:
                 self._full = True
@@ -241,9 +255,13 @@ class Listener:
         """No new sockets."""
         for server in self._servers:
             server.close()
+        for tls_server in self._tls_servers:
+            tls_server.close()
 
     async def close(self, frame: bytes, seconds: float) -> None:
         """Say goodbye to every client with *frame* and wait for the end of the sessions."""
+        for connection in list(self._connections):
+            connection.abort_unless_begun()
         for session in list(self.sessions):
             session.stop(frame)
         if self._tasks:

@@ -1,6 +1,7 @@
 """Ends: of the broker under its clients, and of dtx by a signal."""
 
 import contextlib
+import json
 import signal
 import socket
 import time
@@ -227,3 +228,15 @@ def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
         service.start()
         wait_until(lambda: rabbitmq.count(queue) == 1, what="the commit")
     assert bodies(rabbitmq, queue) == [b"committed"]
+
+
+def test_a_client_that_leaves_during_the_handshake_is_no_news(dtx_service: ServiceFactory) -> None:
+    """Port scans, health checks and impatient clients: nobody wants to read of each."""
+    service = dtx_service("--log-level", "debug")
+    with Peer(service.url()) as peer:
+        peer.begin()
+    quiet = "the client left during the handshake"
+    wait_until(lambda: quiet in service.log_path.read_text(), what="the end of the client")
+    lines = [json.loads(line) for line in service.log_path.read_text().splitlines() if line.startswith("{")]
+    assert [line["level"] for line in lines if quiet in line.values()] == ["debug"]
+    assert not [line for line in lines if "aborted" in line["event"]]

@@ -14,7 +14,8 @@ from dtx.client import XAResource
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
-from tests.support.peer import Peer, message
+from tests.support.peer import HEADER_0_9_1, Peer, message
+from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
@@ -76,6 +77,70 @@ def test_a_client_that_never_shakes_hands_is_closed(dtx_service: ServiceFactory,
         begun = time.monotonic()
         peer.drain()
         assert time.monotonic() - begun < 10
+
+
+def test_a_socket_counts_before_its_handshake_is_over(dtx_service: ServiceFactory, certificates: Path) -> None:
+    """Whoever opens sockets and says nothing gets no more of them than others."""
+    service = dtx_service(*server_flags(certificates), "--max-connections", "2", "--header-timeout", "600")
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    with Peer(service.url()) as silent, Peer(service.url()) as stammering:
+        stammering.send(b"\x16\x03\x01\x02\x00")  # the beginning of a ClientHello
+        with Peer(service.url()) as third:
+            assert third.drain() == b""
+
+        def let_in() -> bool:
+            try:
+                with Peer(service.url(), tls=context) as peer:
+                    peer.log_in()
+                    peer.close()
+            except OSError:
+                return False
+            return True
+
+        assert not let_in()
+        silent.socket.close()
+        wait_until(let_in, seconds=30, what="room for one more")
+        assert service.stop() == 0  # nor is the end waited for, of a handshake that has no end
+
+
+def test_a_handshake_that_fails_makes_room_for_others(dtx_service: ServiceFactory, certificates: Path) -> None:
+    """It is over, and counts no more."""
+    service = dtx_service(*server_flags(certificates), "--max-connections", "1", "--header-timeout", "600")
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    for _ in range(3):
+        with Peer(service.url()) as wrong:
+            wrong.send(b"GET / HTTP/1.1\r\n\r\n")
+            wrong.drain()
+    with Peer(service.url(), tls=context) as peer:
+        peer.log_in()
+
+
+def test_what_comes_in_one_piece_with_the_end_of_the_handshake_is_read(
+    dtx_service: ServiceFactory, certificates: Path
+) -> None:
+    """TLS 1.3 lets a client speak at once; the answer is encrypted like all others."""
+    service = dtx_service(*server_flags(certificates))
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    for _ in range(5):
+        with Peer(service.url()) as peer:
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            session = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+            while True:
+                try:
+                    session.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    peer.send(outgoing.read())
+                    incoming.write(peer.socket.recv(65536))
+            session.write(HEADER_0_9_1)
+            peer.send(outgoing.read())
+            answer = b""
+            while len(answer) < 7:
+                try:
+                    answer += session.read()
+                except ssl.SSLWantReadError:
+                    incoming.write(peer.socket.recv(65536))
+            assert answer[:3] == b"\x01\x00\x00"  # a method on channel 0
 
 
 def test_client_certificates_are_demanded(dtx_service: ServiceFactory, certificates: Path) -> None:
