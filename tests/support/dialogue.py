@@ -1,5 +1,6 @@
 """A client of a broker through pika, for dialogues that RabbitMQ and dtx must answer alike."""
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, NackError, UnroutableError
 
 PATIENCE: Final = 60.0
 """Seconds for something to happen: a test that waits longer has failed."""
@@ -50,8 +51,9 @@ class Dialogue:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.connection.is_open:
-            self.connection.close()
+        with contextlib.suppress(AMQPConnectionError):  # the broker may have been killed
+            if self.connection.is_open:
+                self.connection.close()
 
     def another(self) -> BlockingChannel:
         """One more channel."""

@@ -1,0 +1,89 @@
+"""Dead letters while dtx dies: each message is in its queue or in the other, never in both, never in neither."""
+
+from collections.abc import Callable, Iterator
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.support.dialogue import Dialogue, Got
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.service import DtxService
+
+MESSAGES = 2000
+"""Moved in some ten records."""
+
+
+@pytest.fixture
+def service(postgres: PostgresServer) -> Iterator[DtxService]:
+    database = postgres.create_database()
+    with DtxService(database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+def fill(service: DtxService, expiration: str | None) -> list[str]:
+    """Messages in the durable queue ``dying``, behind one that does not expire; dead letters go to ``dead``."""
+    found = ["stopper", *(str(number) for number in range(MESSAGES))]
+    with Dialogue(service.url()) as talk:
+        talk.channel.queue_declare("dead", durable=True)
+        table = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        talk.channel.queue_declare("dying", durable=True, arguments=table)
+        publisher = talk.another()
+        publisher.tx_select()
+        for body in found:
+            lasting = pika.BasicProperties(delivery_mode=2, expiration=None if body == "stopper" else expiration)
+            publisher.basic_publish("", "dying", body.encode(), lasting)
+        publisher.tx_commit()
+    return found
+
+
+def kill_in_the_middle(service: DtxService, talk: Dialogue) -> None:
+    """Kill dtx when some messages have been moved, and start it again."""
+    wait_until(lambda: talk.count("dead") > 0, what="a dead letter")
+    service.restart()
+
+
+def drained(channel: BlockingChannel, queue: str) -> list[tuple[str, int]]:
+    """Bodies, with the number of their deaths."""
+    found: list[tuple[str, int]] = []
+    while True:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return found
+        deaths = (properties.headers or {}).get("x-death", [])
+        found.append((body.decode(), sum(death["count"] for death in deaths)))
+
+
+def test_messages_that_expire_are_moved_once(service: DtxService) -> None:
+    bodies = fill(service, "1")
+    with Dialogue(service.url()) as talk:
+        talk.channel.basic_ack(talk.take("dying").method.delivery_tag)
+        kill_in_the_middle(service, talk)
+    with Dialogue(service.url()) as talk:
+        # It is back if it was acknowledged too late.
+        assert talk.drain("dying") in ([], ["stopper"])
+        wait_until(lambda: talk.count("dead") >= MESSAGES, what="all dead letters")
+        assert sorted(drained(talk.channel, "dead")) == sorted((body, 1) for body in bodies[1:])
+        assert talk.count("dying") == 0
+
+
+def test_messages_that_are_rejected_are_moved_or_come_back(
+    service: DtxService, left_out: Callable[[str], None]
+) -> None:
+    bodies = fill(service, None)
+    with Dialogue(service.url()) as talk:
+        found: list[Got] = []
+        talk.collect(found, "dying")
+        talk.until(lambda: len(found) == len(bodies), "all deliveries")
+        talk.channel.basic_nack(found[-1].method.delivery_tag, multiple=True, requeue=False)
+        kill_in_the_middle(service, talk)
+    with Dialogue(service.url()) as talk:
+        dead, back = drained(talk.channel, "dead"), drained(talk.channel, "dying")
+        if not back:
+            left_out("rejected messages of which some were not moved when dtx died")
+        assert {deaths for _, deaths in dead} == {1}
+        assert {deaths for _, deaths in back} <= {0}
+        # In their order: the first ones are moved, the others are where they were.
+        assert [body for body, _ in (*dead, *back)] == bodies
