@@ -51,6 +51,17 @@ Examples:
   dtx user grant alice --vhost shop --read '^(orders|invoices)$'
 """
 
+_TAGS = """\b
+administrator   everything in the console
+monitoring      look at the console
+impersonator    publish messages with the user-id of another user
+
+\b
+Examples:
+  dtx user tag relay impersonator
+  dtx user tag relay
+"""
+
 _name = click.argument("name")
 _vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
 _password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
@@ -141,12 +152,27 @@ def grant(
     return Exit.OK
 
 
+@user.command(cls=SettingsCommand, epilog=_TAGS)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@click.argument("tags", nargs=-1, type=click.Choice(TAGS))
+def tag(settings: Settings, name: str, tags: tuple[str, ...]) -> int:
+    """Give a user these tags and no others; without any, take all away."""
+    with editor(settings) as accounts:
+        accounts.set_tags(name, tags)
+    click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
+    return Exit.OK
+
+
 @user.command(cls=SettingsCommand)
 @with_settings(*DATABASE_SETTINGS)
 @_name
 @_vhost
 def revoke(settings: Settings, name: str, vhost: str) -> int:
-    """Take all permissions in a virtual host back: the user may not enter it any more."""
+    """Take all permissions in a virtual host back.
+
+    The user may not enter it any more; its connections there are closed within a few seconds.
+    """
     with editor(settings) as accounts:
         accounts.revoke(name, vhost)
     click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
@@ -157,7 +183,10 @@ def revoke(settings: Settings, name: str, vhost: str) -> int:
 @with_settings(*DATABASE_SETTINGS)
 @_name
 def rm(settings: Settings, name: str) -> int:
-    """Remove a user with all its permissions."""
+    """Remove a user with all its permissions.
+
+    Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
+    """
     with editor(settings) as accounts:
         owned = accounts.remove_user(name)
     click.echo(f"user {safe(name)} is removed")

@@ -59,7 +59,10 @@ def list_vhosts(settings: Settings, as_json: bool) -> int:
 @with_settings(*DATABASE_SETTINGS)
 @_name
 def rm(settings: Settings, name: str) -> int:
-    """Remove a virtual host that has neither branches in doubt nor durable queues and exchanges."""
+    """Remove a virtual host that nothing is kept in.
+
+    One that has branches in doubt, durable queues or durable exchanges stays.
+    """
     with editor(settings) as accounts:
         accounts.remove_vhost(name)
     click.echo(f"virtual host {safe(name)} is removed")

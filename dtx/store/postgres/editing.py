@@ -97,6 +97,12 @@ class AccountEditor:
             self._demand_user(connection, name)
             connection.execute(update(account).where(*self._is(account, name)).values(password_hash=hashed))
 
+    def set_tags(self, name: str, tags: Collection[str]) -> None:
+        """Give a user these tags and no others."""
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            connection.execute(update(account).where(*self._is(account, name)).values(tags=sorted(set(tags))))
+
     def remove_user(self, name: str) -> int:
         """Remove a user with all permissions.
 

@@ -115,6 +115,20 @@ def test_tags_are_given_when_the_user_is_made(dtx: Dtx) -> None:
     dtx("user", "add", "op2", "--tag", "king", "--password-stdin", stdin=b"x", code=2)
 
 
+def test_tags_are_changed_as_a_whole(dtx: Dtx) -> None:
+    def tags() -> list[str]:
+        found: list[str] = json.loads(dtx("user", "list", "--json").splitlines()[0])["tags"]
+        return found
+
+    assert dtx("user", "tag", "guest", "impersonator", "monitoring") == "tags of user guest: impersonator, monitoring\n"
+    assert tags() == ["impersonator", "monitoring"]
+    assert dtx("user", "tag", "guest") == "tags of user guest: none\n"
+    assert tags() == []
+    dtx("user", "tag", "guest", "king", code=2)
+    dtx("user", "tag", "nobody", "monitoring", code=1)
+    assert "there is no user 'nobody'" in dtx.err
+
+
 @pytest.mark.parametrize(
     ("typed", "password"),
     [(b"a b \r\n", b"a b "), (b"\xff\xfe\n", b"\xff\xfe"), (b"no end of line", b"no end of line")],
