@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -62,6 +63,11 @@ def free_port() -> int:
         port = probe.getsockname()[1]
     assert isinstance(port, int)
     return port
+
+
+def resident(pid: int) -> int:
+    """Memory of a process, octets."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: str = "the condition") -> None:

@@ -109,7 +109,7 @@ class Connection:
         self._opening = Opening(parts.limits)
         self._transport: ClientTransport | None = transport
         self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
-        self.outbox = Outbox(transport, self._wrote)
+        self.outbox = Outbox(transport, self._wrote, self._resume_consumers)
         self._splitter = FrameSplitter()
         self._greeted = False
         self._leaving = False
@@ -390,6 +390,9 @@ class Connection:
         """The client takes data again."""
         self.outbox.is_slow = False
         self.release(self)
+        self._resume_consumers()
+
+    def _resume_consumers(self) -> None:
         for channel in list(self.channels.values()):
             channel.consuming.resume()
 

@@ -87,7 +87,7 @@ class Consuming:
     @property
     def full(self) -> bool:
         """Nothing can be delivered at present."""
-        return self._outbox.is_slow or not self._active or len(self.unsettled) >= MAX_UNACKED
+        return not self._outbox.has_room or not self._active or len(self.unsettled) >= MAX_UNACKED
 
     def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
         """basic.deliver."""

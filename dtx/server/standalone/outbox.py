@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from dtx.server.front import ClientTransport
+from dtx.server.standalone.limits import MAX_UNSENT
 
 
 class Outbox:
@@ -12,23 +13,38 @@ class Outbox:
     Args:
         transport: its socket.
         wrote: called when something was written.
+        relieved: called when there is room again after somebody was told that there is none.
     """
 
-    __slots__ = ("_frames", "_loop", "_transport", "_wrote", "is_slow")
+    __slots__ = ("_frames", "_loop", "_octets", "_relieved", "_transport", "_turned_away", "_wrote", "is_slow")
 
-    def __init__(self, transport: ClientTransport, wrote: Callable[[], None]) -> None:
+    def __init__(self, transport: ClientTransport, wrote: Callable[[], None], relieved: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: ClientTransport | None = transport
         self._wrote = wrote
+        self._relieved = relieved
         self._frames: list[bytes] = []
+        self._octets = 0
+        self._turned_away = False
         self.is_slow = False
         """The socket takes no more for now."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether messages may be delivered: neither the socket nor what is joined in this turn has too much."""
+        if self.is_slow:
+            return False
+        if self._octets < MAX_UNSENT:
+            return True
+        self._turned_away = True
+        return False
 
     def send(self, data: bytes) -> None:
         """Send whole frames, at the end of this turn of the loop."""
         if not self._frames:
             self._loop.call_soon(self.flush)
         self._frames.append(data)
+        self._octets += len(data)
 
     def flush(self) -> None:
         """Write what waits."""
@@ -37,6 +53,11 @@ class Outbox:
             self._wrote()
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
         frames.clear()
+        self._octets = 0
+        if self._turned_away:
+            self._turned_away = False
+            if not self.is_slow:
+                self._relieved()
 
     @property
     def unsent(self) -> int:

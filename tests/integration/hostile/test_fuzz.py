@@ -27,9 +27,9 @@ from dtx.wire.amqp09.calls import (
 )
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.xa.xid import Xid
+from tests.support.broker import Broker
 from tests.support.client import bodies, new_xid
 from tests.support.peer import Peer, message
-from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "120"))
@@ -184,7 +184,7 @@ def healthy(service: DtxService) -> None:
 
 @pytest.mark.slow
 def test_mutated_streams_harm_nobody(
-    service: DtxService, through: BlockingConnection, queue: str, rabbitmq: RabbitNode
+    service: DtxService, through: BlockingConnection, queue: str, broker: Broker
 ) -> None:
     print(f"DTX_FUZZ_SEED={SEED}")
     rng = random.Random(SEED)
@@ -198,7 +198,7 @@ def test_mutated_streams_harm_nobody(
             bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
             assert service.running
             healthy(service)
-        assert bodies(rabbitmq, queue) == [b"%d" % number for number in range(STREAMS)]
+        assert bodies(broker, queue) == [b"%d" % number for number in range(STREAMS)]
     finally:
         bystander.queue_delete(fuzzed)
 

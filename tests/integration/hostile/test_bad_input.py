@@ -12,14 +12,14 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
-from tests.conftest import ServiceFactory
+from tests.integration.hostile.conftest import StartService
+from tests.support.broker import Broker
 from tests.support.client import connected
 from tests.support.peer import NO_PROPERTIES, Peer, logged_in, message
-from tests.support.processes import wait_until
-from tests.support.rabbitmq import RabbitNode
+from tests.support.processes import resident, wait_until
 from tests.support.service import DtxService
 
 SELECT = method_frame(1, DtxMethod.SELECT.to_bytes(4, "big"))
@@ -130,7 +130,7 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, rabbitmq: RabbitNode, name: str) -> None:
+def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Broker, name: str) -> None:
     """Classes 101 and 105 never reach the broker, which would close the connection."""
     payload, code = BAD_CALLS[name]
     with logged_in(service.url()) as peer:
@@ -154,12 +154,12 @@ def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(se
         peer.wait(keys.BASIC_GET_EMPTY)
 
 
-def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
+def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, broker: Broker) -> None:
     with logged_in(service.url()) as peer:
         for octet in message(1, queue.encode(), b"slowly"):
             peer.send(bytes((octet,)))
         peer.close()
-    assert rabbitmq.count(queue) == 1
+    assert broker.count(queue) == 1
 
 
 def test_half_a_frame_and_an_end(service: DtxService, bystander: None) -> None:
@@ -178,11 +178,6 @@ def test_a_reset_in_the_midst(service: DtxService, bystander: None) -> None:
 
 
 # -- many, slow and deaf clients
-
-
-def rss(service: DtxService) -> int:
-    """Resident memory of the service, octets."""
-    return int(Path(f"/proc/{service.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def ask_on(peer: Peer, call: bytes, seconds: float) -> int:
@@ -208,39 +203,38 @@ def ask_on(peer: Peer, call: bytes, seconds: float) -> int:
 def test_a_client_that_never_reads_its_answers_costs_no_memory(
     service: DtxService, bystander: None, call: bytes
 ) -> None:
-    before = rss(service)
+    before = resident(service.pid)
     with logged_in(service.url()) as peer:
         peer.send(SELECT)
         peer.wait(DtxMethod.SELECT_OK)
         ask_on(peer, call * 5000, 6)
-        assert rss(service) - before < 64 << 20
+        assert resident(service.pid) - before < 64 << 20
 
 
 def test_a_client_that_never_reads_its_messages_costs_no_memory(
-    service: DtxService, bystander: None, queue: str, rabbitmq: RabbitNode
+    service: DtxService, bystander: None, queue: str, broker: Broker
 ) -> None:
-    with rabbitmq.channel() as channel:
+    with broker.channel() as channel:
         for _ in range(100):
             channel.basic_publish("", queue, bytes(1 << 20))
-    before = rss(service)
+    before = resident(service.pid)
     with logged_in(service.url()) as peer:
         peer.say(1, requests.consume(queue.encode(), b"deaf"))
         time.sleep(2)  # time to take in what must not be taken in
-        assert rss(service) - before < 32 << 20
-    with rabbitmq.channel() as channel:
+        assert resident(service.pid) - before < 32 << 20
+    with broker.channel() as channel:
         wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 100, what="all back")
 
 
-def test_a_deaf_client_s_socket_is_not_kept_for_ever(
-    dtx_service: ServiceFactory, queue: str, rabbitmq: RabbitNode
-) -> None:
-    service = dtx_service("--max-connections", "1")
-    with rabbitmq.channel() as channel:
-        for _ in range(50):
-            channel.basic_publish("", queue, bytes(1 << 20))
+def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService) -> None:
+    service = start_service("--max-connections", "1")
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.consume(queue.encode(), b"deaf"), b"\x12\x34\x00\x0a")
-        wait_until(lambda: works(service.url()), seconds=30, what="room for another client")
+        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        queue = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
+        for _ in range(50):
+            peer.send(message(1, queue, bytes(1 << 20)))
+        peer.say(1, requests.consume(queue, b"deaf"), b"\x12\x34\x00\x0a")
+        wait_until(lambda: works(service.url()), seconds=60, what="room for another client")
 
 
 def works(url: str) -> bool:
@@ -261,7 +255,7 @@ def idle_sockets(service: DtxService, count: int) -> list[socket.socket]:
 
 
 def test_ten_thousand_connections_that_send_nothing(
-    dtx_service: ServiceFactory, left_out: Callable[[str], None]
+    start_service: StartService, left_out: Callable[[str], None]
 ) -> None:
     """Those within --max-connections are closed after --header-timeout, those beyond it at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -269,7 +263,7 @@ def test_ten_thousand_connections_that_send_nothing(
     count = min(10_000, hard - 500)
     if count < 10_000:
         left_out(f"only {count} of 10,000 silent connections: more open files are not allowed")
-    service = dtx_service("--max-connections", "500", "--header-timeout", "3")
+    service = start_service("--max-connections", "500", "--header-timeout", "3")
     with connected(service.url()) as connection:
         channel = connection.channel()
         sockets = idle_sockets(service, count)

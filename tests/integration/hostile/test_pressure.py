@@ -1,0 +1,120 @@
+"""More than PostgreSQL or a client can take, where dtx has the messages: it waits, and does not grow."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.frames import HEADER
+from tests.support.broker import Mode, only_standalone
+from tests.support.peer import Peer, logged_in, message
+from tests.support.postgres import PostgresServer
+from tests.support.processes import resident, wait_until
+from tests.support.service import DtxService
+
+pytestmark = only_standalone
+MEGABYTE = 1 << 20
+LIMIT = 96 * MEGABYTE
+"""Far above what the limits of one connection allow together, and far below what is offered here."""
+
+
+@pytest.fixture
+def own_service(mode: Mode, own_postgres: PostgresServer) -> Iterator[DtxService]:
+    """A service whose database the test may stop."""
+    options = ("--lease-ttl", "30", "--max-held-bytes", "24MiB")
+    with DtxService(database=own_postgres.create_database(), options=options) as running:
+        yield running
+
+
+def exclusive_queue(peer: Peer) -> bytes:
+    peer.say(1, requests.queue_declare(b"", exclusive=True))
+    return content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
+
+
+def push(peer: Peer, data: bytes, most: int) -> int:
+    """Send *data* again and again until the service takes no more for a while; octets that were taken."""
+    peer.socket.settimeout(1)
+    sent = 0
+    with contextlib.suppress(TimeoutError):
+        while sent < most:
+            sent += peer.socket.send(data[sent % len(data) :])
+    peer.socket.settimeout(60)
+    return sent
+
+
+def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
+    own_service: DtxService, own_postgres: PostgresServer
+) -> None:
+    """Reading stops while messages wait to be written; then it goes on where it was, and nothing is missing."""
+    size = 64 * 1024
+    with logged_in(own_service.url()) as peer, logged_in(own_service.url()) as other:
+        queue = exclusive_queue(peer)
+        peer.say(1, requests.CONFIRM_SELECT)
+        peer.wait(keys.CONFIRM_SELECT_OK)
+        whole = message(1, queue, bytes(size))
+        before = resident(own_service.pid)
+        own_postgres.pause()
+        try:
+            sent = push(peer, whole, 1024 * MEGABYTE)
+            assert sent < LIMIT
+            assert resident(own_service.pid) - before < LIMIT
+            # nobody else needs to wait for what needs no database
+            other.say(1, requests.qos(1))
+            other.wait(keys.BASIC_QOS_OK)
+        finally:
+            own_postgres.resume()
+        count = -(-sent // len(whole))
+        peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
+        confirmed = 0
+        while confirmed < count:
+            settle = content.ack(peer.wait(keys.BASIC_ACK).payload)
+            confirmed = settle.delivery_tag if settle.multiple else confirmed + 1
+        peer.say(1, requests.queue_delete(queue))
+        assert peer.wait(keys.QUEUE_DELETE_OK).payload[4:] == count.to_bytes(4, "big")
+
+
+def test_many_publishers_together_have_a_limit(own_service: DtxService, own_postgres: PostgresServer) -> None:
+    """What each may have on its way, all together may not (--max-held-bytes), and nobody is refused for that."""
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(logged_in(own_service.url())) for _ in range(8)]
+        wholes = [message(1, exclusive_queue(peer), bytes(64 * 1024)) for peer in peers]
+        before = resident(own_service.pid)
+        own_postgres.pause()
+        try:
+            sent = [push(peer, whole, 64 * MEGABYTE) for peer, whole in zip(peers, wholes, strict=True)]
+            assert max(sent) < 64 * MEGABYTE
+            assert resident(own_service.pid) - before < LIMIT  # eight times what one may have is more
+        finally:
+            own_postgres.resume()
+        for peer, whole, octets in zip(peers, wholes, sent, strict=True):
+            peer.send(whole[octets % len(whole) :] if octets % len(whole) else b"")
+            peer.say(1, requests.qos(1))
+            peer.wait(keys.BASIC_QOS_OK)
+
+
+def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -> None:
+    """What it does not take stays in the database; others are served meanwhile, and it finds all of it in order."""
+    count = 120
+    with logged_in(service.url()) as slow, logged_in(service.url()) as quick:
+        queue = exclusive_queue(slow)
+        own = exclusive_queue(quick)
+        before = resident(service.pid)
+        for number in range(count):
+            slow.send(message(1, queue, number.to_bytes(4, "big") * (MEGABYTE // 4)))
+        slow.say(1, requests.consume(queue, b"slow"))
+        quick.say(1, requests.consume(own, b"quick", no_ack=True))
+        started = time.monotonic()
+        for number in range(20):
+            quick.send(message(1, own, b"%d" % number))
+            assert quick.wait(3).payload == b"%d" % number
+        assert time.monotonic() - started < 60
+        wait_until(lambda: resident(service.pid) - before < 300 * MEGABYTE, what="memory that is free again")
+        for number in range(count):
+            assert slow.wait(HEADER).payload[4:12] == MEGABYTE.to_bytes(8, "big")
+            body = b""
+            while len(body) < MEGABYTE:
+                body += slow.wait(3).payload
+            assert body[:4] == number.to_bytes(4, "big")
+        slow.say(1, requests.ack(0, multiple=True))
