@@ -2,8 +2,9 @@
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterator
-from typing import Self
+from typing import LiteralString, Self
 
 import psycopg
 from psycopg import sql
@@ -12,6 +13,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 
 DISK_FULL = "53100"
+_PROBE = "dtx-test-probe"
 _WAITING = """
 SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
@@ -95,8 +97,10 @@ def commits_that_do_not_return(server: PostgresServer) -> Iterator[None]:
     with server.connection() as connection:
         connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
         connection.execute("SELECT pg_reload_conf()")
-        wait_until(lambda: _synchronous(server) == "nobody", what="the new setting")
+        wait_until(lambda: _value(server, "SHOW synchronous_standby_names") == "nobody", what="the new setting")
         connection.execute("ALTER SYSTEM RESET synchronous_standby_names")  # counts from the next start or reload on
+    threading.Thread(target=_probe, args=(server.url,), daemon=True).start()
+    wait_until(lambda: _waiting(server, _PROBE), what="a server whose commits do not return")
     try:
         yield
     finally:
@@ -105,19 +109,30 @@ def commits_that_do_not_return(server: PostgresServer) -> Iterator[None]:
             connection.execute("SELECT pg_reload_conf()")
 
 
+def _probe(url: str) -> None:
+    """Commit until that does not return."""
+    with contextlib.suppress(psycopg.Error), psycopg.connect(url, application_name=_PROBE, autocommit=True) as probe:
+        for _ in range(10_000):
+            probe.execute("SELECT pg_logical_emit_message(true, 'test', 'probe')")
+
+
 def wait_committed(server: PostgresServer) -> None:
-    """Wait until a commit does not return."""
-
-    def waits() -> bool:
-        with server.connection() as connection:
-            query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE %s"
-            row = connection.execute(query, ("dtx writer%",)).fetchone()
-        return row is not None and row[0] > 0
-
-    wait_until(waits, what="a commit that does not return")
+    """Wait until dtx has written something, and does not hear of it."""
+    wait_until(lambda: _waiting(server, "dtx writer%"), what="a commit that does not return")
 
 
-def _synchronous(server: PostgresServer) -> str:
+def waits(server: PostgresServer, application: str) -> bool:
+    """Whether a session with such a name (a LIKE pattern) waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE %s"
+    return bool(_value(server, query, application))
+
+
+def _waiting(server: PostgresServer, application: str) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE %s"
+    return bool(_value(server, query, application))
+
+
+def _value(server: PostgresServer, query: LiteralString, *parameters: str) -> object:
     with server.connection() as connection:
-        row = connection.execute("SHOW synchronous_standby_names").fetchone()
-    return "" if row is None else str(row[0])
+        row = connection.execute(query, parameters).fetchone()
+    return None if row is None else row[0]
