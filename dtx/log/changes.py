@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntFlag, StrEnum
 from typing import Final, NamedTuple
 
+from dtx.xa.value import value
+
 
 class Slot(NamedTuple):
     """The place of one message.
@@ -76,7 +78,7 @@ class StoredMessage(NamedTuple):
         return self.flags >> PRIORITY_SHIFT & 0xFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Change:
     """Of messages, in the transaction of the record that carries it. Puts come before drops.
 
@@ -99,7 +101,7 @@ class Change:
         return sum([len(put.body) + len(put.properties) + _ROW_BYTES for put in self.puts]) + moved * _SLOT_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Store:
     """Publishes, acknowledgements and ``tx.commit`` outside of branches: all of *change* or nothing."""
 

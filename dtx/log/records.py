@@ -12,6 +12,7 @@ from uuid import UUID
 
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.xa.codes import Heuristic
+from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
 
@@ -87,7 +88,7 @@ class Unit:
     state: UnitState = UnitState.PENDING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BranchRecord:
     """One row of ``branch`` with its units; its work is read apart, since bodies are large.
 
@@ -218,7 +219,7 @@ class Line(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Insert:
     """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there.
 
@@ -260,7 +261,7 @@ class Advance:
     journal: JournalEntry | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Complete:
     """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
 

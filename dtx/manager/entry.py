@@ -3,7 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 from uuid import UUID
 
 from dtx.log.records import BranchRecord, JournalEntry, JournalEvent, LogState, Work
@@ -37,12 +38,24 @@ def core_state(record: BranchRecord) -> State:
     return _STATE[record.state]
 
 
+def _random_octets(count: int) -> Iterator[bytes]:
+    """*count* octets of the system's randomness at a time; it is asked for many at once."""
+    while True:
+        octets = os.urandom(512 * count)
+        for start in range(0, len(octets), count):
+            yield octets[start : start + count]
+
+
+_entropy = _random_octets(10)
+_VERSION: Final = 0x7000 << 64 | 0x8000 << 48
+_FREE: Final = ~(0xF000 << 64 | 0xC000 << 48)
+
+
 def new_branch_id() -> UUID:
     """A UUID of version 7: ordered by time, so that the log's index grows at its end."""
     milliseconds = time.time_ns() // 1_000_000
-    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
-    value = value & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x7000 << 64 | 0x8000 << 48
-    return UUID(int=value)
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(next(_entropy), "big")
+    return UUID(int=value & _FREE | _VERSION)
 
 
 class Entry:

@@ -92,10 +92,10 @@ class Coordination:
                 finish(answer)
                 said = str(answer.code.value)
             else:
-                empty = ok is DtxMethod.FORGET_OK
+                empty = operation is Operation.FORGET
                 finish(answers.empty_ok(self._number, ok) if empty else answers.flags_ok(self._number, ok, answer))
                 said = answer.wire_name
-            self._metrics.operation_done(operation.value, said, time.monotonic() - started)
+            self._metrics.operation_done(operation, said, time.monotonic() - started)
 
         if not self._manager.request_at_once(who, xid, operation, reply):
             self._manager.spawn(self._ask(xid, operation, who, reply))

@@ -1,6 +1,7 @@
 """The class dtx-demarcation: which branches a selected channel works for."""
 
 from collections.abc import Callable
+from typing import Final
 
 from dtx.manager import TransactionManager
 from dtx.manager.entry import Entry
@@ -10,6 +11,10 @@ from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import ChannelId, Operation, end_operation, start_operation
+from dtx.xa.xid import Xid
+
+_START_OK: Final = DtxMethod.START_OK
+_END_OK: Final = DtxMethod.END_OK
 
 
 class Demarcation:
@@ -31,8 +36,8 @@ class Demarcation:
         self._channel = channel
         self.branch: Entry | None = None
         """The branch that the channel is associated with: its work belongs to it."""
-        self._branches: dict[bytes, Entry] = {}
-        """Branches that it is associated or suspended with, by the wire form of their xids."""
+        self._branches: dict[Xid, Entry] = {}
+        """Branches that it is associated or suspended with."""
 
     def run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
         """Start or end.
@@ -49,16 +54,15 @@ class Demarcation:
             return None
         flag, entry = result
         starting = isinstance(call, calls.Start)
-        wire = call.xid.to_wire()
         if starting and flag is XaFlag.OK:
-            self.branch = self._branches[wire] = entry
+            self.branch = self._branches[call.xid] = entry
         else:
             if self.branch is entry:
                 self.branch = None
             if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
-                self._branches.pop(wire, None)
+                self._branches.pop(call.xid, None)
         self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
-        return answers.flags_ok(self._number, DtxMethod.START_OK if starting else DtxMethod.END_OK, flag)
+        return answers.flags_ok(self._number, _START_OK if starting else _END_OK, flag)
 
     def _operation(self, call: calls.Start | calls.End) -> Operation:
         if isinstance(call, calls.Start):

@@ -13,6 +13,7 @@ from uuid import UUID
 from dtx.log.changes import Change, Slot
 from dtx.log.records import BranchRecord, Unit, Work
 from dtx.store.work import HeldPublish, HeldWork, Holder
+from dtx.xa.value import value
 
 
 class UnitOutcome(StrEnum):
@@ -97,7 +98,7 @@ class MessageStore(Protocol):
         """Let go of everything."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Plan:
     """How the work of a branch stands in the log's own database.
 

@@ -4,11 +4,13 @@ What the hot path touches is resolved to a child once: counting costs an attribu
 for each chunk read, so they are plain integers that are only looked at when somebody asks for the numbers.
 """
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 BRANCH_STATES: Final = (
@@ -78,18 +80,10 @@ class Metrics:
             "dtx_in_doubt_oldest_seconds", "Age of the oldest prepared branch; 0 without one.", registry=registry
         )
         self.lease_held: Final = Gauge("dtx_lease_held", "1 while this dtx is the active one.", registry=registry)
-        self._operations = Counter(
-            "dtx_operations", "Calls of the dtx classes.", ["operation", "answer"], registry=registry
-        )
-        self._seconds = Histogram(
-            "dtx_operation_seconds",
-            "Time from a call's last octet to its answer.",
-            ["operation"],
-            buckets=_FAST_SECONDS,
-            registry=registry,
-        )
-        self._answered: dict[tuple[str, str], Callable[[], None]] = {}
-        self._timed: dict[str, Callable[[float], None]] = {}
+        self._operations: Final = _Operations()
+        self.operation_done: Final = self._operations.done
+        """Count one call of the dtx classes, see there."""
+        registry.register(self._operations)
         self._group_size = Histogram(
             "dtx_log_group_size", "Log records in one database commit.", buckets=_GROUP_SIZES, registry=registry
         )
@@ -108,23 +102,6 @@ class Metrics:
         self.traffic: Final = Traffic()
         registry.register(_TrafficCollector(self.traffic))
 
-    def operation_done(self, operation: str, answer: str, seconds: float) -> None:
-        """Count one call of the dtx classes.
-
-        Args:
-            operation: the method, for example ``prepare``.
-            answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``).
-            seconds: from the call's last octet to its answer.
-        """
-        count = self._answered.get((operation, answer))
-        if count is None:
-            count = self._answered[operation, answer] = self._operations.labels(operation, answer).inc
-        count()
-        observe = self._timed.get(operation)
-        if observe is None:
-            observe = self._timed[operation] = self._seconds.labels(operation).observe
-        observe(seconds)
-
     def log_committed(self, records: int, seconds: float) -> None:
         """Count one group commit of the log: how many records, how long from BEGIN to the answer."""
         self._group_size.observe(records)
@@ -133,6 +110,43 @@ class Metrics:
     def render(self) -> bytes:
         """Everything in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class _Operations(Collector):
+    """Calls of the dtx classes, counted by the event loop's thread alone, four times for each branch."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+        self._times: dict[str, tuple[list[int], list[float]]] = {}
+        """By operation, how many were at most as long as each of _FAST_SECONDS (the last one: longer), and the sum."""
+
+    def done(self, operation: str, answer: str, seconds: float) -> None:
+        """Count one.
+
+        Args:
+            operation: the method, for example ``prepare``.
+            answer: the flag's name in the XML (``xa-ok``), or the reply code (``404``).
+            seconds: from the call's last octet to its answer.
+        """
+        key = operation, answer
+        self._counts[key] = self._counts.get(key, 0) + 1
+        times = self._times.get(operation)
+        if times is None:
+            times = self._times[str(operation)] = [0] * (len(_FAST_SECONDS) + 1), [0.0]
+        times[0][bisect_left(_FAST_SECONDS, seconds)] += 1
+        times[1][0] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        counts = CounterMetricFamily("dtx_operations", "Calls of the dtx classes.", labels=["operation", "answer"])
+        for (operation, answer), count in self._counts.items():
+            counts.add_metric([str(operation), answer], count)
+        yield counts
+        text = "Time from a call's last octet to its answer."
+        seconds = HistogramMetricFamily("dtx_operation_seconds", text, labels=["operation"])
+        bounds = [*(str(float(bound)) for bound in _FAST_SECONDS), "+Inf"]
+        for operation, (numbers, (total,)) in self._times.items():
+            seconds.add_metric([operation], list(zip(bounds, accumulate(numbers), strict=True)), total)
+        yield seconds
 
 
 class _TrafficCollector(Collector):

@@ -5,7 +5,7 @@ of them fails, nothing after it runs and the manager keeps the branch in the las
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -28,6 +28,7 @@ from dtx.xa.model import (
     Vote,
 )
 from dtx.xa.table import ASSOCIATIONS, DOOMED, TIMED, TRANSITIONS, Rule, refusal
+from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
 _COMPLETIONS: Final = frozenset(
@@ -43,7 +44,7 @@ _HEURISTIC: Final = State.HEURISTIC
 _NO_ASSOCIATIONS: Mapping[ChannelId, Association] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Branch:
     """A transaction branch.
 
@@ -149,16 +150,6 @@ def _associate(
     return left or _NO_ASSOCIATIONS
 
 
-_new: Final = object.__new__
-_set_xid: Final = Branch.__dict__["xid"].__set__
-_set_owner: Final = Branch.__dict__["owner"].__set__
-_set_state: Final = Branch.__dict__["state"].__set__
-_set_associations: Final = Branch.__dict__["associations"].__set__
-_set_timeout: Final = Branch.__dict__["timeout"].__set__
-_set_deadline: Final = Branch.__dict__["deadline"].__set__
-_set_outcome: Final = Branch.__dict__["outcome"].__set__
-
-
 def _become(
     branch: Branch,
     state: State,
@@ -166,17 +157,16 @@ def _become(
     deadline: float | None,
     timeout: int | None = None,
 ) -> Branch:
-    # Every step of every branch ends here. Filling the slots takes a third of the time of the frozen constructor,
-    # and a sixth of that of dataclasses.replace.
-    after = _new(Branch)
-    _set_xid(after, branch.xid)
-    _set_owner(after, branch.owner)
-    _set_state(after, state)
-    _set_associations(after, associations)
-    _set_timeout(after, branch.timeout if timeout is None else timeout)
-    _set_deadline(after, deadline if state in TIMED else None)
-    _set_outcome(after, branch.outcome)
-    return after
+    # Every step of every branch ends here: dataclasses.replace takes six times as long.
+    return Branch(
+        xid=branch.xid,
+        owner=branch.owner,
+        state=state,
+        associations=associations,
+        timeout=branch.timeout if timeout is None else timeout,
+        deadline=deadline if state in TIMED else None,
+        outcome=branch.outcome,
+    )
 
 
 def _move(branch: Branch, rule: Rule) -> Branch:

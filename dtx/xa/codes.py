@@ -22,7 +22,10 @@ class XaFlag(IntEnum):
     @property
     def wire_name(self) -> str:
         """The constant's name in the XML, for example ``xa-rbrollback``."""
-        return f"xa-{self.name.lower()}"
+        return _WIRE_NAME[self]
+
+
+_WIRE_NAME = {flag: f"xa-{flag.name.lower()}" for flag in XaFlag}
 
 
 class ReplyCode(IntEnum):

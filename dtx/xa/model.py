@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.value import value
 
 
 class State(StrEnum):
@@ -141,7 +142,7 @@ ChannelId = Hashable
 """Whatever identifies a channel to its owner; the core only compares it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Demarcation:
     """A start or end, in one of their forms, on a channel."""
 
@@ -149,7 +150,7 @@ class Demarcation:
     channel: ChannelId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Request:
     """A coordination request; *vote* says what the branch holds."""
 

@@ -142,6 +142,10 @@ def test_operations_are_counted_by_method_and_answer() -> None:
     assert 'dtx_operations_total{answer="xa-ok",operation="prepare"} 2.0' in text
     assert 'dtx_operations_total{answer="404",operation="commit"} 1.0' in text
     assert 'dtx_operation_seconds_count{operation="prepare"} 2.0' in text
+    assert 'dtx_operation_seconds_bucket{le="0.001",operation="prepare"} 0.0' in text
+    assert 'dtx_operation_seconds_bucket{le="0.0025",operation="prepare"} 1.0' in text
+    assert 'dtx_operation_seconds_bucket{le="+Inf",operation="prepare"} 2.0' in text
+    assert 'dtx_operation_seconds_bucket{le="0.001",operation="commit"} 1.0' in text, "at most as long"
 
 
 def test_every_number_has_its_name() -> None:

@@ -41,8 +41,6 @@ class Transactions:
             channel.declaring.check_ticket(_NAMES.get(key, "method"), payload)
         call = calls.decode_call(payload)
         match call:
-            case calls.Select():
-                self._select()
             case calls.Start() | calls.End():
                 if self._context is None:
                     # "The client must use this method at least once on a channel before …"
@@ -65,6 +63,8 @@ class Transactions:
                 self._coordination.run(
                     call, connection.who, connection.frame_max, lambda answer: channel.finish(answer, key)
                 )
+            case calls.Select():
+                self._select()
             case _:
                 assert_never(call)
 

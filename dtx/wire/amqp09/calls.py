@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final, assert_never
 
 from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
 DTX_CLASSES: Final = frozenset((101, 105))
@@ -55,7 +56,7 @@ class Select:
     """Use distributed transactions on this channel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Start:
     """Work from here on belongs to *xid*."""
 
@@ -64,7 +65,7 @@ class Start:
     resume: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class End:
     """The work on behalf of *xid* is finished, has failed or is suspended."""
 
@@ -73,7 +74,7 @@ class End:
     suspend: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Commit:
     """Commit *xid*."""
 
@@ -95,7 +96,7 @@ class GetTimeout:
     xid: Xid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Prepare:
     """Vote on *xid*."""
 
@@ -110,7 +111,7 @@ class Recover:
     endscan: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Rollback:
     """Roll *xid* back."""
 
