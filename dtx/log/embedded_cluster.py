@@ -51,6 +51,7 @@ shared_buffers = 128MB
 max_wal_size = 1GB              # bounds crash recovery, which delays a restart
 min_wal_size = 128MB
 wal_buffers = 16MB
+autovacuum_naptime = 5s         # messages come and go: what a minute leaves behind is a hundred times what is there
 max_prepared_transactions = 0   # the log is never kept in PostgreSQL's own prepared transactions
 max_wal_senders = 4             # pg_basebackup works
 io_method = sync                # no pool of I/O workers for a small server

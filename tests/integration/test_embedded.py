@@ -94,6 +94,7 @@ def test_the_cluster_is_made_as_a_durable_server_wants_it(server: EmbeddedPostgr
     assert one(url, "SHOW server_encoding") == "UTF8"
     assert one(url, "SHOW timezone") == "UTC"
     assert one(url, "SHOW max_connections") == "50"
+    assert one(url, "SHOW autovacuum_naptime") == "5s"
     query = "SELECT datlocprovider::text || ' ' || datlocale FROM pg_database WHERE datname = current_database()"
     assert one(url, query) == "b C.UTF-8"
 

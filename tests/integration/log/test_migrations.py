@@ -21,7 +21,7 @@ from dtx.log.dsn import Dsn
 from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 
-HEAD = "0003"
+HEAD = "0004"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
@@ -121,6 +121,24 @@ def test_down_and_up_again(postgres_url: str) -> None:
     assert query(postgres_url, "SELECT proname FROM pg_proc WHERE pronamespace = 'dtx'::regnamespace") == []
     assert migrate.upgrade(postgres_url) == HEAD
     assert migrate.upgrade(postgres_url) == HEAD
+
+
+def test_messages_are_vacuumed_in_step_with_their_number(postgres_url: str) -> None:
+    """By number alone, a deep queue would have its whole index read again and again."""
+
+    def found() -> tuple[set[str], int]:
+        options = query(postgres_url, "SELECT unnest(reloptions) FROM pg_class WHERE oid = 'dtx.message'::regclass")
+        body = "SELECT coalesce(attstattarget, -1) FROM pg_attribute WHERE attrelid = 'dtx.message'::regclass"
+        return {option for (option,) in options}, int(query(postgres_url, f"{body} AND attname = 'body'")[0][0])
+
+    migrate.upgrade(postgres_url)
+    options, statistics = found()
+    assert {"autovacuum_vacuum_scale_factor=0.05", "autovacuum_vacuum_threshold=20000"} < options
+    assert statistics == 0
+    migrate.downgrade(postgres_url, "0003")
+    options, statistics = found()
+    assert "autovacuum_vacuum_scale_factor=0" in options
+    assert statistics == -1
 
 
 def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
