@@ -160,14 +160,22 @@ class Accounts:
         # shielded: a client that goes away does not take the connection to the database with it
         await asyncio.shield(self.refresh())
         name = user.decode("utf-8", "surrogateescape")
-        found = self.users.users.get(name)
-        stored = None if found is None else found.password_hash
-        if not await self._verifier.verify(user, password, stored, source=_source(peer)):
-            reason = "unknown user" if found is None else "wrong password"
+        stored = self._stored(name)
+        while True:
+            right = await self._verifier.verify(user, password, stored, source=_source(peer))
+            before, stored = stored, self._stored(name)
+            if stored == before:
+                break  # else the password was changed while this login waited for its turn
+        if not right:
+            reason = "unknown user" if stored is None else "wrong password"
             self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
         if name in LOOPBACK_USERS and not loopback:
             self._refuse(user, peer, "not from this machine", f"user {name!r} can only connect from dtx's own machine")
         return Account(self, name)
+
+    def _stored(self, name: str) -> str | None:
+        found = self.users.users.get(name)
+        return None if found is None else found.password_hash
 
     def _refuse(self, user: bytes, peer: str, reason: str, told: str) -> NoReturn:
         log.warning("login refused", user=user, peer=peer, reason=reason)

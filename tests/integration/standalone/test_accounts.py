@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -138,6 +139,45 @@ async def test_a_changed_password_counts_from_the_next_login(open_accounts: Open
         await alice(accounts)
     await alice(accounts, b"new")
     assert before.exists
+
+
+@pytest.mark.parametrize("change", ["renewed", "removed"])
+async def test_a_password_that_is_changed_while_its_login_waits_does_not_count(
+    open_accounts: Open, editor: AccountEditor, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Many logins at once may wait for a while."""
+    editor.add_user("alice", b"secret")
+    accounts = await open_accounts()
+    verify, begun, may_go_on, loop = passwords.Verifier._verify, asyncio.Event(), Event(), asyncio.get_running_loop()
+
+    def slow(self: passwords.Verifier, password: bytes, stored: str | None) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        may_go_on.wait(20)
+        return verify(self, password, stored)
+
+    monkeypatch.setattr(passwords, "PAUSE", 0.0)
+    monkeypatch.setattr(passwords.Verifier, "_verify", slow)
+    login = asyncio.create_task(alice(accounts))
+    await begun.wait()
+    editor.set_password("alice", b"new") if change == "renewed" else editor.remove_user("alice")
+    await accounts.refresh()
+    may_go_on.set()
+    with pytest.raises(LoginRefused):
+        await login
+
+
+@pytest.mark.parametrize(
+    ("peer", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::"),
+        ("", ""),
+    ],
+)
+def test_attempts_are_counted_by_address_or_by_network(peer: str, source: str) -> None:
+    assert module._source(peer) == source
 
 
 async def test_a_thousand_reconnects_cost_few_questions_and_one_verification(
