@@ -9,7 +9,7 @@ from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import VirtualHost
-from dtx.store.work import HeldPublish
+from dtx.store.work import HeldPublish, HeldWork
 
 Done = Callable[[LogError | None], None]
 """Called once, when a record is durable, or with the error when it is not or nobody knows."""
@@ -41,6 +41,12 @@ class Broker(Protocol):
 
         Returns:
             Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
+        """
+
+    def refusal(self, work: HeldWork) -> str | None:
+        """Why a queue would not take what a branch has published to it (x-overflow: reject-publish).
+
+        It is asked before the vote: what a branch has voted for comes into its queues, however full they are then.
         """
 
     def define(self, define: Define) -> Awaitable[None]:

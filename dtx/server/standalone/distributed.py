@@ -63,11 +63,21 @@ class Distributed:
         """
         channel = self._channel
         who = channel.connection.who
+        if isinstance(call, calls.End) and not call.suspend:
+            self._judge(call)
         frame = self._demarcation.run(call, who)
         if frame is not None:
             channel.send(frame)
         else:
             channel.run(self._demarcation.run_later(call, who, channel.may_go_on), key)
+
+    def _judge(self, call: calls.End) -> None:
+        """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
+        entry = self._demarcation.branch
+        if entry is not None and entry.xid == call.xid and entry.work is not None:
+            reason = self._channel.connection.broker.refusal(entry.work)
+            if reason is not None:
+                self._channel.connection.manager.doom(entry, reason)
 
     # -- what is done in between
 

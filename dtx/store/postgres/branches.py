@@ -12,7 +12,7 @@ from dtx.store.postgres.cache import cost
 from dtx.store.postgres.copies import without_blind
 from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.recording import Recorder
-from dtx.store.postgres.registry import Registry, by_queue
+from dtx.store.postgres.registry import Entry, Registry, by_queue
 from dtx.store.postgres.traits import traits
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.xa.codes import ReplyCode, XaError
@@ -71,6 +71,22 @@ class Branches:
         publishes = (item for item in work.items if isinstance(item, HeldPublish))
         future = self._recorder.defined_queues([queue for publish in publishes for queue in publish.queues])
         return None if future is None else asyncio.shield(future)
+
+    def refusal(self, work: HeldWork) -> str | None:
+        """Why a queue would not take what *work* publishes to it; ``None`` where all do."""
+        if not self._registry.some_refuse:
+            return None
+        wanted: dict[Entry, tuple[int, int]] = {}
+        for item in work.items:
+            if isinstance(item, HeldPublish):
+                for entry in map(self._registry.find, item.queues):
+                    if entry is not None and entry.refuses:
+                        count, octets = wanted.get(entry, (0, 0))
+                        wanted[entry] = count + 1, octets + len(item.body)
+        for entry, (count, octets) in wanted.items():
+            if not entry.index.fits(count, octets):
+                return f"{entry.spec.where} is full (reject-publish)"
+        return None
 
     def plan(self, work: HeldWork) -> Plan:
         """See :class:`dtx.store.api.LocalStore`.

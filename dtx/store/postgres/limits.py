@@ -87,13 +87,18 @@ class Limits:
         """See QueueIndex.admit."""
         if self.drops:
             return True
-        if (self._max_length is not None and ready + self._incoming >= self._max_length) or (
-            self._max_octets is not None and self._octets + self._incoming_octets + octets > self._max_octets
-        ):
+        if not self.fits(ready, 1, octets):
             return False
         self._incoming += 1
         self._incoming_octets += octets
         return True
+
+    def fits(self, ready: int, count: int, octets: int) -> bool:
+        """See QueueIndex.fits."""
+        return not (
+            (self._max_length is not None and ready + self._incoming + count > self._max_length)
+            or (self._max_octets is not None and self._octets + self._incoming_octets + octets > self._max_octets)
+        )
 
     def withdraw(self, octets: int) -> None:
         """See QueueIndex.withdraw."""

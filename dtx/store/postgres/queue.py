@@ -214,6 +214,10 @@ class QueueIndex:
         """
         return self._limits.admit(self.ready, octets)
 
+    def fits(self, count: int, octets: int) -> bool:
+        """Whether the queue would take *count* more messages with bodies of *octets* together (reject-publish)."""
+        return self._limits.fits(self.ready, count, octets)
+
     def withdraw(self, octets: int) -> None:
         """The other end of :meth:`admit`."""
         self._limits.withdraw(octets)

@@ -44,6 +44,8 @@ class Registry:
 
     def __init__(self, position: int = 0) -> None:
         self.queues: Final[dict[int, Entry]] = {}
+        self.some_refuse = False
+        """Whether there has been a queue that refuses messages."""
         self.position = position
 
     def add(self, spec: QueueSpec, index: QueueIndex) -> None:
@@ -51,6 +53,7 @@ class Registry:
         settings = spec.settings
         refuses = settings.overflow is Overflow.REJECT_PUBLISH
         keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
+        self.some_refuse = self.some_refuse or refuses
         self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
 
     def find(self, queue: int) -> Entry | None:

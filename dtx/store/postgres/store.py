@@ -349,6 +349,10 @@ class PostgresStore:
         """See :class:`dtx.store.api.LocalStore`."""
         return self._branches.defined_for(work)
 
+    def refusal(self, work: HeldWork) -> str | None:
+        """See :meth:`Branches.refusal`."""
+        return self._branches.refusal(work)
+
     def plan(self, vhost: str, work: HeldWork) -> Plan:  # noqa: ARG002 - ids of queues are the resource manager's
         """See :class:`dtx.store.api.LocalStore`.
 

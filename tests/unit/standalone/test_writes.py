@@ -13,7 +13,7 @@ from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import VirtualHost
-from dtx.store.work import Budget, HeldPublish
+from dtx.store.work import Budget, HeldPublish, HeldWork
 
 
 class Recording:
@@ -39,6 +39,9 @@ class Recording:
         return refused
 
     def virtual_host(self, name: str) -> VirtualHost:
+        raise AssertionError
+
+    def refusal(self, work: HeldWork) -> str | None:
         raise AssertionError
 
     def define(self, define: Define) -> Awaitable[None]:

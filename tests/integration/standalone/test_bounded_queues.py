@@ -1,0 +1,120 @@
+"""Branches and what bounds queues: full ones, and messages that expire while branches hold them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.client import new_xid
+from tests.support.dialogue import Dialogue, connected, unique
+from tests.support.postgres import PostgresServer
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+
+@pytest.fixture
+def talk(standalone: DtxService) -> Iterator[Dialogue]:
+    yield from connected(standalone.url())
+
+
+@pytest.fixture
+def raw(standalone: DtxService) -> Iterator[RawClient]:
+    with RawClient(standalone.url()) as client:
+        client.open(1, select=True)
+        yield client
+
+
+def work(raw: RawClient, queue: str, *bodies: bytes) -> tuple[Xid, object]:
+    """A branch that publishes; its xid, and the answer to end."""
+    xid = new_xid()
+    raw.ask(1, Start(xid=xid))
+    for body in bodies:
+        raw.publish(1, queue, body)
+    return xid, raw.ask(1, End(xid=xid))
+
+
+@pytest.mark.parametrize("arguments", [{"max_length": 2}, {"max_length_bytes": 2}])
+def test_a_branch_that_a_full_queue_refuses_is_rolled_back(
+    talk: Dialogue, raw: RawClient, arguments: dict[str, Any]
+) -> None:
+    """All of it or nothing: also what it has published elsewhere."""
+    queue, other = talk.queue(overflow="reject-publish", **arguments), talk.queue()
+    xid, ended = work(raw, queue, b"1", b"2")
+    assert ended is XaFlag.OK
+    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+    xid = new_xid()
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, other, b"elsewhere")
+    raw.publish(1, queue, b"3")
+    assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert (talk.drain(queue), talk.count(other)) == (["1", "2"], 0)
+    xid, ended = work(raw, queue, b"4", b"5", b"6")
+    assert ended is XaFlag.RBROLLBACK
+    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    assert talk.count(queue) == 0
+
+
+def test_what_a_branch_has_voted_for_comes_into_a_full_queue(talk: Dialogue, raw: RawClient) -> None:
+    queue = talk.queue(overflow="reject-publish", max_length=1)
+    xid, ended = work(raw, queue, b"promised")
+    assert ended is XaFlag.OK
+    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert talk.publish(queue, "first", "second") == [True, False]
+    assert raw.ask(1, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+    assert set(talk.drain(queue)) == {"first", "promised"}
+
+
+def test_a_branch_that_is_suspended_is_judged_when_it_ends(talk: Dialogue, raw: RawClient) -> None:
+    queue = talk.queue(overflow="reject-publish", max_length=1)
+    talk.publish(queue, "first")
+    xid = new_xid()
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, queue)
+    assert raw.ask(1, End(xid=xid, suspend=True)) is XaFlag.OK
+    talk.drain(queue)
+    raw.ask(1, Start(xid=xid, resume=True))
+    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert talk.count(queue) == 1
+
+
+def test_a_full_queue_that_drops_its_head_takes_a_branch(talk: Dialogue, raw: RawClient) -> None:
+    grave = talk.grave()
+    queue = talk.queue(max_length=1, dead_letter_exchange=grave)
+    talk.publish(queue, "first")
+    xid, ended = work(raw, queue, b"second", b"third")
+    assert ended is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert [got.body for got in talk.receive(grave, 2)] == ["first", "second"]
+    assert talk.drain(queue) == ["third"]
+
+
+def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(postgres: PostgresServer) -> None:
+    """Not before: not by time, and not by a death of dtx."""
+    database, queue, xid = postgres.create_database(), unique(), new_xid()
+    with DtxService(database=database) as service:
+        with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+            talk.channel.queue_declare("dead", durable=True)
+            table = {"x-message-ttl": 2000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+            talk.channel.queue_declare(queue, durable=True, arguments=table)
+            raw.open(1, select=True)
+            raw.ask(1, Start(xid=xid))
+            talk.publish(queue, "held", "late", delivery_mode=2)
+            raw.consume_one(1, queue)
+            assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+            assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+            service.kill9()
+        service.start()
+        with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+            raw.open(1, select=True)
+            assert [got.body for got in talk.receive("dead")] == ["late"]
+            assert (talk.count(queue), talk.count("dead")) == (0, 0)
+            assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+            (got,) = talk.receive("dead")
+            assert (got.body, got.deaths[0]["reason"], got.deaths[0]["count"]) == ("held", "expired", 1)
+    postgres.drop_database(database)
