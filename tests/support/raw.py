@@ -148,6 +148,10 @@ class RawClient:
                 return payload
             self._buffered.append((kind, number, payload))
 
+    def unheard(self, channel: int) -> int:
+        """How many frames have come on *channel* that nobody has asked for."""
+        return sum(number == channel for _, number, _ in self._buffered)
+
     def unread(self, channel: int, payload: bytes) -> None:
         """Have a method come again."""
         self._buffered.insert(0, (METHOD, channel, payload))

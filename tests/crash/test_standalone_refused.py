@@ -1,0 +1,249 @@
+"""Standalone mode: a database that refuses (a full disk), that waits, or that is slow: what clients are told of it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import ChannelClosedByBroker, NackError
+
+from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
+from dtx.wire.amqp09 import keys, requests
+from tests.support.client import connected
+from tests.support.crash import PERSISTENT, work
+from tests.support.obstacles import Lock, refusing
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+REFUSED = "NEW.body = 'refused'"
+
+
+@pytest.fixture(scope="module")
+def service(postgres: PostgresServer) -> Iterator[DtxService]:
+    database = postgres.create_migrated_database()
+    with DtxService(database=database) as service:
+        yield service
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def database(service: DtxService) -> str:
+    assert service.database is not None
+    return service.database
+
+
+@pytest.fixture
+def connection(service: DtxService) -> Iterator[BlockingConnection]:
+    with connected(service.url()) as connection:
+        yield connection
+
+
+@pytest.fixture
+def queue(connection: BlockingConnection) -> Iterator[str]:
+    """A durable queue."""
+    channel = connection.channel()
+    channel.queue_declare("q", durable=True)
+    yield "q"
+    connection.channel().queue_delete("q")
+
+
+def contents(connection: BlockingConnection, queue: str) -> list[bytes]:
+    """Everything that is in *queue*, in order."""
+    channel = connection.channel()
+    found = []
+    while (got := channel.basic_get(queue, auto_ack=True))[2] is not None:
+        found.append(got[2])
+    return found
+
+
+def fill(connection: BlockingConnection, queue: str, *bodies: bytes) -> BlockingChannel:
+    """Publish with confirms; the channel."""
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for body in bodies:
+        channel.basic_publish("", queue, body, PERSISTENT)
+    return channel
+
+
+# -- outside of branches ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_is_not_confirmed(connection: BlockingConnection, database: str, queue: str) -> None:
+    channel = connection.channel()
+    channel.confirm_delivery()
+    with refusing(database, "message", when=REFUSED):
+        with pytest.raises(NackError):
+            channel.basic_publish("", queue, b"refused", PERSISTENT)
+        channel.basic_publish("", queue, b"taken", PERSISTENT)
+    assert contents(connection, queue) == [b"taken"]
+
+
+def test_who_wants_no_confirms_loses_the_channel(connection: BlockingConnection, database: str, queue: str) -> None:
+    channel = connection.channel()
+    with refusing(database, "message", when=REFUSED):
+        channel.basic_publish("", queue, b"refused", PERSISTENT)
+        with pytest.raises(ChannelClosedByBroker) as closed:
+            channel.queue_declare(queue, passive=True)
+    assert closed.value.reply_code == 541
+    assert contents(connection, queue) == []
+
+
+def test_a_transaction_that_is_refused_gives_everything_back(
+    connection: BlockingConnection, database: str, queue: str
+) -> None:
+    """Acknowledged, rejected and requeued within class tx: all of it is in its place again, and nothing else."""
+    fill(connection, queue, b"acked", b"rejected", b"requeued", b"untouched")
+    channel = connection.channel()
+    channel.tx_select()
+    tags = []
+    for _ in range(3):
+        method, _, _ = channel.basic_get(queue)
+        assert method is not None
+        tags.append(method.delivery_tag)
+    channel.basic_ack(tags[0])
+    channel.basic_reject(tags[1], requeue=False)
+    channel.basic_reject(tags[2], requeue=True)
+    channel.basic_publish("", queue, b"refused", PERSISTENT)
+    with refusing(database, "message", when=REFUSED), pytest.raises(ChannelClosedByBroker) as closed:
+        channel.tx_commit()
+    assert closed.value.reply_code == 541
+    look = connection.channel()
+    wait_until(lambda: look.queue_declare(queue, passive=True).method.message_count == 4, what="all four messages")
+    assert contents(connection, queue) == [b"acked", b"rejected", b"requeued", b"untouched"]
+
+
+def test_dead_letters_wait_for_a_database_that_refuses_them(connection: BlockingConnection, database: str) -> None:
+    """In neither queue twice, and never in none."""
+    channel = connection.channel()
+    channel.queue_declare("dead", durable=True)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    channel.queue_declare("dying", durable=True, arguments=arguments)
+    fill(connection, "dying", b"1", b"2")
+    with refusing(database, "message"):
+        for _ in range(2):
+            method, _, _ = channel.basic_get("dying")
+            assert method is not None
+            channel.basic_reject(method.delivery_tag, requeue=False)
+        assert contents(connection, "dead") == []
+    wait_until(lambda: channel.queue_declare("dead", passive=True).method.message_count == 2, what="both letters")
+    assert contents(connection, "dead") == [b"1", b"2"]
+    assert contents(connection, "dying") == []
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one_phase", [False, True], ids=["prepare", "one-phase"])
+def test_a_branch_that_is_refused_may_be_tried_again(
+    connection: BlockingConnection, database: str, queue: str, one_phase: bool
+) -> None:
+    fill(connection, queue, b"in")
+    xa, xid = work(connection.channel(), publish={queue: [b"refused", b"out"]}, consume={queue: 1})
+    with Coordinator(connection) as coordinator:
+
+        def act() -> XaFlag:
+            return coordinator.commit(xid, one_phase=True) if one_phase else coordinator.prepare(xid)
+
+        with refusing(database, "message", when=REFUSED), pytest.raises((XAER_RMERR, XAER_RMFAIL)) as refusal:
+            act()
+        assert refusal.value.reply_code == 541
+        assert xa.channel.queue_declare(queue, passive=True).method.message_count == 0
+        assert act() is XaFlag.OK
+        if not one_phase:
+            assert coordinator.commit(xid) is XaFlag.OK
+    assert contents(connection, queue) == [b"refused", b"out"]
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_a_decision_that_is_refused_may_be_repeated(
+    connection: BlockingConnection, database: str, queue: str, commits: bool
+) -> None:
+    """541: "the outcome is not known, try again"; nothing has moved meanwhile."""
+    fill(connection, queue, b"in")
+    xa, xid = work(connection.channel(), publish={queue: [b"out"]}, consume={queue: 1})
+    assert xa.prepare(xid) is XaFlag.OK
+    with Coordinator(connection) as coordinator:
+        complete: Callable[..., XaFlag] = coordinator.commit if commits else coordinator.rollback
+        with refusing(database, "branch", "DELETE"):
+            with pytest.raises(XAER_RMFAIL):
+                complete(xid)
+            assert list(coordinator.recover()) == [xid]
+            assert xa.channel.queue_declare(queue, passive=True).method.message_count == 0
+        assert complete(xid) is XaFlag.OK
+    assert contents(connection, queue) == [b"out" if commits else b"in"]
+
+
+# -- topology ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
+    connection: BlockingConnection, service: DtxService, database: str
+) -> None:
+    """What was answered with 541 is not there for the next one who asks, and takes no messages."""
+    with refusing(database, "queue"):
+        for passive in (False, False, True):
+            with pytest.raises(ChannelClosedByBroker) as closed:
+                connection.channel().queue_declare("late", durable=not passive, passive=passive)
+            assert closed.value.reply_code == 541
+        publisher = connection.channel()
+        publisher.confirm_delivery()
+        with pytest.raises(NackError):
+            publisher.basic_publish("", "late", b"early", PERSISTENT)
+
+    def declared() -> bool:
+        with contextlib.suppress(ChannelClosedByBroker):
+            connection.channel().queue_declare("late", durable=True)
+            return True
+        return False
+
+    wait_until(declared, what="the queue")
+    fill(connection, "late", b"on time")
+    service.restart()
+    with connected(service.url()) as anew:
+        assert contents(anew, "late") == [b"on time"]
+
+
+NEW_QUEUE = requests.queue_declare(b"new", durable=True)
+NEW_EXCHANGE = requests.exchange_declare(b"x", b"direct", durable=True)
+BIND = requests.queue_bind(b"new", b"amq.direct", b"k")
+UNBIND = keys.QUEUE_UNBIND.to_bytes(4, "big") + bytes(2) + b"\x03new\x0aamq.direct\x01k" + bytes(4)
+DELETE_EXCHANGE = keys.EXCHANGE_DELETE.to_bytes(4, "big") + bytes(2) + b"\x01x\x00"
+DELETE = requests.queue_delete(b"new")
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "second", "table"),
+    [
+        ((), NEW_QUEUE, NEW_QUEUE, "queue"),
+        ((), NEW_QUEUE, requests.queue_declare(b"new", passive=True), "queue"),
+        ((DELETE_EXCHANGE,), NEW_EXCHANGE, NEW_EXCHANGE, "exchange"),
+        ((DELETE_EXCHANGE,), NEW_EXCHANGE, requests.exchange_declare(b"x", b"", passive=True), "exchange"),
+        ((NEW_QUEUE,), BIND, BIND, "binding"),
+        ((NEW_QUEUE, BIND), UNBIND, UNBIND, "binding"),
+        ((NEW_QUEUE,), DELETE, DELETE, "queue"),
+    ],
+    ids=["queue", "passive queue", "exchange", "passive exchange", "bind", "unbind", "delete"],
+)
+def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
+    service: DtxService, database: str, before: tuple[bytes, ...], first: bytes, second: bytes, table: str
+) -> None:
+    with RawClient(service.url()) as one, RawClient(service.url()) as other:
+        one.open(1)
+        other.open(1)
+        other.open(2)
+        for payload in before:
+            one.send(1, payload)
+            one.next_method(1)
+        with Lock(database, table) as lock:
+            one.send(1, first)
+            lock.wait_felt()
+            other.send(1, second)
+            other.send(2, requests.get(b"none"))
+            assert other.refused(2).code == 404  # all that came before it has been handled
+            assert other.unheard(1) == 0
+        answers = [one.next_method(1), other.next_method(1)]
+        assert [answer[:4] for answer in answers] == [(int.from_bytes(first[:4], "big") + 1).to_bytes(4, "big")] * 2
+        one.send(1, DELETE)
+        one.read_method(1, keys.QUEUE_DELETE_OK)
