@@ -238,7 +238,8 @@ class SelectedChannel(Channel):
             capture.left -= len(payload)
             if capture.left < 0:
                 raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
-            capture.parts.append(payload)
+            if capture.charged:  # else its branch is lost, and nobody will ever have it
+                capture.parts.append(payload)
         if capture.left == 0:
             self._end_capture()
             if capture.entry is not None:

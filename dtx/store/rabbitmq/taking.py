@@ -408,6 +408,10 @@ class TakingChannel:
             size = header.body_size + len(header.properties)
             fits = self._kept + size <= self._max_kept and self._budget.has_room(size)
             self._skip = delivery is None or not fits
+            if delivery is not None and fits:
+                delivery.size = size  # from now on, however long it takes to come in
+                self._kept += size
+                self._budget.used += size
             left = header.body_size
         else:
             left = message.size - len(payload)
@@ -423,9 +427,6 @@ class TakingChannel:
         delivery.properties = message.properties
         if not self._skip:
             delivery.body = bytes(message.body)
-            delivery.size = len(delivery.body) + len(delivery.properties)
-            self._kept += delivery.size
-            self._budget.used += delivery.size
         self._open[delivery.tag] = delivery
         if self.owner is None:
             self._give_back([delivery])

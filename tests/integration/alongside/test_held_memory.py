@@ -1,0 +1,131 @@
+"""Memory for contents: what is still coming in counts as well, and what nobody can use any more is not kept."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dtx.client import XaFlag
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start
+from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
+from dtx.xa.xid import Xid
+from tests.support.client import new_xid
+from tests.support.crash import PERSISTENT, Stage
+from tests.support.postgres import PostgresServer
+from tests.support.processes import resident
+from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
+
+MIB = 1 << 20
+HELD = 24 * MIB
+LARGE = 16 * MIB
+"""More than the sockets between a broker, dtx and a client that does not read can take."""
+PROPERTIES = len(b"".join(PERSISTENT.encode()))
+"""They count, too."""
+_BASIC = keys.BASIC_PUBLISH >> 16
+
+
+@pytest.fixture(scope="module")
+def stage(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
+    """A dtx with little room."""
+    with Stage(shared_rabbitmq, postgres, options=["--max-held-bytes", str(HELD)]) as made:
+        made.declare("in")
+        made.declare("out")
+        yield made
+
+
+def client(stage: Stage, *channels: int) -> RawClient:
+    """A connection with selected channels."""
+    made = RawClient(stage.service.url(vhost=stage.vhost))
+    for channel in channels:
+        made.open(channel, select=True)
+    return made
+
+
+def fits(observer: RawClient, size: int) -> bool:
+    """Whether a branch may hold a message of that size now; it is rolled back. Its header tells, no body is sent."""
+    xid = new_xid()
+    observer.ask(1, Start(xid=xid))
+    method, header = requests.publish(b"", b"out"), header_frame(1, _BASIC, size, b"\x00\x00")
+    observer.send_frames(method_frame(1, method) + header)
+    observer.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b""))
+    if method_of(observer.next_method(1)) == keys.CHANNEL_CLOSE_OK:
+        taken = True
+    else:
+        taken = False
+        observer.read_method(1, keys.CHANNEL_CLOSE_OK)  # both sides have closed at once
+        observer.send(1, requests.CHANNEL_CLOSE_OK)
+    observer.open(1, select=True)
+    observer.ask(1, Rollback(xid=xid))
+    return taken
+
+
+def method_of(payload: bytes) -> int:
+    return int.from_bytes(payload[:4], "big")
+
+
+def room(observer: RawClient, size: int) -> Callable[[], bool]:
+    """Whether *size* octets are free, and no more."""
+    return lambda: fits(observer, size) and not fits(observer, size + 1)
+
+
+def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(stage: Stage) -> None:
+    """Many large ones at a time would each have found room, and together there would be none."""
+    stage.fill("in", bytes(LARGE))
+    with client(stage, 1) as observer, client(stage, 1) as slow:
+        assert room(observer, HELD)()
+        slow.send(1, requests.consume(b"in", b"tag"))
+        while slow.read()[0] != HEADER:
+            pass
+        assert room(observer, HELD - LARGE - PROPERTIES)()
+        slow.abort()
+        stage.wait_for(room(observer, HELD), "the room that the delivery had taken")
+    stage.wait_for_count("in", 1)
+    assert stage.bodies("in") == [bytes(LARGE)]
+
+
+def test_a_delivery_that_is_complete_counts_once(stage: Stage) -> None:
+    """It was counted when it began; in a branch, and given back, it counts no more than that."""
+    stage.fill("in", bytes(LARGE))
+    with client(stage, 1) as observer, client(stage, 1) as consumer:
+        xid = new_xid()
+        consumer.ask(1, Start(xid=xid))
+        consumer.consume_one(1, "in")
+        assert consumer.ask(1, End(xid=xid)) is XaFlag.OK
+        assert room(observer, HELD - LARGE - PROPERTIES)()
+        assert consumer.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert room(observer, HELD)()
+    stage.wait_for_count("in", 1)
+    assert stage.bodies("in") == [bytes(LARGE)]
+
+
+def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) -> None:
+    """It can only be rolled back: its messages count nowhere, so they may not be anywhere either."""
+    channels = (2, 3, 4)
+    with client(stage, 1, *channels) as publisher:
+        xid = doomed(publisher, channels)
+        before = resident(stage.service.pid)
+        for channel in channels:
+            size = 60 * MIB
+            frames = body_frames(channel, bytes(size - 1), publisher.frame_max)
+            method = method_frame(channel, requests.publish(b"", b"out"))
+            publisher.send_frames(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
+        publisher.ask(1, GetTimeout(xid=xid))  # answered behind all of that
+        assert resident(stage.service.pid) - before < 60 * MIB
+        for channel in channels:
+            publisher.send_frames(b"".join(body_frames(channel, b"x", publisher.frame_max)))
+            assert publisher.ask(channel, End(xid=xid)) is XaFlag.RBROLLBACK
+        publisher.ask(1, Rollback(xid=xid))
+    assert stage.bodies("out") == []
+
+
+def doomed(publisher: RawClient, channels: tuple[int, ...]) -> Xid:
+    """A branch that can only be rolled back, with which *channels* are associated; channel 1 was, too."""
+    xid = new_xid()
+    publisher.ask(1, Start(xid=xid))
+    for channel in channels:
+        publisher.ask(channel, Start(xid=xid, join=True))
+    header = header_frame(1, _BASIC, HELD + 1, b"\x00\x00")
+    publisher.send_frames(method_frame(1, requests.publish(b"", b"out")) + header)
+    assert publisher.refused(1).code == 506
+    return xid
