@@ -79,6 +79,10 @@ class Coordination:
             case _:
                 assert_never(call)
 
+    def let_go(self) -> None:
+        """The channel is closed: an open scan, which may be long, goes at once, and not with the next garbage."""
+        self._scan = None
+
     def _decide(self, xid: Xid, operation: Operation, ok: DtxMethod, who: Who, finish: Finish) -> None:
         started = time.monotonic()
         answered = False

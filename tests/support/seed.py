@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any, Final
 
 from dtx.log import migrate
 from dtx.log.postgres import PostgresLog
@@ -11,6 +12,8 @@ from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogStat
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, a_line, a_publish, an_insert
+
+_LOCAL: Final[dict[str, Any]] = {"published": (), "consumed": ()}
 
 
 def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere") -> None:
@@ -58,12 +61,11 @@ async def _write(log: PostgresLog, branch: BranchRecord, work: Work) -> None:
         )
 
 
-def in_doubt(xid: Xid, vhost: str = "/", owner: str = "guest") -> BranchRecord:
-    """A prepared branch."""
-    return a_branch(xid=xid, vhost=vhost, owner=owner)
+def in_doubt(xid: Xid, vhost: str = "/", owner: str = "guest", *, local: bool = False) -> BranchRecord:
+    """A prepared branch; *local*: its messages are in the log's own database, and there are none."""
+    return a_branch(xid=xid, vhost=vhost, owner=owner, **_LOCAL if local else {})
 
 
 def heuristic(xid: Xid, outcome: Heuristic, vhost: str = "/", *, local: bool = False) -> BranchRecord:
-    """A branch that an operator completed; *local*: its messages were in the log's own database."""
-    slots = {"published": (), "consumed": ()} if local else {}
-    return a_branch(xid=xid, vhost=vhost, state=LogState.HEURISTIC, outcome=outcome, **slots)
+    """A branch that an operator completed; *local* as in :func:`in_doubt`."""
+    return a_branch(xid=xid, vhost=vhost, state=LogState.HEURISTIC, outcome=outcome, **_LOCAL if local else {})

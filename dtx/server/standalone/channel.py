@@ -388,6 +388,7 @@ class Channel:
             self.publishing.let_go()
             self.consuming.let_go()
             self.context.let_go()
+            self.transactions.let_go()
         self.connection.release(self)
 
 

@@ -464,6 +464,7 @@ class Connection:
         if self.stage is Stage.ENDED:
             return
         self._transport = None
+        self._splitter = FrameSplitter()  # what the client had begun to say goes at once, not with the next garbage
         self._leave(Stage.ENDED)
         if self._login is not None:
             self._login.cancel()  # verifying passwords for nobody would keep others waiting

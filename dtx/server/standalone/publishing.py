@@ -124,6 +124,7 @@ class Publishing:
     def let_go(self) -> None:
         """Nothing more comes of this content."""
         self._publish = None
+        self._raw = b""
         self._left = -1
         if self._charged:
             self._channel.connection.manager.budget.used -= self._charged
@@ -135,13 +136,13 @@ class Publishing:
 
     def _finish(self, publish: Publish, body: bytes) -> None:
         """The content is complete."""
+        raw = self._raw
         self.let_go()
         channel = self._channel
         vhost = channel.connection.vhost
         exchange, key, flags = publish
         channel.connection.demand(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
-        raw = self._raw
         view = properties.read(raw)
         self._judge(view)
         if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:

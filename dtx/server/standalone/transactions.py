@@ -68,6 +68,10 @@ class Transactions:
             case _:
                 assert_never(call)
 
+    def let_go(self) -> None:
+        """The channel is closed."""
+        self._coordination.let_go()
+
     def _select(self) -> None:
         channel = self._channel
         if self._context is None:

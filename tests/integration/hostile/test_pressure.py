@@ -1,6 +1,7 @@
 """More than PostgreSQL or a client can take, where dtx has the messages: it waits, and does not grow."""
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 
@@ -23,7 +24,7 @@ LIMIT = 96 * MEGABYTE
 @pytest.fixture
 def own_service(mode: Mode, own_postgres: PostgresServer) -> Iterator[DtxService]:
     """A service whose database the test may stop."""
-    options = ("--lease-ttl", "30", "--max-held-bytes", "24MiB")
+    options = ("--lease-ttl", "30", "--max-held-bytes", "24MiB", "--frame-max", "2MiB")
     with DtxService(database=own_postgres.create_database(), options=options) as running:
         yield running
 
@@ -118,3 +119,14 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
                 body += slow.wait(3).payload
             assert body[:4] == number.to_bytes(4, "big")
         slow.say(1, requests.ack(0, multiple=True))
+
+
+def test_clients_that_die_in_the_midst_of_a_frame_leave_nothing(own_service: DtxService) -> None:
+    """A frame of a megabyte of each, but for the last octet: not even the garbage collector is waited for."""
+    before = resident(own_service.pid)
+    for _ in range(150):
+        with logged_in(own_service.url()) as peer:
+            peer.send(message(1, b"nowhere", bytes(MEGABYTE), size=2 * MEGABYTE)[:-1])
+            peer.socket.shutdown(socket.SHUT_WR)
+            peer.drain()
+    assert resident(own_service.pid) - before < 48 * MEGABYTE

@@ -11,7 +11,8 @@ from dtx.client import AsyncCoordinator, Coordinator
 from dtx.wire.amqp09.calls import Call, Commit, Forget, GetTimeout, Prepare, Recover, Rollback, Start
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
-from tests.support.client import async_connected, bodies, connected, fresh_queue, new_xid
+from tests.support.broker import Broker, Mode, StandaloneBroker
+from tests.support.client import async_connected, connected, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
@@ -19,6 +20,8 @@ from tests.support.seed import heuristic, in_doubt, seed
 from tests.support.service import DtxService
 
 COUNT = 5000
+QUEUE = "of-the-many"
+"""Where the branches publish to, where there is a broker."""
 START = Recover(startscan=True, endscan=False)
 NEXT = Recover(startscan=False, endscan=False)
 END = Recover(startscan=False, endscan=True)
@@ -26,11 +29,9 @@ ONCE = Recover(startscan=True, endscan=True)
 
 
 @pytest.fixture(scope="module")
-def many(shared_rabbitmq: RabbitNode) -> Iterator[str]:
-    """A vhost for the many."""
-    name = shared_rabbitmq.add_vhost()
-    yield name
-    shared_rabbitmq.delete_vhost(name)
+def many() -> str:
+    """The name of a vhost for the many."""
+    return f"many-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +48,27 @@ def heuristics() -> dict[Heuristic, Xid]:
 
 
 @pytest.fixture(scope="module")
-def work_queue(shared_rabbitmq: RabbitNode) -> Iterator[str]:
-    """Where the branches publish to."""
-    with fresh_queue(shared_rabbitmq) as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
 def seeded(
-    shared_rabbitmq: RabbitNode,
+    mode: Mode,
+    request: pytest.FixtureRequest,
     postgres: PostgresServer,
     many: str,
     xids: list[Xid],
     heuristics: dict[Heuristic, Xid],
-    work_queue: str,
 ) -> Iterator[DtxService]:
     """A service on a log that has all of them, and as many of somebody else."""
+    local = mode == "standalone"
+    node: RabbitNode | None = None if local else request.getfixturevalue("shared_rabbitmq")
     database = postgres.create_database()
-    others = (in_doubt(Xid(1, secrets.token_bytes(64)), many, "somebody else") for _ in range(100))
-    mine = (in_doubt(xid, many) for xid in xids)
-    seed(database, (*mine, *others, *(heuristic(xid, outcome) for outcome, xid in heuristics.items())), work_queue)
-    with DtxService(broker=shared_rabbitmq.url(), database=database) as running:
+    others = (in_doubt(Xid(1, secrets.token_bytes(64)), many, "somebody else", local=local) for _ in range(100))
+    mine = (in_doubt(xid, many, local=local) for xid in xids)
+    decided = (heuristic(xid, outcome, local=local) for outcome, xid in heuristics.items())
+    seed(database, (*mine, *others, *decided), QUEUE)
+    with DtxService(broker=None if node is None else node.url(), database=database) as running:
+        broker: Broker = StandaloneBroker(running) if node is None else node
+        broker.add_vhost(many)
         yield running
+        broker.delete_vhost(many)
     postgres.drop_database(database)
 
 
@@ -192,11 +192,13 @@ def test_scans_that_are_never_ended_cost_nothing_lasting(seeded: DtxService, man
 
 
 def test_branches_are_completed_in_the_middle_of_a_scan(
-    client: RawClient, many: str, rabbitmq: RabbitNode, work_queue: str, xids: list[Xid]
+    mode: Mode, request: pytest.FixtureRequest, client: RawClient, many: str, xids: list[Xid]
 ) -> None:
     """Grammar: "recovery = C:RECOVER S:RECOVER-OK *recovery-outcome"."""
-    with rabbitmq.channel(many) as channel:
-        channel.queue_declare(work_queue, durable=True)
+    node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
+    if node is not None:
+        with node.channel(many) as channel:
+            channel.queue_declare(QUEUE, durable=True)
     listed = everything(client)
     done = [*listed[:5], *listed[-5:]]
     found = batch(client, 1, START)
@@ -207,7 +209,8 @@ def test_branches_are_completed_in_the_middle_of_a_scan(
         found += page
     assert set(found) == set(xids)
     assert set(everything(client, 2)) == set(xids) - set(done)
-    assert len(rabbitmq.take_all(work_queue, many)) == 5
+    if node is not None:
+        assert len(node.take_all(QUEUE, many)) == 5
 
 
 # -- heuristic outcomes -----------------------------------------------------------------------------------------------
@@ -225,8 +228,6 @@ def test_branches_are_completed_in_the_middle_of_a_scan(
 def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
     seeded: DtxService,
     heuristics: dict[Heuristic, Xid],
-    rabbitmq: RabbitNode,
-    work_queue: str,
     outcome: Heuristic,
     flag: XaFlag,
 ) -> None:
@@ -249,4 +250,3 @@ def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
             refusal = client.refusal(1, call)
             assert refusal.code == 404
             assert "completed: forgotten at 20" in refusal.text
-    assert bodies(rabbitmq, work_queue) == []
