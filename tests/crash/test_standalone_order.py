@@ -33,10 +33,10 @@ class Stand:
         self.url = url
         self._opened: list[Client] = []
 
-    async def open(self, **options: Any) -> Client:
+    async def open(self, *, retry_window: float = 5.0, answer_timeout: float = 30.0, **options: Any) -> Client:
         """Start, or start again."""
         await self.close()
-        log = PostgresLog(self.url, "rm", retry_window=5.0)
+        log = PostgresLog(self.url, "rm", retry_window=retry_window, answer_timeout=answer_timeout)
         await log.open()
         client = await Client(log, **options).open()
         self._opened.append(client)
@@ -206,6 +206,18 @@ async def test_a_transaction_that_is_refused_gives_back_what_it_acknowledged(sta
     await client.submit(acked=sink.deliveries[2:])
     again = await stand.open()
     assert await again.consume(again.host.queues[b"q"]).wait(1) == [b"2"]
+
+
+async def test_what_takes_too_long_was_not_written_and_what_comes_later_is(stand: Stand) -> None:
+    """PostgreSQL gives up first (statement_timeout), so it is known that nothing happened."""
+    client = await stand.open(retry_window=0.5, answer_timeout=1.0)
+    queue = await client.declare()
+    with Lock(stand.url, "message"), pytest.raises(LogUnavailable):
+        await client.publish(b"too slow")
+    await client.publish(b"in time")
+    assert await client.consume(queue).wait(queue.index.ready) == [b"in time"]
+    again = await stand.open()
+    assert again.host.queues[b"q"].index.ready == 1
 
 
 async def test_acknowledgements_that_the_log_refuses_are_written_later(stand: Stand) -> None:

@@ -1,0 +1,80 @@
+"""Standalone mode: a dtx that stood still while another one took over promises nothing any more."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.client import Coordinator, XaFlag
+from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09.calls import Commit, Prepare, Recover, Start, encode_call
+from tests.support.client import connected, new_xid
+from tests.support.crash import PERSISTENT, work
+from tests.support.postgres import PostgresServer
+from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.service import DtxService
+
+CONFIRM_SELECT = keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00"
+
+
+@pytest.fixture
+def both(postgres: PostgresServer) -> Iterator[tuple[DtxService, DtxService]]:
+    """The active one, and the one that stands by."""
+    database = postgres.create_migrated_database()
+    options = ("--lease-ttl", "2")
+    with (
+        DtxService(database=database, options=options) as active,
+        DtxService(database=database, options=options, start=False) as standby,
+    ):
+        standby.start(wait=False)
+        yield active, standby
+    postgres.drop_database(database)
+
+
+def answers(client: RawClient, channel: int) -> list[bytes]:
+    """Everything that comes on *channel* until the connection ends."""
+    found = []
+    try:
+        while True:
+            found.append(client.next_method(channel))
+    except (ConnectionEnded, OSError):
+        return found
+
+
+def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_decided(
+    both: tuple[DtxService, DtxService],
+) -> None:
+    active, standby = both
+    with connected(active.url()) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("q", durable=True)
+        for body in (b"1", b"2"):
+            channel.basic_publish("", "q", body, PERSISTENT)
+        xa, decided = work(connection.channel(), publish={"q": [b"decided elsewhere"]}, consume={"q": 1})
+        assert xa.prepare(decided) is XaFlag.OK
+    with RawClient(active.url()) as client:
+        for number in range(1, 6):
+            client.open(number, select=number in (2, 3))
+        client.send(1, CONFIRM_SELECT)
+        client.read_method(1, keys.CONFIRM_SELECT_OK)
+        idle = client.idle(2, new_xid(), queue="q", body=b"not prepared")
+        active.pause()
+        client.publish(1, "q", b"too late", properties=b"\x10\x00\x02")
+        client.send(2, encode_call(Prepare(xid=idle)))
+        client.send(3, encode_call(Start(xid=new_xid())))
+        client.send(4, encode_call(Commit(xid=decided, one_phase=False)))
+        client.send(5, encode_call(Recover(startscan=True, endscan=True)))
+        standby.wait_ready()
+        with connected(standby.url()) as connection, Coordinator(connection) as coordinator:
+            assert list(coordinator.recover()) == [decided]
+            assert coordinator.rollback(decided) is XaFlag.OK
+        active.resume()
+        for number in range(1, 6):
+            closed = keys.CHANNEL_CLOSE.to_bytes(4, "big") + (541).to_bytes(2, "big")
+            nack = keys.BASIC_NACK.to_bytes(4, "big")
+            assert [answer for answer in answers(client, number) if not answer.startswith((closed, nack))] == []
+    assert active.wait() == 5
+    with connected(standby.url()) as connection, Coordinator(connection) as coordinator:
+        assert list(coordinator.recover()) == []
+        channel = connection.channel()
+        assert [channel.basic_get("q", auto_ack=True)[2] for _ in range(3)] == [b"1", b"2", None]
