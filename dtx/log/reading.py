@@ -28,6 +28,7 @@ from sqlalchemy import (
     null,
     select,
     true,
+    union,
     union_all,
 )
 from sqlalchemy.dialects.postgresql import REGCLASS
@@ -164,6 +165,7 @@ class Stored:
         brokered: its branches whose messages are in a broker.
         live_rows, dead_rows: of the table of messages, of all resource managers, as PostgreSQL estimates them.
         table_bytes: of that table with its indexes.
+        vhosts: virtual hosts that have durable queues or branches in the log.
     """
 
     queues: int
@@ -172,6 +174,7 @@ class Stored:
     live_rows: int
     dead_rows: int
     table_bytes: int
+    vhosts: frozenset[str]
 
 
 class LogReader:
@@ -324,8 +327,17 @@ class LogReader:
                 func.pg_total_relation_size(_MESSAGES),
             )
         )
+        hosts = self._all(union(*(select(table.c.vhost).where(table.c.rm == rm) for table in (queue, branch))))
         queues, local, brokered, live, dead, octets = rows[0]
-        return Stored(queues=queues, local=local, brokered=brokered, live_rows=live, dead_rows=dead, table_bytes=octets)
+        return Stored(
+            queues=queues,
+            local=local,
+            brokered=brokered,
+            live_rows=live,
+            dead_rows=dead,
+            table_bytes=octets,
+            vhosts=frozenset(name for (name,) in hosts),
+        )
 
     def _all(self, statement: Executable) -> Sequence[Sequence[Any]]:
         with self._explained():

@@ -44,6 +44,14 @@ def check_standalone(settings: Settings) -> Iterator[Check]:
         return  # what is wrong with the database has been said
     yield from _users(users, remote, settings)
     yield from _messages(stored)
+    # what was begun in the seconds before everybody was disconnected
+    lost = sorted(stored.vhosts - users.vhosts) if users.version else []
+    if lost:
+        yield warning(
+            "vhosts",
+            f"queues or branches are kept in {_names(lost)}, and there is no such virtual host, so nobody gets them: "
+            "run 'dtx vhost add' and 'dtx user grant'",
+        )
 
 
 def check_left_behind(settings: Settings) -> Iterator[Check]:

@@ -220,6 +220,24 @@ def test_doctor_looks_at_the_users(migrated_postgres_url: str, capsys: pytest.Ca
     assert dtx.findings(code=1)["users"][0] == "failed"
 
 
+def test_doctor_misses_virtual_hosts_that_have_something(
+    migrated_postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dtx, editor = Command(migrated_postgres_url, capsys), AccountEditor(migrated_postgres_url, "dtx")
+    editor.provision()
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute(
+            """INSERT INTO dtx.queue (id, rm, vhost, name, auto_delete, arguments, delivered)
+            VALUES (1, 'dtx', 'shop', 'q', false, '', 0), (2, 'dtx', '/', 'q', false, '', 0),
+                   (3, 'other', 'theirs', 'q', false, '', 0)"""
+        )
+    (found,) = dtx.findings().items()
+    assert found[0] == "vhosts"
+    assert "are kept in shop, and" in found[1][1]
+    editor.add_vhost("shop")
+    assert dtx.findings() == {}
+
+
 def test_doctor_in_front_of_a_broker_tells_what_a_dtx_without_one_has_left(dtx: Command) -> None:
     found = dtx.findings("--broker", "amqp://127.0.0.1:1/", code=1)
     assert found["broker.reachable"][0] == "failed"
