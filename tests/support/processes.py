@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import resource
 import shutil
 import signal
@@ -18,6 +19,9 @@ from dtx.log import embedded_launch
 
 # Linux tells a child of the death of the *thread* that forked it, so all are forked by one that lives as long as we do.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+
+_PORTS = random.SystemRandom()
+_NOT_EPHEMERAL = range(20_000, 32_768)
 
 _logs: dict[str, Path] = {}
 
@@ -57,12 +61,16 @@ def end(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert isinstance(port, int)
-    return port
+    """A TCP port of the loopback interface that nobody has.
+
+    None of those that the system itself gives away (to whoever connects anywhere, from 32768 on): a server that takes
+    it a moment later, or comes back to it after a restart, would find it in use now and then.
+    """
+    while True:
+        port = _PORTS.choice(_NOT_EPHEMERAL)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def resident(pid: int) -> int:
