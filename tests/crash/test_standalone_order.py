@@ -292,6 +292,20 @@ async def test_a_message_that_memory_had_no_room_for_begins_to_expire_at_the_com
     assert await sink.wait(5) == [b"%d" % number * 900 for number in range(5)]
 
 
+async def test_a_message_that_memory_lets_go_during_the_commit_expires_as_well(stand: Stand) -> None:
+    now = [VOTED]
+    client = await stand.open(cache_bytes=4_000, clock=lambda: now[0])
+    queue = await client.declare("q", message_ttl=60_000)
+    branch = await client.prepare(client.work([client.message(b"brief")]))
+    client.store.committing(branch.published or (), ())
+    await client.prepare(client.work([client.message(bytes(900)) for _ in range(5)]))
+    client.store.committed(branch.published or (), ())
+    assert queue.index.ready == 1
+    now[0] += 61
+    queue.index.dispatch(now[0])
+    assert queue.index.ready == 0
+
+
 async def test_of_two_branches_that_consume_one_rolls_back_and_order_is_kept(stand: Stand) -> None:
     client = await stand.open()
     queue = await client.declare()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from dtx.log.changes import PRIORITY_SHIFT, Change, Slot, StoredMessage
+from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import cost
 from dtx.store.postgres.copies import without_blind
@@ -149,7 +149,8 @@ class Branches:
         settings = entry.spec.settings
         lifetime = expiry(traits(message.properties).expiration, settings.message_ttl, 0.0)
         octets = 0 if settings.max_length_bytes is None else len(message.body)
-        self.restored(message.slot, Hidden(message.flags >> PRIORITY_SHIFT & 0xFF, octets, lifetime))
+        # The commit may be under way: then this is when the message expires, and otherwise the commit will say.
+        self.restored(message.slot, Hidden(message.priority, octets, lifetime, message.expires_at))
 
     def _take(self, slot: Slot) -> StoredMessage | None:
         message = self._hidden.pop(slot, None)
