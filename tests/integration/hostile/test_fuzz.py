@@ -32,7 +32,7 @@ from tests.support.client import bodies, new_xid
 from tests.support.peer import Peer, message
 from tests.support.service import DtxService
 
-STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "120"))
+STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
 SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
 Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
 

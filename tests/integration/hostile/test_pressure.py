@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.frames import HEADER
 from tests.support.broker import Mode, only_standalone
 from tests.support.peer import Peer, logged_in, message
@@ -21,11 +21,18 @@ LIMIT = 96 * MEGABYTE
 """Far above what the limits of one connection allow together, and far below what is offered here."""
 
 
-@pytest.fixture
-def own_service(mode: Mode, own_postgres: PostgresServer) -> Iterator[DtxService]:
-    """A service whose database the test may stop."""
+@pytest.fixture(scope="module")
+def database_server() -> Iterator[PostgresServer]:
+    """One that tests may stop for a while."""
+    with PostgresServer("pressed") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxService]:
+    """A service whose database is that one."""
     options = ("--lease-ttl", "30", "--max-held-bytes", "24MiB", "--frame-max", "2MiB")
-    with DtxService(database=own_postgres.create_database(), options=options) as running:
+    with DtxService(database=database_server.create_database(), options=options) as running:
         yield running
 
 
@@ -34,9 +41,9 @@ def exclusive_queue(peer: Peer) -> bytes:
     return content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
 
 
-def push(peer: Peer, data: bytes, most: int) -> int:
+def push(peer: Peer, data: bytes, most: int, patience: float = 1.0) -> int:
     """Send *data* again and again until the service takes no more for a while; octets that were taken."""
-    peer.socket.settimeout(1)
+    peer.socket.settimeout(patience)
     sent = 0
     with contextlib.suppress(TimeoutError):
         while sent < most:
@@ -46,7 +53,7 @@ def push(peer: Peer, data: bytes, most: int) -> int:
 
 
 def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
-    own_service: DtxService, own_postgres: PostgresServer
+    own_service: DtxService, database_server: PostgresServer
 ) -> None:
     """Reading stops while messages wait to be written; then it goes on where it was, and nothing is missing."""
     size = 64 * 1024
@@ -56,7 +63,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         peer.wait(keys.CONFIRM_SELECT_OK)
         whole = message(1, queue, bytes(size))
         before = resident(own_service.pid)
-        own_postgres.pause()
+        database_server.pause()
         try:
             sent = push(peer, whole, 1024 * MEGABYTE)
             assert sent < LIMIT
@@ -65,7 +72,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
             other.say(1, requests.qos(1))
             other.wait(keys.BASIC_QOS_OK)
         finally:
-            own_postgres.resume()
+            database_server.resume()
         count = -(-sent // len(whole))
         peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
         confirmed = 0
@@ -76,19 +83,36 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         assert peer.wait(keys.QUEUE_DELETE_OK).payload[4:] == count.to_bytes(4, "big")
 
 
-def test_many_publishers_together_have_a_limit(own_service: DtxService, own_postgres: PostgresServer) -> None:
+def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, database_server: PostgresServer) -> None:
+    """connection.blocked, for clients that say that they understand it."""
+    blocked = tables.entry(b"connection.blocked", b"t", b"\x01")
+    with Peer(own_service.url()) as peer:
+        peer.log_in(properties=tables.entry(b"capabilities", b"F", blocked))
+        peer.open(1)
+        whole = message(1, exclusive_queue(peer), bytes(64 * 1024))
+        database_server.pause()
+        try:
+            sent = push(peer, whole, 1024 * MEGABYTE)
+            peer.wait(keys.CONNECTION_BLOCKED)
+        finally:
+            database_server.resume()
+        peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
+        peer.wait(keys.CONNECTION_UNBLOCKED)
+
+
+def test_many_publishers_together_have_a_limit(own_service: DtxService, database_server: PostgresServer) -> None:
     """What each may have on its way, all together may not (--max-held-bytes), and nobody is refused for that."""
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(logged_in(own_service.url())) for _ in range(8)]
         wholes = [message(1, exclusive_queue(peer), bytes(64 * 1024)) for peer in peers]
         before = resident(own_service.pid)
-        own_postgres.pause()
+        database_server.pause()
         try:
-            sent = [push(peer, whole, 64 * MEGABYTE) for peer, whole in zip(peers, wholes, strict=True)]
+            sent = [push(peer, whole, 64 * MEGABYTE, 0.3) for peer, whole in zip(peers, wholes, strict=True)]
             assert max(sent) < 64 * MEGABYTE
             assert resident(own_service.pid) - before < LIMIT  # eight times what one may have is more
         finally:
-            own_postgres.resume()
+            database_server.resume()
         for peer, whole, octets in zip(peers, wholes, sent, strict=True):
             peer.send(whole[octets % len(whole) :] if octets % len(whole) else b"")
             peer.say(1, requests.qos(1))
