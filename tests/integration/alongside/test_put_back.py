@@ -1,0 +1,109 @@
+"""Rollback of a prepared branch that consumed: its messages are put back, each into its queue and nowhere else."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+import pytest
+
+from dtx.client import XAResource, Xid
+from dtx.xa.codes import XaFlag
+from tests.conftest import ServiceFactory
+from tests.support.client import connected, new_xid
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+Message = tuple[bytes, pika.BasicProperties, bool]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A topic exchange, the queue that is bound to it, and one that gets a copy by CC."""
+
+    exchange: str
+    queue: str
+    copies: str
+
+
+@pytest.fixture
+def place(rabbitmq: RabbitNode) -> Iterator[Place]:
+    """With one message in each queue."""
+    mark = secrets.token_hex(4)
+    place = Place(f"x-{mark}", f"q-{mark}", f"c-{mark}")
+    with rabbitmq.channel() as channel:
+        channel.exchange_declare(place.exchange, "topic")
+        for queue, key in ((place.queue, "a.#"), (place.copies, "copy")):
+            channel.queue_declare(queue)
+            channel.queue_bind(queue, place.exchange, key)
+        headers = {"CC": ["copy"], "mine": 1}
+        properties = pika.BasicProperties(message_id="m1", priority=3, timestamp=7, delivery_mode=2, headers=headers)
+        channel.confirm_delivery()
+        channel.basic_publish(place.exchange, "a.b", b"one", properties)
+        yield place
+        for queue in (place.queue, place.copies):
+            channel.queue_delete(queue)
+        channel.exchange_delete(place.exchange)
+
+
+def put_back(service: DtxService, queue: str) -> Xid:
+    """Consume a message in a branch, prepare it, and roll it back."""
+    xid = new_xid()
+    with connected(service.url()) as connection:
+        channel = connection.channel()
+        xa = XAResource(channel)
+        xa.start(xid)
+        method, _, _ = channel.basic_get(queue)
+        assert method is not None
+        channel.basic_ack(method.delivery_tag)
+        xa.end(xid)
+        assert xa.prepare(xid) is XaFlag.OK
+        assert channel.basic_get(queue)[0] is None
+        assert xa.rollback(xid) is XaFlag.OK
+    return xid
+
+
+def look(rabbitmq: RabbitNode, queue: str) -> tuple[pika.BasicProperties, dict[str, Any]]:
+    """The only message of *queue*, which stays there."""
+    with rabbitmq.channel() as channel:
+        method, properties, body = channel.basic_get(queue)
+        assert (method is not None, body) == (True, b"one")
+        assert channel.basic_get(queue)[0] is None
+        channel.basic_nack(method.delivery_tag)
+    return properties, dict(properties.headers)
+
+
+def test_a_message_is_put_back_where_it_was_and_nobody_else_gets_a_copy(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, place: Place
+) -> None:
+    """Design: "CC/BCC renamed so that nobody else gets a copy, original exchange, key and redelivery kept"."""
+    put_back(dtx_service(), place.queue)
+    properties, headers = look(rabbitmq, place.queue)
+    identity = headers.pop("x-dtx-put-back")
+    assert headers == {
+        "mine": 1,
+        "x-dtx-cc": ["copy"],
+        "x-dtx-id": identity,
+        "x-dtx-original-exchange": place.exchange,
+        "x-dtx-original-routing-key": "a.b",
+        "x-dtx-redelivered": False,
+    }
+    assert (properties.message_id, properties.priority, properties.timestamp) == ("m1", 3, 7)
+    assert properties.delivery_mode == 2
+    copy, untouched = look(rabbitmq, place.copies)
+    assert (copy.message_id, untouched) == ("m1", {"CC": ["copy"], "mine": 1})
+
+
+def test_a_message_that_is_put_back_again_keeps_what_it_was_at_first(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, place: Place
+) -> None:
+    """The default exchange, by which it came back, tells nobody anything; its id is that of the message."""
+    service = dtx_service()
+    put_back(service, place.queue)
+    _, first = look(rabbitmq, place.queue)  # from now on the broker calls it redelivered
+    put_back(service, place.queue)
+    _, second = look(rabbitmq, place.queue)
+    assert first.pop("x-dtx-put-back") != second.pop("x-dtx-put-back")
+    assert second == {**first, "x-dtx-redelivered": True}
+    look(rabbitmq, place.copies)
