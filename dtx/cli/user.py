@@ -155,7 +155,7 @@ def grant(
 @user.command(cls=SettingsCommand, epilog=_TAGS)
 @with_settings(*DATABASE_SETTINGS)
 @_name
-@click.argument("tags", nargs=-1, type=click.Choice(TAGS))
+@click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]...")
 def tag(settings: Settings, name: str, tags: tuple[str, ...]) -> int:
     """Give a user these tags and no others; without any, take all away."""
     with editor(settings) as accounts:
