@@ -1,16 +1,17 @@
 """Phase two of many large branches at once: their messages are in memory a few at a time."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.store.api import Applied, PhaseTwo
+from dtx.store.api import Applied, PhaseTwo, Refused
 from dtx.store.rabbitmq.lane import LaneSettings
 from dtx.store.rabbitmq.room import Room
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.store import RabbitStore
 from tests.support.client import bodies, fresh_queue
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
 
 LIMIT = 100_000
@@ -22,24 +23,36 @@ class InMemory:
 
     def __init__(self, queue: str) -> None:
         self._queue = queue.encode()
-        self._now = 0
+        self.now = 0
+        """Octets in memory."""
         self.most = 0
 
+    async def reaches(self, size: int) -> None:
+        """Wait until at least so many octets have been read."""
+        async with asyncio.timeout(30):
+            while self.now < size:
+                await asyncio.sleep(0.01)
+
     async def commit(self, store: RabbitStore, size: int) -> Applied:
+        result = await self.apply(store, size)
+        assert isinstance(result, Applied)
+        return result
+
+    async def apply(self, store: RabbitStore, size: int, exchange: bytes = b"") -> Applied | Refused:
         body = bytes(size)
         read = 0
 
         async def work() -> Sequence[Work]:
             nonlocal read
             read = size
-            self._now += size
-            self.most = max(self.most, self._now)
+            self.now += size
+            self.most = max(self.most, self.now)
             await asyncio.sleep(0)
             return [
                 Work(
                     position=0,
                     kind=WorkKind.PUBLISH,
-                    exchange=b"",
+                    exchange=exchange,
                     routing_key=self._queue,
                     properties=b"\x00\x00",
                     body=body,
@@ -59,8 +72,7 @@ class InMemory:
             assign=assign,
         )
         result = await store.apply(phase)
-        self._now -= read
-        assert isinstance(result, Applied)
+        self.now -= read
         return result
 
 
@@ -80,3 +92,41 @@ async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger
         await store.close()
     assert 30_000 < several.most <= LIMIT
     assert large.most == 3 * LIMIT
+
+
+async def test_all_room_is_free_again_however_units_end(
+    rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
+) -> None:
+    """Applied, refused, late, lost with their connection, or given up at the end: neither a leak nor a gain."""
+    between = proxy("127.0.0.1", rabbitmq.port)
+    room = Room(LIMIT)
+    settings = LaneSettings(rm="room", replay="always", room=room, deadline=0.2)
+    store = RabbitStore(Broker.from_url(f"amqp://guest:guest@127.0.0.1:{between.port}"), settings)
+    try:
+        with fresh_queue(rabbitmq) as queue:
+            await store.lane("/").ready(30)
+            load = InMemory(queue)
+            good = [asyncio.create_task(load.apply(store, 30_000)) for _ in range(COUNT)]
+            bad = [asyncio.create_task(load.apply(store, 30_000, b"no such exchange")) for _ in range(COUNT)]
+            await asyncio.wait(good, return_when=asyncio.FIRST_COMPLETED)
+            between.stall()
+            late = [asyncio.create_task(load.apply(store, LIMIT)) for _ in range(3)]
+            await load.reaches(3 * LIMIT)  # each had its room when the one before was late
+            between.resume()
+            await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            between.cut()
+            results = await asyncio.wait_for(asyncio.gather(*good, *bad, *late), 60)
+            assert [type(result) for result in results] == [Applied] * COUNT + [Refused] * COUNT + [Applied] * 3
+            between.stall()
+            given_up = [asyncio.create_task(load.apply(store, 60_000)) for _ in range(4)]
+            await load.reaches(load.now + 60_000)
+            for task in given_up:
+                task.cancel()
+            await asyncio.wait(given_up)
+            await asyncio.wait_for(room.take(LIMIT), 30)
+            more = asyncio.create_task(room.take(1))
+            assert (await asyncio.wait([more], timeout=0.1))[1] == {more}
+            more.cancel()
+            between.resume()
+    finally:
+        await store.close()
