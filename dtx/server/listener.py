@@ -38,7 +38,8 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, listener: "Listener") -> None:
         self._listener = listener
         self._transport: asyncio.Transport | None = None
-        self._session: ClientSession | None = None
+        self.session: ClientSession | None = None
+        """Once its header has been read."""
         self._start = b""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,13 +54,13 @@ class ClientConnection(asyncio.Protocol):
 
     def abort_unless_begun(self) -> None:
         """Close at once when no protocol header has come."""
-        if self._session is None and self._transport is not None:
+        if self.session is None and self._transport is not None:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Octets from the client."""
-        if self._session is not None:
-            self._session.client_data(data)
+        if self.session is not None:
+            self.session.client_data(data)
         else:
             self._sniff(data)
 
@@ -74,22 +75,22 @@ class ClientConnection(asyncio.Protocol):
                 self._start = b""
                 if self._timer is not None:
                     self._timer.cancel()
-                self._session = self._listener.begin(self, header)
+                self.session = self._listener.begin(self, header)
                 if rest:
-                    self._session.client_data(rest)
+                    self.session.client_data(rest)
             case _:
                 self._transport.write(Protocol.AMQP_0_9_1.value)
                 self._transport.close()
 
     def pause_writing(self) -> None:
         """The client is slow."""
-        if self._session is not None:
-            self._session.client_is_slow()
+        if self.session is not None:
+            self.session.client_is_slow()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        if self._session is not None:
-            self._session.client_has_caught_up()
+        if self.session is not None:
+            self.session.client_has_caught_up()
 
     def eof_received(self) -> bool:
         """The client has closed its side: so does dtx."""
@@ -100,8 +101,8 @@ class ClientConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._listener.dismiss(self)
-        if self._session is not None:
-            self._session.client_gone()
+        if self.session is not None:
+            self.session.client_gone()
 
     # What a session asks of the socket.
 
@@ -157,7 +158,8 @@ class Listener:
     """Accepts clients.
 
     Args:
-        max_connections: sockets at the same time, those within a TLS handshake included; more are closed at once.
+        max_connections: clients at the same time; more are closed at once. Those within a TLS handshake count, and
+            those that have left while a branch still needs their connection to the broker: it is a socket, too.
         header_timeout: seconds; the same for a TLS handshake.
         metrics: numbers.
     """
@@ -169,6 +171,8 @@ class Listener:
         self._max_connections = max_connections
         self._metrics = metrics
         self._connections: set[ClientConnection] = set()
+        self._left: set[ClientSession] = set()
+        """Sessions that go on without their client."""
         self._servers: list[asyncio.Server] = []
         self._tls_servers: list[TlsServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,7 +219,7 @@ class Listener:
         """Whether there is room for one more, or it has been admitted already."""
         if connection in self._connections:
             return True
-        if len(self._connections) >= self._max_connections:
+        if len(self._connections) + len(self._left) >= self._max_connections:
             if not self._full:
                 self._full = True
                 _log.warning("no room for more connections", max_connections=self._max_connections)
@@ -227,6 +231,8 @@ class Listener:
 
     def dismiss(self, connection: ClientConnection) -> None:
         """A socket is closed."""
+        if connection.session in self.sessions:
+            self._left.add(connection.session)
         if connection in self._connections:
             self._connections.discard(connection)
             self._metrics.connections.dec()
@@ -250,6 +256,7 @@ class Listener:
             session.abort()
         finally:
             self.sessions.discard(session)
+            self._left.discard(session)
 
     def stop_accepting(self) -> None:
         """No new sockets."""
