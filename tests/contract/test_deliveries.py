@@ -6,8 +6,9 @@ RabbitMQ, "Consumer Prefetch", "Consumer Priorities", "Negative Acknowledgements
 from typing import Any
 
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
-from tests.support.dialogue import Dialogue, Got
+from tests.support.dialogue import Dialogue, Got, unique
 
 
 def bodies(found: list[Got]) -> list[str]:
@@ -148,6 +149,72 @@ def test_a_priority_of_a_consumer_is_a_number(talk: Dialogue, value: object) -> 
     queue = talk.queue()
     arguments = {"x-priority": value}
     assert talk.refused(lambda channel: channel.basic_consume(queue, lambda *_: None, arguments=arguments)) == 406
+
+
+# -- single active consumer --------------------------------------------------------------------------------------------
+
+
+def test_one_consumer_is_active_and_others_wait_for_its_end(talk: Dialogue) -> None:
+    """RabbitMQ, Consumers: "only one consumer at a time consuming from a queue", and another "in case" it goes."""
+    queue = talk.queue(single_active_consumer=True)
+    found: list[Got] = []
+    channels = [talk.another() for _ in range(3)]
+    for channel in channels:
+        channel.basic_qos(prefetch_count=1)
+    tags = [talk.collect(found, queue, channel=channel) for channel in channels]
+    talk.publish(queue, "1", "2", "3")
+    talk.until(lambda: len(found) == 1, "the first delivery")
+    assert talk.count(queue) == 2
+    channels[0].basic_ack(found[0].method.delivery_tag)
+    talk.until(lambda: len(found) == 2, "the second delivery")
+    with pytest.raises(ChannelClosedByBroker):  # pika's own close would cancel the consumer first
+        channels[0].queue_declare(unique(), passive=True)
+    talk.until(lambda: len(found) == 3, "the second message for the next consumer")
+    channels[2].basic_cancel(tags[2])  # one that waits
+    channels[1].basic_ack(found[2].method.delivery_tag)
+    talk.until(lambda: len(found) == 4, "the last delivery")
+    assert [got.method.consumer_tag for got in found] == [tags[0], tags[0], tags[1], tags[1]]
+    assert [got.body for got in found] == ["1", "2", "2", "3"]
+
+
+def test_the_next_consumer_gets_what_the_active_one_had(talk: Dialogue) -> None:
+    queue = talk.queue(single_active_consumer=True)
+    first: list[Got] = []
+    second: list[Got] = []
+    channels = [talk.another() for _ in range(2)]
+    for found, channel in zip((first, second), channels, strict=True):
+        talk.collect(found, queue, channel=channel)
+    talk.publish(queue, "1", "2")
+    talk.until(lambda: len(first) == 2, "both deliveries")
+    channels[0].close()
+    talk.until(lambda: len(second) == 2, "both deliveries again")
+    assert [(got.body, got.method.redelivered) for got in second] == [("1", True), ("2", True)]
+    assert talk.get(queue) is None
+
+
+def test_an_exclusive_consumer_has_no_place_where_one_is_active(talk: Dialogue) -> None:
+    queue = talk.queue(single_active_consumer=True)
+    assert talk.refused(lambda channel: channel.basic_consume(queue, lambda *_: None, exclusive=True)) == 403
+
+
+def test_a_queue_with_one_active_consumer_may_be_got_from(talk: Dialogue) -> None:
+    queue = talk.queue(single_active_consumer=True)
+    talk.publish(queue, "1")
+    assert talk.take(queue).body == "1"
+
+
+def test_by_priority_the_next_consumer_becomes_active(talk: Dialogue) -> None:
+    queue = talk.queue(single_active_consumer=True)
+    found: list[Got] = []
+    tags = [
+        talk.collect(found, queue, auto_ack=True, arguments={"x-priority": priority}) for priority in (1, 2, 9, 9, 3)
+    ]
+    talk.publish(queue, "1")
+    talk.until(lambda: len(found) == 1, "the first delivery")
+    talk.channel.basic_cancel(tags[0])
+    talk.publish(queue, "2")
+    talk.until(lambda: len(found) == 2, "the second delivery")
+    assert [got.method.consumer_tag for got in found] == [tags[0], tags[2]]
 
 
 # -- prefetch ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The arguments of queue.declare, checked and given types.
 
 The rules are RabbitMQ's for classic queues, the only kind that there is here: what it refuses is refused with the same
-code. Two arguments that it knows are refused although it would take them, since a queue that ignored them would break
-its promise: ``x-single-active-consumer`` and the overflow ``reject-publish-dlx``.
+code. What it has and standalone mode has not is refused with 540, since a queue that ignored it would break its
+promise: the overflow ``reject-publish-dlx``, and queues of the types quorum and stream.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,6 +32,7 @@ QUEUE_TYPE: Final = b"x-queue-type"
 QUEUE_MODE: Final = b"x-queue-mode"
 QUEUE_VERSION: Final = b"x-queue-version"
 ALTERNATE: Final = b"alternate-exchange"
+_TYPES_ELSEWHERE: Final = (b"quorum", b"stream")
 
 
 class Overflow(StrEnum):
@@ -54,6 +55,7 @@ class QueueArguments:
         dead_letter_exchange: where messages go that expire, overflow or are rejected; ``b""`` is the default exchange.
         dead_letter_routing_key: with which key; ``None`` for their own.
         max_priority: highest priority that it tells apart; 0 for none.
+        single_active: one of its consumers gets everything, until it leaves.
     """
 
     message_ttl: int | None = None
@@ -64,6 +66,7 @@ class QueueArguments:
     dead_letter_exchange: bytes | None = None
     dead_letter_routing_key: bytes | None = None
     max_priority: int = 0
+    single_active: bool = False
 
 
 def _failed(reason: str) -> XaError:
@@ -94,10 +97,13 @@ def _string(entry: Entry, where: str) -> bytes:
 
 def _check_type(entry: Entry, where: str) -> None:
     kind = _string(entry, where)
-    if kind != b"classic":
-        raise _invalid(
-            entry.key, where, f"unsupported queue type '{text(kind)}', standalone dtx has classic queues only"
+    if kind in _TYPES_ELSEWHERE:
+        raise XaError(
+            ReplyCode.NOT_IMPLEMENTED,
+            f"queue type '{text(kind)}' for {where}: standalone dtx has classic queues only, declare one of these",
         )
+    if kind != b"classic":
+        raise _invalid(entry.key, where, f"unsupported queue type '{text(kind)}'")
 
 
 def _check_mode(entry: Entry, where: str) -> None:
@@ -110,19 +116,14 @@ def _check_version(entry: Entry, where: str) -> None:
     _number(entry, where, 1, 2)
 
 
-def _check_single_active(entry: Entry, where: str) -> None:
+def _check_bool(entry: Entry, where: str) -> None:
     if entry.kind != b"t":
         raise _invalid(entry.key, where, f"expected bool, got {kind_name(entry)}")
-    if entry.value != b"\x00":
-        raise XaError(
-            ReplyCode.NOT_IMPLEMENTED,
-            f"'{text(entry.key)}' for {where}: standalone dtx has no single active consumer, use an exclusive one",
-        )
 
 
 _CHECKED: Final[Mapping[bytes, Callable[[Entry, str], None]]] = {
     QUEUE_TYPE: _check_type,
-    SINGLE_ACTIVE: _check_single_active,
+    SINGLE_ACTIVE: _check_bool,
     QUEUE_MODE: _check_mode,  # where messages are kept is not theirs to say here: checked, without effect
     QUEUE_VERSION: _check_version,
 }
@@ -219,6 +220,7 @@ def queue_arguments(table: bytes, where: str) -> QueueArguments:
         overflow=_overflow(found[OVERFLOW], where) if OVERFLOW in found else Overflow.DROP_HEAD,
         dead_letter_exchange=dead_letter_exchange,
         dead_letter_routing_key=dead_letter_key,
+        single_active=SINGLE_ACTIVE in found and found[SINGLE_ACTIVE].value != b"\x00",
     )
 
 

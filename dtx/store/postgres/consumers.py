@@ -178,13 +178,20 @@ class Consumer:
 
 
 class Round:
-    """Consumers in turn, by priority."""
+    """Consumers in turn, by priority.
 
-    __slots__ = ("_all", "_levels", "active")
+    Args:
+        single: one of them alone takes part, the others wait for its end (x-single-active-consumer).
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_all", "_levels", "_single", "_sole", "active")
+
+    def __init__(self, *, single: bool = False) -> None:
         self.active = 0
         """How many are in the round."""
+        self._single = single
+        self._sole: Consumer | None = None
+        """The single active one."""
         self._all: dict[Consumer, None] = {}
         self._levels: list[tuple[int, deque[Consumer]]] = []
 
@@ -206,12 +213,17 @@ class Round:
             name: the queue's, for people.
 
         Raises:
-            XaError: 403 where it, or who is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused).
+            XaError: 403 where it, or who is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused); RabbitMQ
+                has no exclusive one where one alone is active anyway.
         """
-        if self._all and (consumer.exclusive or next(iter(self._all)).exclusive):
+        if (consumer.exclusive and self._single) or (
+            self._all and (consumer.exclusive or next(iter(self._all)).exclusive)
+        ):
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")
         self._all[consumer] = None
         consumer.waiting = True
+        if self._single and self._sole is None:
+            self._sole = consumer
         self.resume(consumer)
 
     def remove(self, consumer: Consumer) -> None:
@@ -225,9 +237,15 @@ class Round:
                 self.active -= 1
         # Levels come from clients' arguments: those that nobody uses must not pile up.
         self._levels = [level for level in self._levels if level[1]]
+        if self._sole is consumer:
+            self._sole = max(self._all, key=lambda each: each.priority, default=None)
+            if self._sole is not None:
+                self.resume(self._sole)
 
     def resume(self, consumer: Consumer) -> None:
-        """It comes into the round again, as the last."""
+        """It comes into the round again, as the last, if it may."""
+        if self._single and consumer is not self._sole:
+            return
         consumer.waiting = False
         self.active += 1
         for priority, line in self._levels:

@@ -89,7 +89,7 @@ class QueueIndex:
         """The greatest position that was ever handed out."""
         self._host = host
         self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
-        self._round = Round()
+        self._round = Round(single=arguments.single_active)
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
         self._bodies = Bodies(cache, lambda: bool(self._round.active or self._getters))
@@ -566,6 +566,8 @@ class QueueIndex:
         self._round.remove(consumer)
         consumer.queue = None
         self._used_at = now
+        if self.ready and self._round.active:  # it may be another's turn now
+            self._schedule()
         return not self._round
 
     def touch(self, now: float) -> None:

@@ -44,7 +44,7 @@ def test_each_argument_is_read() -> None:
             "x-queue-type": "classic",
             "x-queue-mode": "lazy",
             "x-queue-version": 2,
-            "x-single-active-consumer": False,
+            "x-single-active-consumer": True,
             "x-something-of-the-application": "kept, not read",
         }
     ) == QueueArguments(
@@ -56,6 +56,7 @@ def test_each_argument_is_read() -> None:
         dead_letter_exchange=b"",
         dead_letter_routing_key=b"dead",
         max_priority=10,
+        single_active=True,
     )
 
 
@@ -72,13 +73,9 @@ def test_what_rabbitmq_refuses_is_refused(arguments: dict[str, Any]) -> None:
     assert refused.value.code is ReplyCode.PRECONDITION_FAILED
 
 
-@pytest.mark.parametrize("kind", ["quorum", "stream"])
-def test_other_types_of_queues_are_refused_with_the_reason(kind: str) -> None:
-    with pytest.raises(XaError, match=f"unsupported queue type '{kind}', standalone dtx has classic queues only"):
-        read({"x-queue-type": kind})
-
-
-@pytest.mark.parametrize("arguments", [{"x-single-active-consumer": True}, {"x-overflow": "reject-publish-dlx"}])
+@pytest.mark.parametrize(
+    "arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}, {"x-overflow": "reject-publish-dlx"}]
+)
 def test_what_a_queue_would_have_to_ignore_is_not_implemented(arguments: dict[str, Any]) -> None:
     with pytest.raises(XaError, match="standalone dtx has") as refused:
         read(arguments)
