@@ -235,6 +235,26 @@ async def test_acknowledgements_that_the_log_refuses_are_written_later(stand: St
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("in_branch", [False, True], ids=["publish", "one-phase"])
+async def test_what_is_written_into_a_queue_that_goes_meanwhile_leaves_no_row(stand: Stand, in_branch: bool) -> None:
+    """As the exclusive queue of a client that dies while what it has published is on its way."""
+    client = await stand.open()
+    await client.declare("other")
+    queue = await client.declare("q", durable=False)
+    message = client.message(b"late", key="q")
+    with Lock(stand.url, "message") as lock:
+        write = client.one_phase(client.work([message])) if in_branch else client.submit([message])
+        writing = asyncio.ensure_future(write)
+        await felt(lock)
+        before = asyncio.all_tasks()
+        client.store.close_queues(client.host.remove_queue(queue).queues)
+        await asyncio.gather(*(asyncio.all_tasks() - before))  # what the queue has is removed: nothing as yet
+    await writing
+    async with asyncio.timeout(30):
+        while await client.log.stray_queues([]):
+            await asyncio.sleep(0.01)
+
+
 # -- branches over a restart ------------------------------------------------------------------------------------------
 
 

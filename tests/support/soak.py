@@ -44,13 +44,10 @@ class Ledger:
         """Consumed for good: whether that is known to be durable."""
         self._seen: set[bytes] = set()
         self.faults: list[str] = []
+        self.backlog = 0
+        """About how many messages are on their way."""
         self.done: Counter[str] = Counter()
         """How often clients have done what."""
-
-    @property
-    def backlog(self) -> int:
-        """About how many messages are on their way."""
-        return len(self._fates) - len(self._eaten)
 
     def did(self, what: str) -> None:
         """Somebody has done something."""
@@ -75,6 +72,7 @@ class Ledger:
             for body in bodies:
                 if self._fates.get(body, Fate.UNKNOWN) not in (Fate.UNKNOWN, fate):
                     self.faults.append(f"{body!r} was {self._fates[body].value} and then {fate.value}")
+                self.backlog += fate is Fate.SAFE
                 self._fates[body] = fate
 
     def delivered(self, body: bytes) -> None:
@@ -87,6 +85,7 @@ class Ledger:
     def eaten(self, body: bytes, *, known: bool) -> None:
         """A message was consumed for good; *known*: durably."""
         with self._changed:
+            self.backlog -= body not in self._eaten
             self._eaten[body] = known or self._eaten.get(body, False)
 
     def audit(self, left: Counter[bytes]) -> list[str]:

@@ -200,9 +200,9 @@ class Branches:
             stored = self._stored.pop(slot, _PLAIN)
             message = self._take(slot)
             entry = self._registry.find(slot.queue)
-            if entry is None:
-                continue
-            if message is None:
+            if entry is None:  # gone while this was written, perhaps
+                self._recorder.drop([slot])
+            elif message is None:
                 entry.index.reveal(
                     slot.position, now, priority=stored.priority, octets=stored.octets, expires_at=stored.expires_at
                 )
