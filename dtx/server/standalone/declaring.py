@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.log.changes import Define, DestinationKind
 from dtx.server.standalone.direct import REPLY_TO
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE
+from dtx.store.postgres.exchanges import describe
 from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.recording import Thing
@@ -125,7 +126,10 @@ class Declaring:
             self._bind(payload, keys.EXCHANGE_BIND)
             return
         self.check_ticket("exchange.query", payload)
-        facts = exchange_facts(self._connection.vhost, declarations.exchange_query(payload))
+        name = declarations.exchange_query(payload)
+        if name:
+            self._connection.demand(Permission.READ, "exchange", name)
+        facts = exchange_facts(self._connection.vhost, name)
         self._channel.send(
             replies.exchange_query_ok(
                 self._channel.number,
@@ -172,6 +176,12 @@ class Declaring:
         """binding.query of the preview."""
         self.check_ticket("binding.query", payload)
         asked = declarations.binding_query(payload)
+        if asked.exchange:
+            self._connection.demand(Permission.READ, "exchange", asked.exchange)
+        # To the default exchange each queue is bound by its name, so there a key is the name of one.
+        for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
+            if name:
+                self._demand_sight(name)
         facts = binding_facts(self._connection.vhost, *asked)
         self._channel.send(
             replies.binding_query_ok(
@@ -183,6 +193,17 @@ class Declaring:
                 args_not_matched=facts.args_not_matched,
             )
         )
+
+    def _demand_sight(self, queue: bytes) -> None:
+        """Who may do anything at all with a queue, may learn of it; who may not, not even whether it is there.
+
+        Raises:
+            XaError: 403.
+        """
+        who, account = self._connection.who, self._connection.account
+        if not any(account.may(who.vhost, permission, queue) for permission in Permission):
+            what = describe("queue", queue, who.vhost)
+            raise XaError(ReplyCode.ACCESS_REFUSED, f"access to {what} refused for user '{who.user}'")
 
     # -- queues
 

@@ -30,6 +30,7 @@ from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.service import DtxService
 from tests.support.topology import table
+from tests.support.users import StandaloneUsers
 
 FLUSH: Final = keys.EXECUTION_FLUSH.to_bytes(4, "big")
 ACCESS: Final = keys.ACCESS_REQUEST.to_bytes(4, "big") + put_short(b"/data") + b"\x1c"
@@ -138,6 +139,44 @@ def test_a_binding_is_searched_for(peer: Peer, names: Names) -> None:
     for query, bits in QUERIES:
         payload = query(names)
         assert asked(peer, payload, keys.BINDING_QUERY_OK) == bytes((bits,)), payload
+
+
+@pytest.mark.parametrize(
+    ("query", "read", "write", "code"),
+    [
+        (lambda n: exchange_query(n.exchange), "^exchange-", "", 0),
+        (lambda n: exchange_query(n.exchange), "", ".*", 403),
+        (lambda n: exchange_query(b"nope"), "^exchange-", ".*", 403),
+        (lambda _: exchange_query(b""), "", "", 0),
+        (lambda n: binding_query(n.exchange, n.queue), "^exchange-", "^queue-", 0),
+        (lambda n: binding_query(n.exchange, n.queue), "^(exchange|queue)-", "", 0),
+        (lambda n: binding_query(n.exchange, n.queue), "^exchange-", "", 403),
+        (lambda n: binding_query(n.exchange, b"nope"), "^exchange-", "", 403),
+        (lambda n: binding_query(n.exchange, n.queue), "^queue-", "^queue-", 403),
+        (lambda n: binding_query(b"", n.queue), "^queue-", "", 0),
+        (lambda n: binding_query(b"", n.queue), "^exchange-", "", 403),
+        (lambda n: binding_query(b"", b"", n.queue), "^exchange-", "", 403),
+        (lambda _: binding_query(b"", b"", b"nope"), "^exchange-", "", 403),
+    ],
+)
+def test_who_may_not_see_does_not_learn(
+    standalone: DtxService, names: Names, query: Callable[[Names], bytes], read: str, write: str, code: int
+) -> None:
+    """The refusal is the same whether it is there or not; the rules are those of a dtx in front of a broker."""
+    users, user = StandaloneUsers(standalone), f"user-{secrets.token_hex(4)}"
+    users.add(user)
+    users.permit(user, configure="", write=write, read=read)
+    with logged_in(standalone.url(user)) as peer:
+        peer.say(1, query(names))
+        answer = peer.frame()
+    users.remove(user)
+    assert answer is not None
+    if code:
+        close = content.close(answer.payload)
+        assert (answer.key, close.reply_code) == (keys.CHANNEL_CLOSE, code)
+        assert b"refused for user" in close.reply_text
+    else:
+        assert answer.key in (keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
 
 
 def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
