@@ -26,6 +26,7 @@ ARGUMENTS = (
     QueueArguments(max_length=4),
     QueueArguments(max_length_bytes=40, dead_letter_exchange=b""),
     QueueArguments(max_length=4, max_length_bytes=30, max_priority=1),
+    QueueArguments(single_active=True, max_priority=1),
     QueueArguments(max_length=3, overflow=Overflow.REJECT_PUBLISH, dead_letter_exchange=b"dlx"),
 )
 picks = st.lists(st.integers(0, 30), min_size=1, max_size=4)
@@ -96,6 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.next = 10
         self.late: set[int] = set()
         self.consumers: list[Consumer] = []
+        self.sole: Consumer | None = None
 
     # -- the model's own words
 
@@ -132,6 +134,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.again.discard(position)
         if consumer is not None:
             assert consumer in self.consumers
+            assert consumer is self.sole or not self.arguments.single_active
             no_ack = consumer.no_ack
         if no_ack:
             self.automatic.add(position)
@@ -232,12 +235,15 @@ class QueueMachine(RuleBasedStateMachine):
                 shared=self.shared,
             )
             self.consumers.append(new)
+            self.sole = self.sole or new
             self.rig.queue.consume(new)
 
     @precondition(lambda self: self.consumers)
     @rule(pick=st.integers(0, 3))
     def cancel(self, pick: int) -> None:
         consumer = self.consumers.pop(pick % len(self.consumers))
+        if consumer is self.sole:
+            self.sole = max(self.consumers, key=lambda each: each.priority, default=None)
         assert self.rig.queue.cancel(consumer, self.rig.now) == (not self.consumers)
         assert not self.rig.queue.cancel(consumer, self.rig.now)
 
@@ -353,7 +359,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert all(self.can_take_nothing(consumer) for consumer in self.consumers), "somebody starves"
 
     def can_take_nothing(self, consumer: Consumer) -> bool:
-        if self.channel.full:
+        if self.channel.full or (self.arguments.single_active and consumer is not self.sole):
             return True
         return not consumer.no_ack and (
             0 < consumer.credit.limit <= consumer.credit.used or 0 < self.shared.limit <= self.shared.used
@@ -369,6 +375,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.again.clear()
         self.mark = delivered
         self.consumers.clear()
+        self.sole = None
         self.shared = Credit()
         self.channel = WatchedChannel(self)
         self.rig = Watched(self, self.arguments, self.rig.cache.limit, self.rig.batch)
