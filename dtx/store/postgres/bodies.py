@@ -1,10 +1,12 @@
 """The bodies of one queue's ready messages: those kept since they came, and those read for the messages at the head."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.cache import MessageCache, cost
+from dtx.store.postgres.consumers import Round
+from dtx.store.postgres.host import Getter
 
 FETCH_MESSAGES: Final = 256
 """Bodies asked for at once: one round trip to the database for each so many; what a queue pins in memory at most."""
@@ -15,15 +17,17 @@ class Bodies:
 
     Args:
         cache: what may be in memory, of all queues together.
-        wanted: whether there is somebody to hand messages out to: what was read for the head then stays.
+        turns: the consumers of the queue, and
+        getters: those who have asked for one message: while there are any, what was read for the head stays.
     """
 
-    __slots__ = ("_asked", "_cache", "_fetched", "_kept", "_wanted", "cached")
+    __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_turns", "cached")
 
-    def __init__(self, cache: MessageCache, wanted: Callable[[], bool]) -> None:
+    def __init__(self, cache: MessageCache, turns: Round, getters: Sequence[Getter]) -> None:
         self.cached = 0
         self._cache = cache
-        self._wanted = wanted
+        self._turns = turns
+        self._getters = getters
         self._kept: dict[int, StoredMessage] = {}
         self._fetched: dict[int, StoredMessage] = {}
         self._asked: set[int] = set()
@@ -89,7 +93,8 @@ class Bodies:
     def evict(self, octets: int) -> None:
         """Let bodies go: from the end; those that were read for the head only while nobody wants them."""
         goal = self.cached - octets
-        for messages in (self._kept,) if self._wanted() else (self._kept, self._fetched):
+        wanted = self._turns.active or self._getters
+        for messages in (self._kept,) if wanted else (self._kept, self._fetched):
             while messages and self.cached > goal:
                 self._discharge(messages.popitem()[1])
 

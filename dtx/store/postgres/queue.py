@@ -92,7 +92,7 @@ class QueueIndex:
         self._round = Round(single=arguments.single_active)
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
-        self._bodies = Bodies(cache, lambda: bool(self._round.active or self._getters))
+        self._bodies = Bodies(cache, self._round, self._getters)
         # Redelivered: what was given back, and what may have been handed out before a restart.
         self._again: set[int] = set()
         self._mark = 0
