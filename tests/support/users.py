@@ -77,5 +77,9 @@ class StandaloneUsers:
     def renew(self, user: str, password: str) -> None:
         self._editor.set_password(user, password.encode())
 
+    def tag(self, user: str, *tags: str) -> None:
+        """Give it these tags and no others."""
+        self._editor.set_tags(user, tags)
+
     def remove(self, user: str) -> None:
         self._editor.remove_user(user)

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
+from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
 from dtx.wire.amqp09.properties import Property
@@ -127,6 +128,40 @@ def test_who_may_not_enter_any_more_is_disconnected(users: StandaloneUsers) -> N
     assert end.reply_code == 320
     assert b"'bob' may not be in vhost '/'" in end.reply_text
     users.remove("bob")
+
+
+def test_who_is_in_a_vhost_that_is_removed_is_disconnected(service: DtxService, users: StandaloneUsers) -> None:
+    """What is in it by then is found again when the virtual host is: nothing durable goes with it."""
+    assert service.database is not None
+    editor = AccountEditor(service.database, "dtx")
+    editor.add_vhost("shop")
+    editor.grant("guest", "shop", read="")
+    with RawClient(users.url(vhost="shop")) as client:
+        client.open(1)
+        editor.remove_vhost("shop")
+        with pytest.raises(ConnectionEnded, match=r"^320"):
+            client.read()
+    with pytest.raises(ConnectionEnded, match=r"^530 .*not found"):
+        RawClient(users.url(vhost="shop"))
+
+
+def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> None:
+    raw = properties.build({Property.USER_ID: b"somebody"})
+
+    def may_pretend() -> bool:
+        client.open(1)
+        client.publish(1, "nowhere", properties=raw)
+        client.send(1, requests.qos(0))
+        refused = client.next_method(1).startswith(keys.CHANNEL_CLOSE.to_bytes(4, "big"))
+        client.send(1, requests.CHANNEL_CLOSE_OK) if refused else client.close_channel(1)
+        return not refused
+
+    with RawClient(users.url(clerk)) as client:
+        assert not may_pretend()
+        users.tag(clerk, "impersonator")
+        wait_until(may_pretend, what="the tag")
+        users.tag(clerk)
+        wait_until(lambda: not may_pretend(), what="its loss")
 
 
 def test_guest_comes_in_from_this_machine_only(
