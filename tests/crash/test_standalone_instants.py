@@ -8,13 +8,12 @@ from enum import Enum
 from itertools import count, product
 
 import pytest
-from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import XAER_DUPID, XAER_NOTA, XAER_RMERR, Coordinator, XaFlag, XAResource, Xid
 from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
 from dtx.wire.amqp09.properties import Property, build
-from tests.support.client import connected, new_xid
+from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, commits_that_do_not_return, wait_committed, waits
 from tests.support.postgres import PostgresServer
@@ -323,17 +322,9 @@ def check(service: DtxService, table: list[Case], *, happened: bool) -> None:
         for case in table:
             committed = case.committed(happened)
             taken = case.consumes and committed
-            assert take(channel, case.source) == ([b"2"] if taken else [b"1", b"2"]), case
-            assert take(channel, case.target) == ([b"a", b"b"] if case.publishes and committed else []), case
-        assert take(channel, "in-0") == [b"1", b"2", b"3", *([b"4"] if happened else [])]
-
-
-def take(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Everything that is in *queue*, in order."""
-    found = []
-    while (got := channel.basic_get(queue, auto_ack=True))[2] is not None:
-        found.append(got[2])
-    return found
+            assert take_all(channel, case.source) == ([b"2"] if taken else [b"1", b"2"]), case
+            assert take_all(channel, case.target) == ([b"a", b"b"] if case.publishes and committed else []), case
+        assert take_all(channel, "in-0") == [b"1", b"2", b"3", *([b"4"] if happened else [])]
 
 
 # -- whose branches they are ------------------------------------------------------------------------------------------
@@ -375,5 +366,5 @@ def test_branches_stay_their_owners_over_a_crash(service: DtxService) -> None:
         assert set(carol.recover()) == {hers, last}
         assert carol.rollback(hers) is XaFlag.OK
         assert carol.commit(last) is XaFlag.OK
-        assert take(connection.channel(), "out-0") == [b"0", b"2"]
-        assert take(connection.channel(), "in-0") == [b"1", b"2"]
+        assert take_all(connection.channel(), "out-0") == [b"0", b"2"]
+        assert take_all(connection.channel(), "in-0") == [b"1", b"2"]

@@ -9,7 +9,7 @@ from pika.exceptions import ChannelClosedByBroker, NackError
 
 from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
 from dtx.wire.amqp09 import keys, requests
-from tests.support.client import connected
+from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, refusing
 from tests.support.postgres import PostgresServer
@@ -49,15 +49,6 @@ def queue(connection: BlockingConnection) -> Iterator[str]:
     connection.channel().queue_delete("q")
 
 
-def contents(connection: BlockingConnection, queue: str) -> list[bytes]:
-    """Everything that is in *queue*, in order."""
-    channel = connection.channel()
-    found = []
-    while (got := channel.basic_get(queue, auto_ack=True))[2] is not None:
-        found.append(got[2])
-    return found
-
-
 def fill(connection: BlockingConnection, queue: str, *bodies: bytes) -> BlockingChannel:
     """Publish with confirms; the channel."""
     channel = connection.channel()
@@ -77,7 +68,7 @@ def test_what_is_refused_is_not_confirmed(connection: BlockingConnection, databa
         with pytest.raises(NackError):
             channel.basic_publish("", queue, b"refused", PERSISTENT)
         channel.basic_publish("", queue, b"taken", PERSISTENT)
-    assert contents(connection, queue) == [b"taken"]
+    assert take_all(connection.channel(), queue) == [b"taken"]
 
 
 def test_who_wants_no_confirms_loses_the_channel(connection: BlockingConnection, database: str, queue: str) -> None:
@@ -87,7 +78,7 @@ def test_who_wants_no_confirms_loses_the_channel(connection: BlockingConnection,
         with pytest.raises(ChannelClosedByBroker) as closed:
             channel.queue_declare(queue, passive=True)
     assert closed.value.reply_code == 541
-    assert contents(connection, queue) == []
+    assert take_all(connection.channel(), queue) == []
 
 
 def test_a_transaction_that_is_refused_gives_everything_back(
@@ -111,7 +102,7 @@ def test_a_transaction_that_is_refused_gives_everything_back(
     assert closed.value.reply_code == 541
     look = connection.channel()
     wait_until(lambda: look.queue_declare(queue, passive=True).method.message_count == 4, what="all four messages")
-    assert contents(connection, queue) == [b"acked", b"rejected", b"requeued", b"untouched"]
+    assert take_all(connection.channel(), queue) == [b"acked", b"rejected", b"requeued", b"untouched"]
 
 
 def test_dead_letters_wait_for_a_database_that_refuses_them(connection: BlockingConnection, database: str) -> None:
@@ -126,10 +117,10 @@ def test_dead_letters_wait_for_a_database_that_refuses_them(connection: Blocking
             method, _, _ = channel.basic_get("dying")
             assert method is not None
             channel.basic_reject(method.delivery_tag, requeue=False)
-        assert contents(connection, "dead") == []
+        assert take_all(connection.channel(), "dead") == []
     wait_until(lambda: channel.queue_declare("dead", passive=True).method.message_count == 2, what="both letters")
-    assert contents(connection, "dead") == [b"1", b"2"]
-    assert contents(connection, "dying") == []
+    assert take_all(connection.channel(), "dead") == [b"1", b"2"]
+    assert take_all(connection.channel(), "dying") == []
 
 
 # -- branches ---------------------------------------------------------------------------------------------------------
@@ -153,7 +144,7 @@ def test_a_branch_that_is_refused_may_be_tried_again(
         assert act() is XaFlag.OK
         if not one_phase:
             assert coordinator.commit(xid) is XaFlag.OK
-    assert contents(connection, queue) == [b"refused", b"out"]
+    assert take_all(connection.channel(), queue) == [b"refused", b"out"]
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
@@ -172,7 +163,7 @@ def test_a_decision_that_is_refused_may_be_repeated(
             assert list(coordinator.recover()) == [xid]
             assert xa.channel.queue_declare(queue, passive=True).method.message_count == 0
         assert complete(xid) is XaFlag.OK
-    assert contents(connection, queue) == [b"out" if commits else b"in"]
+    assert take_all(connection.channel(), queue) == [b"out" if commits else b"in"]
 
 
 # -- topology ---------------------------------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
     fill(connection, "late", b"on time")
     service.restart()
     with connected(service.url()) as anew:
-        assert contents(anew, "late") == [b"on time"]
+        assert take_all(anew.channel(), "late") == [b"on time"]
 
 
 NEW_QUEUE = requests.queue_declare(b"new", durable=True)

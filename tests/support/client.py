@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
-from pika.adapters.blocking_connection import BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.channel import Channel
 from pika.exceptions import AMQPError
 
@@ -39,6 +39,14 @@ def fresh_queue(node: Broker) -> Iterator[str]:
 def bodies(node: Broker, queue: str) -> list[bytes]:
     """Take everything out of a queue, past dtx."""
     return [body for body, _, _ in node.take_all(queue)]
+
+
+def take_all(channel: BlockingChannel, queue: str) -> list[bytes]:
+    """Take everything out of a queue, through dtx; in order."""
+    found: list[bytes] = []
+    while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
+        found.append(body)
+    return found
 
 
 @contextlib.contextmanager
