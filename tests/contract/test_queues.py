@@ -214,6 +214,25 @@ def test_a_queue_that_refuses_keeps_its_oldest_messages(talk: Dialogue) -> None:
     assert talk.count(grave) == 0
 
 
+def test_what_a_queue_refuses_may_be_a_dead_letter(talk: Dialogue) -> None:
+    """RabbitMQ: reject-publish-dlx "also dead-letters rejected messages"."""
+    grave = talk.grave()
+    queue = talk.queue(dead_letter_exchange=grave, max_length=1, overflow="reject-publish-dlx")
+    assert talk.publish(queue, "1", "2", "3", message_id="m") == [True, False, False]
+    found = talk.receive(grave, 2)
+    assert [got.body for got in found] == ["2", "3"]
+    for got in found:
+        assert got.deaths == [{"count": 1, "reason": "maxlen", "queue": queue, "exchange": "", "routing-keys": [queue]}]
+        assert (got.properties.message_id, got.method.routing_key) == ("m", queue)
+    assert talk.drain(queue) == ["1"]
+
+
+def test_without_a_dead_letter_exchange_what_a_queue_refuses_is_gone(talk: Dialogue) -> None:
+    queue = talk.queue(max_length=1, overflow="reject-publish-dlx")
+    assert talk.publish(queue, "1", "2") == [True, False]
+    assert talk.drain(queue) == ["1"]
+
+
 def test_one_queue_that_refuses_is_enough_for_a_nack(talk: Dialogue) -> None:
     """RabbitMQ: what others took is theirs nevertheless; standalone takes it for none, so that nothing is doubled."""
     full, other = talk.queue(max_length=1, overflow="reject-publish"), talk.queue()

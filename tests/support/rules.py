@@ -10,6 +10,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"x-expires": 1000},
     {"x-max-length": 2**62},
     {"x-overflow": "drop-head"},
+    {"x-overflow": "reject-publish-dlx"},
     {"x-dead-letter-exchange": "not-there"},
     {"x-max-priority": 0},
     {"x-max-priority": 255},

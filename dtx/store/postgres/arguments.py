@@ -1,8 +1,7 @@
 """The arguments of queue.declare, checked and given types.
 
 The rules are RabbitMQ's for classic queues, the only kind that there is here: what it refuses is refused with the same
-code. What it has and standalone mode has not is refused with 540, since a queue that ignored it would break its
-promise: the overflow ``reject-publish-dlx``, and queues of the types quorum and stream.
+code. Queues of the types quorum and stream, which it has and standalone mode has not, are refused with 540.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,6 +39,8 @@ class Overflow(StrEnum):
 
     DROP_HEAD = "drop-head"
     REJECT_PUBLISH = "reject-publish"
+    REJECT_PUBLISH_DLX = "reject-publish-dlx"
+    """As before, and what is refused is a dead letter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +159,6 @@ _EQUIVALENT: Final = (
 
 def _overflow(entry: Entry, where: str) -> Overflow:
     wanted = _string(entry, where)
-    if wanted == b"reject-publish-dlx":
-        raise XaError(
-            ReplyCode.NOT_IMPLEMENTED,
-            f"overflow 'reject-publish-dlx' for {where}: standalone dtx has drop-head and reject-publish",
-        )
     try:
         return Overflow(text(wanted))
     except ValueError:

@@ -122,7 +122,7 @@ class DeadLetters:
         drops = [message.slot for message in messages]
         while True:
             # Routed anew each time: the log may have been away for long.
-            moved = [pair for message in messages for pair in self._address(spec, message, reason)]
+            moved = [pair for message in messages for pair in self.address(spec, message, reason)]
             queues = self._recorder.defined_queues({put.queue for _, put in moved})
             if queues is not None:  # what is put where the log has no queue would not survive a restart
                 self._withdraw(moved)
@@ -155,7 +155,7 @@ class DeadLetters:
             log.warning("dead letters wait for a queue", queue=spec.where, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
+    def address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
         settings = spec.settings
         now = self._clock()

@@ -34,6 +34,12 @@ class Entry:
     expires: bool
     keeps_blind: bool
 
+    @property
+    def buries_refused(self) -> bool:
+        """What it refuses is a dead letter."""
+        settings = self.spec.settings
+        return settings.overflow is Overflow.REJECT_PUBLISH_DLX and settings.dead_letter_exchange is not None
+
 
 class Registry:
     """The queues of all virtual hosts, and the counter that orders their messages.
@@ -51,7 +57,7 @@ class Registry:
     def add(self, spec: QueueSpec, index: QueueIndex) -> None:
         """A queue is there."""
         settings = spec.settings
-        refuses = settings.overflow is Overflow.REJECT_PUBLISH
+        refuses = settings.overflow is not Overflow.DROP_HEAD
         keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
         self.some_refuse = self.some_refuse or refuses
         self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)

@@ -22,6 +22,7 @@ from dtx.store.api import Plan
 from dtx.store.postgres.branches import Branches
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.exchanges import Queue, QueueSpec
 from dtx.store.postgres.letters import DeadLetters
 from dtx.store.postgres.loading import Loading
@@ -30,7 +31,7 @@ from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import Entry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.postgres.traits import traits
+from dtx.store.postgres.traits import Traits, traits
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 
@@ -69,7 +70,7 @@ class PostgresStore:
         self._strays: list[int] = []
         self._upkeep: asyncio.Task[None] | None = None
         self._recorder = Recorder(log_)
-        letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
+        self._letters = letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
         self._pump = Pump(log_, self._recorder, letters, clock)
         self._branches = Branches(self._recorder, self._registry, clock, cache_bytes // HIDDEN_SHARE)
 
@@ -224,7 +225,7 @@ class PostgresStore:
             whole: when a queue refuses one publish, nothing at all happens, and *done* is not called.
 
         Returns:
-            Indexes of the publishes that a full queue refuses; they are put nowhere.
+            Indexes of the publishes that a full queue refuses; they are put nowhere, or are dead letters of that queue.
         """
         now = self._clock()
         registry = self._registry
@@ -238,20 +239,11 @@ class PostgresStore:
             entries = [entry for entry in map(registry.queues.get, publish.queues) if entry is not None]
             if not self._admit(entries, len(publish.body)):
                 refused.append(number)
+                if not whole:
+                    puts += self._buried(entries, publish, now)
                 continue
             facts = traits(publish.properties)
-            for entry in entries:
-                message = registry.stored(
-                    entry,
-                    publish.exchange,
-                    publish.routing_key,
-                    publish.properties,
-                    publish.body,
-                    facts,
-                    now,
-                    blind=publish.blind,
-                )
-                puts.append((entry, message))
+            puts += [(entry, self._stored(entry, publish, facts, now)) for entry in entries]
         if whole and refused:
             self._withdraw(puts)
             return refused
@@ -266,6 +258,27 @@ class PostgresStore:
             written = self._recorder.behind({message.queue for _, message in puts}, written)
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
+
+    def _stored(self, entry: Entry, publish: HeldPublish, facts: Traits, now: float) -> StoredMessage:
+        return self._registry.stored(
+            entry,
+            publish.exchange,
+            publish.routing_key,
+            publish.properties,
+            publish.body,
+            facts,
+            now,
+            blind=publish.blind,
+        )
+
+    def _buried(self, entries: Sequence[Entry], publish: HeldPublish, now: float) -> list[Put]:
+        """The dead letters of a publish that some of *entries* refuse (reject-publish-dlx)."""
+        letters: list[Put] = []
+        for entry in entries:
+            if entry.buries_refused and not entry.index.fits(1, len(publish.body)):
+                message = self._stored(entry, publish, traits(publish.properties), now)
+                letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
+        return letters
 
     def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""

@@ -73,9 +73,7 @@ def test_what_rabbitmq_refuses_is_refused(arguments: dict[str, Any]) -> None:
     assert refused.value.code is ReplyCode.PRECONDITION_FAILED
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}, {"x-overflow": "reject-publish-dlx"}]
-)
+@pytest.mark.parametrize("arguments", [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}])
 def test_what_a_queue_would_have_to_ignore_is_not_implemented(arguments: dict[str, Any]) -> None:
     with pytest.raises(XaError, match="standalone dtx has") as refused:
         read(arguments)
