@@ -190,17 +190,8 @@ class DtxService:
         secret = quote(password if password is not None else user, safe="")
         return f"amqp://{quote(user, safe='')}:{secret}@{self.host}:{self.port}/{quote(vhost, safe='')}"
 
-    def run(
-        self, *words: str, check: bool = True, seconds: float = 60.0, typed: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        """Run another command of dtx's beside it, e.g. ``run("in-doubt", "--json")``, on the same data.
-
-        Args:
-            words: its command line.
-            check: whether it must end with 0.
-            seconds: that it may take.
-            typed: its input.
-        """
+    def run(self, *words: str, check: bool = True, seconds: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run another command of dtx's beside it, e.g. ``run("in-doubt", "--json")``, on the same data."""
         command = [sys.executable, "-m", "dtx", *words, "--data-dir", str(self.data_dir)]
         if self.database is not None:
             command += ["--database", self.database]
@@ -210,7 +201,7 @@ class DtxService:
             text=True,
             check=check,
             timeout=seconds,
-            input=typed,
+            stdin=subprocess.DEVNULL,
             env=self._environment(),
             cwd=self.directory,
         )

@@ -1,8 +1,10 @@
 """Users of a dtx without a broker, as operators make them on the command line and clients meet them."""
 
+import io
 import secrets
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
+from dtx.cli import run
 from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
@@ -89,25 +92,31 @@ def bodies(service: DtxService, queue: str) -> list[bytes]:
 # -- the life of a user ------------------------------------------------------------------------------------------------
 
 
-def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str) -> None:
+def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything by the command line, while the service runs."""
-    service.run("user", "add", "alice", "--password-stdin", typed="secret\n")
+
+    def dtx_user(*words: str, typed: str = "") -> None:
+        assert service.database is not None
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        assert run(["user", *words, "--database", service.database]) == 0
+
+    dtx_user("add", "alice", "--password-stdin", typed="secret\n")
     with pytest.raises(ProbableAccessDeniedError, match="530"), connected(service.url("alice", "secret")):
         pass
-    service.run("user", "grant", "alice", "--write", r"^amq\.default$")
+    dtx_user("grant", "alice", "--write", r"^amq\.default$")
     with pytest.raises(ProbableAuthenticationError, match="403"), connected(service.url("alice", "wrong")):
         pass
     with connected(service.url("alice", "secret")) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("", queue, b"by alice")
-        service.run("user", "passwd", "alice", "--password-stdin", typed="renewed\n")
+        dtx_user("passwd", "alice", "--password-stdin", typed="renewed\n")
         channel.basic_publish("", queue, b"connected still")
         with pytest.raises(ProbableAuthenticationError), connected(service.url("alice", "secret")):
             pass
         with connected(service.url("alice", "renewed")):
             pass
-        service.run("user", "rm", "alice")
+        dtx_user("rm", "alice")
         with pytest.raises(ConnectionClosedByBroker) as closed:
             connection.process_data_events(time_limit=20)
         assert closed.value.reply_code == 320
