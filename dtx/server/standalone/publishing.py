@@ -1,6 +1,7 @@
 """basic.publish: the frames of a content put together, judged and routed; then it is the context's."""
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dtx.server.standalone.direct import REPLY_TO, is_address
@@ -22,7 +23,24 @@ _BASIC: Final = 60
 _EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
 """What RabbitMQ takes for a number."""
 _IMPERSONATOR: Final = "impersonator"
+_LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
+_SHORT: Final = 64
+"""Octets of properties that are remembered."""
 _NOTHING: Final = (Publish(b"", b"", 0), b"")
+
+
+def _look(raw: bytes) -> tuple[Properties, bool]:
+    """A view of properties as received, and whether nothing in them is judged or routed by.
+
+    Raises:
+        WireError: 502 when they are malformed.
+    """
+    view = properties.read(raw)
+    return view, _LOOKED_AT.isdisjoint(view.spans)
+
+
+_known: Final = lru_cache(maxsize=256)(_look)
+"""The same of short ones, which mostly are those of the message before: a delivery mode and a content type."""
 
 
 class Publishing:
@@ -143,14 +161,15 @@ class Publishing:
         exchange, key, flags = publish
         channel.connection.demand(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
-        view = properties.read(raw)
-        self._judge(view)
+        view, is_plain = _known(raw) if len(raw) <= _SHORT else _look(raw)
+        if not is_plain:
+            self._judge(view)
         if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:
             self._refuse_direct_reply_in_a_branch()
             raw = properties.put(raw, Property.REPLY_TO, channel.consuming.reply_address)
         elif is_address(exchange, key):
             self._refuse_direct_reply_in_a_branch()
-        more, seen = sender_selected(raw)
+        more, seen = ((), raw) if is_plain else sender_selected(raw)
         blind = seen is not raw
         if blind:
             view = properties.read(seen)
