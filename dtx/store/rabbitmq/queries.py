@@ -13,12 +13,14 @@ from dtx.store.facts import BindingFacts, ExchangeFacts, search
 from dtx.store.postgres.permissions import Patterns, Permission, allows
 from dtx.store.rabbitmq.arguments import Plain, from_json, octets, to_table
 from dtx.store.rabbitmq.management import Management, ManagementError
+from dtx.telemetry import get_logger
 from dtx.wire.amqp09.errors import WireError
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
     from dtx.store.rabbitmq.lane import Lane
 
+_log = get_logger(part="queries")
 _T = TypeVar("_T")
 
 _AT_ONCE: Final = 4
@@ -96,7 +98,11 @@ class Queries:
                 await about.read_permissions()
                 return await ask(about)
         except (ManagementError, WireError, LookupError, TypeError, AttributeError) as error:
-            reason = error if isinstance(error, ManagementError) else "it answers something else than was asked"
+            reason = str(error) if isinstance(error, ManagementError) else "it answers something else than was asked"
+            _log.info("query refused", method=method, vhost=vhost, user=user, reason=reason)
+            management = self._lane(vhost).settings.management
+            if management is not None:  # where it is, is no business of clients
+                reason = reason.replace(f" at {management.url}", "")
             raise XaError(
                 ReplyCode.NOT_IMPLEMENTED,
                 f"{method} needs the broker's management API: name it with --management, "

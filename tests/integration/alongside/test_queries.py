@@ -352,6 +352,7 @@ def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
                 assert b"--management" in close.reply_text
                 assert b"administrator" in close.reply_text
                 assert words.encode() in close.reply_text
+                assert b"http" not in close.reply_text  # where it is, is no business of clients
             assert mark(peer) == 0
             assert described(peer, "").kind == b"direct"
 
