@@ -182,12 +182,12 @@ def test_scans_that_are_never_ended_cost_nothing_lasting(seeded: DtxService, man
             for channel in range(1, 51):
                 client.close_channel(channel)
 
-    for _ in range(3):
+    for _ in range(2):
         abandon()
     before = resident()
-    for _ in range(10):
+    for _ in range(5):
         abandon()
-    # A thousand snapshots are 40 MB of references alone.
+    # Five hundred snapshots are 20 MB of references alone.
     assert resident() - before < 8 * 1024
 
 
