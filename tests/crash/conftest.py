@@ -30,7 +30,7 @@ def stage(stage_with: Callable[..., Stage]) -> Stage:
 
 @pytest.fixture(scope="package")
 def impatient_rabbitmq() -> Iterator[RabbitNode]:
-    """A second broker, which closes the channel of a consumer that has not acknowledged for a second or two."""
-    with RabbitNode(config={"consumer_timeout": "1000"}) as node:
+    """A second broker, which closes the channel of a consumer that has not acknowledged for three or four seconds."""
+    with RabbitNode(config={"consumer_timeout": "3000"}) as node:
         node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")  # how often it looks; else 60 s
         yield node
