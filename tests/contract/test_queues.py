@@ -81,12 +81,15 @@ def test_what_was_delivered_does_not_expire_before_it_is_given_back(talk: Dialog
     """RabbitMQ: "The original expiry time of a message is preserved if it is requeued"."""
     grave = talk.grave()
     queue = talk.queue(dead_letter_exchange=grave, message_ttl=100)
+    found: list[Got] = []
+    channel = talk.another()
+    talk.collect(found, queue, channel=channel)
     talk.publish(queue, "acknowledged", "given back")
-    first, second = talk.take(queue), talk.take(queue)
+    talk.until(lambda: len(found) == 2, "both deliveries")
     passed(talk, 150)
     assert talk.count(grave) == 0
-    talk.channel.basic_ack(first.method.delivery_tag)
-    talk.channel.basic_nack(second.method.delivery_tag)
+    channel.basic_ack(found[0].method.delivery_tag)
+    channel.basic_nack(found[1].method.delivery_tag)
     (got,) = talk.receive(grave)
     assert (got.body, got.deaths[0]["reason"], got.method.redelivered) == ("given back", "expired", False)
 
@@ -139,8 +142,9 @@ def test_queues_that_are_used_stay(talk: Dialogue) -> None:
             gone = not talk.exists(watched)
             talk.connection.process_data_events(0.05)
         assert talk.exists(consumed)
-        if longest < EXPIRES / 2000:
-            assert [talk.exists(queue) for queue in (got, declared, looked_at)] == [True] * 3
+        there = [talk.exists(queue) for queue in (got, declared, looked_at)]
+        if max(longest, time.monotonic() - last) < EXPIRES / 2000:
+            assert there == [True] * 3
             return
     pytest.fail("this machine is too busy to use a queue twice in a second")
 

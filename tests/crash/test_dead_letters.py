@@ -6,16 +6,20 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.support.dialogue import Dialogue, Got
+from dtx.wire.amqp09.calls import End, Prepare, Rollback, Start
+from dtx.xa.codes import XaFlag
+from tests.support.client import new_xid
+from tests.support.dialogue import Dialogue, Got, unique
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
-MESSAGES = 2000
-"""Moved in some ten records."""
+MESSAGES = 1000
+"""Moved in some five records."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(postgres: PostgresServer) -> Iterator[DtxService]:
     database = postgres.create_database()
     with DtxService(database=database) as running:
@@ -87,3 +91,26 @@ def test_messages_that_are_rejected_are_moved_or_come_back(
         assert {deaths for _, deaths in back} <= {0}
         # In their order: the first ones are moved, the others are where they were.
         assert [body for body, _ in (*dead, *back)] == bodies
+
+
+def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service: DtxService) -> None:
+    """Not before: not by time, and not by a death of dtx."""
+    queue, xid = unique(), new_xid()
+    with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+        talk.channel.queue_declare("dead", durable=True)
+        table = {"x-message-ttl": 3000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        talk.channel.queue_declare(queue, durable=True, arguments=table)
+        raw.open(1, select=True)
+        raw.ask(1, Start(xid=xid))
+        talk.publish(queue, "held", "late", delivery_mode=2)
+        raw.consume_one(1, queue)
+        assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        service.restart()
+    with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
+        raw.open(1, select=True)
+        assert [got.body for got in talk.receive("dead")] == ["late"]
+        assert (talk.count(queue), talk.count("dead")) == (0, 0)
+        assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        (got,) = talk.receive("dead")
+        assert (got.body, got.deaths[0]["reason"], got.deaths[0]["count"]) == ("held", "expired", 1)

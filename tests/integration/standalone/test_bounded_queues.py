@@ -1,4 +1,4 @@
-"""Branches and what bounds queues: full ones, and messages that expire while branches hold them."""
+"""Branches that publish to queues which are full."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +9,7 @@ from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
-from tests.support.dialogue import Dialogue, connected, unique
-from tests.support.postgres import PostgresServer
+from tests.support.dialogue import Dialogue, connected
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
@@ -92,29 +91,3 @@ def test_a_full_queue_that_drops_its_head_takes_a_branch(talk: Dialogue, raw: Ra
     assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
     assert [got.body for got in talk.receive(grave, 2)] == ["first", "second"]
     assert talk.drain(queue) == ["third"]
-
-
-def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(postgres: PostgresServer) -> None:
-    """Not before: not by time, and not by a death of dtx."""
-    database, queue, xid = postgres.create_database(), unique(), new_xid()
-    with DtxService(database=database) as service:
-        with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
-            talk.channel.queue_declare("dead", durable=True)
-            table = {"x-message-ttl": 2000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
-            talk.channel.queue_declare(queue, durable=True, arguments=table)
-            raw.open(1, select=True)
-            raw.ask(1, Start(xid=xid))
-            talk.publish(queue, "held", "late", delivery_mode=2)
-            raw.consume_one(1, queue)
-            assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-            assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-            service.kill9()
-        service.start()
-        with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
-            raw.open(1, select=True)
-            assert [got.body for got in talk.receive("dead")] == ["late"]
-            assert (talk.count(queue), talk.count("dead")) == (0, 0)
-            assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
-            (got,) = talk.receive("dead")
-            assert (got.body, got.deaths[0]["reason"], got.deaths[0]["count"]) == ("held", "expired", 1)
-    postgres.drop_database(database)
