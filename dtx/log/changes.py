@@ -97,8 +97,10 @@ class Change:
     @property
     def size(self) -> int:
         """Octets of the messages that enter, and the work of others in terms of that, about."""
-        moved = len(self.drops) + len(self.expiries)
-        return sum([len(put.body) + len(put.properties) + _ROW_BYTES for put in self.puts]) + moved * _SLOT_BYTES
+        octets = (len(self.drops) + len(self.expiries)) * _SLOT_BYTES
+        for put in self.puts:
+            octets += len(put.body) + len(put.properties) + _ROW_BYTES
+        return octets
 
 
 @value
