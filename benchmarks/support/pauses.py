@@ -1,10 +1,12 @@
 """How long dtx keeps everybody waiting: a client in a process of its own that asks again and again for nothing much.
 
 What others do on the machine makes answers late as well. So beside the time on the wall there is the processor time
-that the event loop's thread used between question and answer: that is the pause itself, whatever else runs.
+that the event loop's thread used between question and answer: the pause itself, or somewhat more where the client does
+not get its own turn at once.
 """
 
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,5 +65,6 @@ class Probe:
         return found
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.send(None)
+        with suppress(BrokenPipeError):  # dtx has gone first
+            self._pipe.send(None)
         self._process.join(10)

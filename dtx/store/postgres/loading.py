@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from dtx.log.changes import PRIORITY_SHIFT, QueueContents, Slot
@@ -28,8 +29,8 @@ class Loading:
 
     def add(self, contents: QueueContents) -> None:
         """What a queue has."""
-        self._contents[contents.queue] = contents
         self._expiries[contents.queue] = dict(contents.expiries)
+        self._contents[contents.queue] = replace(contents, expiries=())  # once is enough
 
     def restore(self, record: BranchRecord) -> None:
         """A branch: what it has published is hidden, what it has consumed is held."""
@@ -94,7 +95,7 @@ class Loading:
 
     def _fill(self, entry: Entry, contents: QueueContents, without: set[int], delivered: int) -> None:
         positions = contents.positions
-        expiries = self._expiries[contents.queue]
+        expiries = self._expiries.pop(contents.queue)
         octets: dict[int, int] = {}
         priorities: dict[int, int] = {}
         if contents.flags is not None and contents.sizes is not None:
