@@ -190,6 +190,33 @@ async def test_a_queue_that_the_log_refuses_takes_nothing_until_the_log_has_it(s
     assert b"on time" in await new.wait(1) + await new.wait(declared.queue.index.ready)
 
 
+async def test_a_queue_keeps_its_messages_until_its_removal_is_durable(stand: Stand) -> None:
+    """Where the log refuses that, a restart finds the queue as it was; what branches in doubt have there as well."""
+    client = await stand.open()
+    await client.declare("other")
+    queue = await client.declare()
+    await client.publish(b"waits")
+    branch = await client.prepare(client.work([client.message(b"in doubt")]))
+    with refusing(stand.url, "queue", "DELETE"):
+        before = asyncio.all_tasks()
+        removed = client.host.remove_queue(queue)
+        client.store.close_queues(removed.queues)
+        with pytest.raises(LogUnavailable):
+            await client.store.define(removed.define)
+        await client.publish(b"behind whatever was removed", key="other")
+        await asyncio.wait(asyncio.all_tasks() - before - {asyncio.current_task()}, timeout=0.5)
+        again = await stand.open()
+        queue = again.host.queues[b"q"]
+        await again.commit(branch)
+        assert await again.consume(queue).wait(2) == [b"waits", b"in doubt"]
+    removed = again.host.remove_queue(queue)
+    again.store.close_queues(removed.queues)
+    await again.store.define(removed.define)
+    async with asyncio.timeout(30):
+        while await again.log.stray_queues([again.host.queues[b"other"].spec.id]):
+            await asyncio.sleep(0.01)
+
+
 # -- records that are refused -----------------------------------------------------------------------------------------
 
 

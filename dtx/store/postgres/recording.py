@@ -54,8 +54,10 @@ class Recorder:
         """Write what waits, and stop to try again."""
         self._flush()
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        if self._defining is not None and not self.unsure:
-            await asyncio.gather(self._defining, return_exceptions=True)
+        for definition in list(self._defines):
+            await asyncio.wait((definition.future,))
+            if definition.future.exception() is not None:
+                break  # it is tried again for ever, and those behind it wait
         for task in (*self._tasks, *((self._defining,) if self._defining is not None else ())):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -228,6 +230,21 @@ class Recorder:
             return None
         found = [self.undefined[queue] for queue in queues if queue in self.undefined]
         return max(found).future if found else None  # the others come before it
+
+    async def topology_written(self) -> None:
+        """Return when the log has all topology so far, as long as that takes.
+
+        Raises:
+            LeaseLost: it never will.
+        """
+        last = self._defines[-1] if self._defines else None
+        while last is not None and self._defines and self._defines[0].number <= last.number:
+            try:
+                await asyncio.shield(last.future)
+            except LeaseLost:
+                raise
+            except LogError:
+                await asyncio.sleep(_PAUSE)
 
     def behind(self, queues: Collection[int], written: Written) -> Written:
         """Hold back that messages are written until the log has the queues that they are in.

@@ -173,6 +173,7 @@ class PostgresStore:
         for queue, positions in dropped.items():
             await self._remove(queue, positions)
         if queues:
+            await self._recorder.topology_written()  # until then a restart would find them, and must find them whole
             await self._recorder.settled()
             async for contents in self._log.load_queues(queues):
                 await self._remove(contents.queue, contents.positions)
