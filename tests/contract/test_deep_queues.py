@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dtx.log.api import LogUnavailable
+from dtx.log.memory import Fault, MemoryLog
 from dtx.store.postgres import recording, store
 from tests.contract.conftest import OpenLog
 from tests.support.standalone import TRANSIENT, Client
@@ -68,6 +70,24 @@ async def test_a_purge_in_pieces_lets_others_publish_and_keeps_what_they_do(open
     assert len(queue.index._limits.expiries) == 1
     sink = client.consume(queue)
     assert await sink.wait(1) == [b"new"]
+
+
+async def test_a_purge_that_fails_is_finished_as_soon_as_the_log_can() -> None:
+    log = MemoryLog("rm")
+    await log.open()
+    client = await Client(log).open()
+    queue = await client.declare(message_ttl=600_000)
+    await client.publish(*bodies())
+    log.faults.append(Fault.REFUSED)
+    with pytest.raises(LogUnavailable):
+        await client.store.purge(queue)
+    await no_rows(client, queue.spec.id)
+    async with asyncio.timeout(30):
+        while queue.index._limits.expiries:
+            await asyncio.sleep(0.01)
+    assert queue.index.ready == 0
+    await client.close()
+    await log.close()
 
 
 async def test_a_deleted_queue_is_removed_in_pieces(open_client: OpenClient) -> None:
