@@ -188,6 +188,36 @@ async def test_a_queue_is_in_use_while_a_branch_holds_its_messages(open_client: 
     assert await client.consume(queue).wait(1) == [b"held"]
 
 
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_queue_stays_while_a_branch_has_messages_for_it(
+    open_client: OpenClient, clock: Clock, commits: bool
+) -> None:
+    """What is prepared can be committed, whatever time it takes: it must not vanish with its queue."""
+    client = await open_client(clock=clock)
+    for name in ("first", "q"):
+        await client.declare(name, expires=60_000)
+    before = await client.prepare(client.work([client.message(b"before")]))
+    client = await open_client(clock=clock)
+    late = await client.prepare(client.work([client.message(b"late")]))
+
+    async def gone_too(name: bytes) -> None:
+        async def is_gone() -> bool:
+            return name not in client.host.queues
+
+        clock.now += 61
+        await until(is_gone)
+
+    await gone_too(b"first")
+    assert b"q" in client.host.queues
+    await client.commit(before)
+    await client.declare("second", expires=60_000)
+    await gone_too(b"second")
+    (queue,) = queues(client, b"q")
+    assert queue.index.ready == 1
+    await (client.commit(late) if commits else client.roll_back(late))
+    assert queue.index.unused_until() == clock.now + 60
+
+
 # -- branches that hold messages ---------------------------------------------------------------------------------------
 
 

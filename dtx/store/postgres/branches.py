@@ -58,9 +58,34 @@ class Branches:
         self._used = 0
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
+        # By queue, of those that expire: positions of what branches have promised to put there.
+        self._promised: dict[int, set[int]] = {}
+
+    def awaits(self, queue: int) -> bool:
+        """Whether a branch that has voted has messages for *queue*, which must find it there."""
+        return queue in self._promised
+
+    def _promise(self, slot: Slot) -> None:
+        self._promised.setdefault(slot.queue, set()).add(slot.position)
+
+    def _settle(self, published: Sequence[Slot], now: float) -> None:
+        """A branch has ended."""
+        for slot in published if self._promised else ():
+            positions = self._promised.get(slot.queue)
+            if positions is None:
+                continue
+            positions.discard(slot.position)
+            if not positions:
+                del self._promised[slot.queue]
+                entry = self._registry.find(slot.queue)
+                if entry is not None:
+                    entry.index.touch(now)
 
     def restored(self, slot: Slot, hidden: Hidden) -> None:
         """What is known of a message of a branch that the log has."""
+        entry = self._registry.find(slot.queue)
+        if entry is not None and entry.spec.settings.expires is not None:
+            self._promise(slot)
         if hidden != _PLAIN:
             self._stored[slot] = hidden
 
@@ -125,6 +150,8 @@ class Branches:
                         blind=item.blind,
                     )
                 )
+                if entry.spec.settings.expires is not None:
+                    self._promise(puts[-1].slot)
         for message in puts:
             self._keep(message)
         return Plan(
@@ -196,6 +223,7 @@ class Branches:
             if entry is not None:
                 entry.index.commit(positions)
         now = self._clock()
+        self._settle(published, now)
         for slot in published:
             stored = self._stored.pop(slot, _PLAIN)
             message = self._take(slot)
@@ -212,6 +240,7 @@ class Branches:
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
         now = self._clock()
+        self._settle(published, now)
         for slot in published:
             self._stored.pop(slot, None)
             self._take(slot)

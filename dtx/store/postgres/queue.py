@@ -571,7 +571,7 @@ class QueueIndex:
         return not self._round
 
     def touch(self, now: float) -> None:
-        """The queue was declared, perhaps passively."""
+        """The queue was declared, perhaps passively, or a branch has ended that had messages for it."""
         self._used_at = now
 
     def unused_until(self) -> float | None:

@@ -421,7 +421,7 @@ class PostgresStore:
         """Remove queues that nobody has used for as long as they were declared to live without (x-expires)."""
         now = self._clock()
         for entry in [entry for entry in self._registry.queues.values() if entry.spec.settings.expires is not None]:
-            until = entry.index.unused_until()
+            until = None if self._branches.awaits(entry.spec.id) else entry.index.unused_until()
             if until is not None and until <= now:
                 host = self._host(entry.spec.vhost)
                 queue = host.queues.get(entry.spec.name)
