@@ -1,18 +1,20 @@
 """Messages and topology when connections are lost in the middle of writes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from itertools import count
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-from dtx.log import fence, writer
+from dtx.log import fence, statements, writer
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.dsn import Dsn
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import LogWrite, Note
+from dtx.log.records import Insert, JournalEvent, Line, LogWrite, Note
 from dtx.log.session import Session
 from tests.integration.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, an_insert
@@ -66,6 +68,30 @@ async def test_a_journal_line_is_the_surest_trace(open_log: OpenLog, session: Se
     await log.write(Store(change=puts(message)))
     for record in (an_insert(branch), a_completion(branch), Note(journal=a_line(branch), change=puts(a_message()))):
         assert not await applied(session, Store(change=puts(message)), record)
+
+
+async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """PostgreSQL writes it with the time and the id that are asked for after a lost connection."""
+    await open_log()
+    with psycopg.connect(migrated_postgres_url) as connection:
+        found = connection.execute("SELECT epoch FROM dtx.lease WHERE rm = 'rm'").fetchone()
+    assert found is not None
+    known = (*statements.STATEMENTS, *fence.STATEMENTS)
+    session = await Session.connect(
+        Dsn(migrated_postgres_url), known, settings={}, timeout=5, answer_timeout=5, durable=True
+    )
+    at = time.time()
+    branch = a_branch(prepared_at=at, published=(), consumed=())
+    vote = Insert(branch=branch, journal=Line(JournalEvent.PREPARED, at, "guest"))
+    end = a_completion(branch, journal=Line(JournalEvent.COMMITTED, at + 1, "guest"))
+    try:
+        for record in (vote, end):
+            group = [(record, uuid4().bytes)]
+            assert not await fence.was_applied(session, b"rm", group)
+            await session.run(statements.bind_group(b"rm", found[0], group))
+            assert await fence.was_applied(session, b"rm", group)
+    finally:
+        await session.close()
 
 
 async def test_what_may_be_written_twice_needs_no_trace(session: Session) -> None:
