@@ -14,7 +14,7 @@ from tests.support.rabbitmq import RabbitNode
 @pytest.fixture(scope="module")
 def impatient(impatient_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
     """A stage whose broker waits three or four seconds for an acknowledgement; what comes before may take one."""
-    with Stage(impatient_rabbitmq, postgres) as made:
+    with Stage(impatient_rabbitmq, postgres, replay="receipts") as made:  # whatever a busy node answers about itself
         yield made
 
 
