@@ -169,7 +169,12 @@ class Settings(BaseSettings):
     )
 
     # -- limits
-    max_connections: int = _setting(2000, _Group.LIMITS, "Client connections.", ge=1)
+    max_connections: int = _setting(
+        2000,
+        _Group.LIMITS,
+        "Client connections, those in a TLS handshake and those that left a branch behind included.",
+        ge=1,
+    )
     max_channels: int = _setting(2047, _Group.LIMITS, "Channels of one client connection.", ge=1, le=65535)
     frame_max: Size = _setting(
         128 * KIB,
