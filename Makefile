@@ -8,6 +8,8 @@ BROKER ?= $(DTX_BROKER)
 DATA_DIR ?= $(if $(filter 0,$(shell id -u)),/var/lib/dtx,$(CURDIR)/.dtx-data)
 # further words for the command that is run
 ARGS ?=
+# processes that run tests; each has servers of its own
+JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
 # seconds for which `make soak` kills
@@ -24,6 +26,7 @@ help: ## this list
 	@echo
 	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
 	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
+	@echo 'JOBS=3                                   processes of test (0: none but the first, for a debugger)'
 	@echo 'ARGS="..."                               further words, e.g. make test ARGS="tests/unit -x"'
 	@echo 'PYTHON=python3.12                        the Python that .venv is made with (3.11 or newer)'
 
@@ -49,7 +52,7 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 	@BROKER='$(BROKER)' exec $(BIN)/python -m dtx.demo $(ARGS)
 
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 soak: install ## kill dtx and PostgreSQL again and again under load, ten minutes (make soak SOAK=3600)
 	@DTX_SOAK_SECONDS=$(SOAK) $(BIN)/python -m pytest -rP tests/crash/test_standalone_soak.py $(ARGS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,15 +14,12 @@ from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
-from tests.support.summary import Exercised
-
-EXERCISED = pytest.StashKey[Exercised]()
+from tests.support.summary import LEFT_OUT, Exercised
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count what is left out."""
-    config.stash[EXERCISED] = exercised = Exercised()
-    config.pluginmanager.register(exercised, "dtx-exercised")
+    config.pluginmanager.register(Exercised(), "dtx-exercised")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,9 +32,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture
-def left_out(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Call it with a sentence when a test could not exercise a part of what it is about."""
-    return request.config.stash[EXERCISED].left_out
+    return partial(record_property, LEFT_OUT)
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
 import pytest
-from tests.support.summary import Exercised
+from tests.support.summary import LEFT_OUT, Exercised
 
 def pytest_configure(config):
-    config.exercised = Exercised()
-    config.pluginmanager.register(config.exercised)
+    config.pluginmanager.register(Exercised())
 
 @pytest.fixture
-def left_out(request):
-    return request.config.exercised.left_out
+def left_out(record_property):
+    return lambda note: record_property(LEFT_OUT, note)
 """
 
 
@@ -42,12 +41,15 @@ def test_a_full_run_says_so(tmp_path: Path) -> None:
         ("def test_a(left_out): left_out('rain')", "not exercised: rain"),
     ],
 )
-def test_what_was_left_out_is_said_with_its_reason(tmp_path: Path, body: str, said: str) -> None:
-    assert last_line_of(tmp_path, body) == said
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_what_was_left_out_is_said_with_its_reason(tmp_path: Path, body: str, said: str, processes: str) -> None:
+    assert last_line_of(tmp_path, body, "-n", processes) == said
 
 
-def test_tests_that_options_left_out_are_counted(tmp_path: Path) -> None:
-    said = last_line_of(tmp_path, "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass", "-k", "test_a")
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_tests_that_options_left_out_are_counted(tmp_path: Path, processes: str) -> None:
+    tests = "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass"
+    said = last_line_of(tmp_path, tests, "-k", "test_a", "-n", processes)
     assert said == "not exercised: 2 tests (deselected by options)"
 
 
