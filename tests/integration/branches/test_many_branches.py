@@ -1,5 +1,6 @@
 """Several branches in one channel, several channels in one branch, many branches at once, every kind of xid."""
 
+import random
 import secrets
 
 import pytest
@@ -8,11 +9,12 @@ from dtx.client import XA_RBROLLBACK, XAER_PROTO, Coordinator, XaFlag, XAResourc
 from tests.support.crash import PERSISTENT, Scene, work
 
 NULS = b"\x00" * 64
+_OCTETS = random.Random(64)  # the same in every process that collects the tests
 XIDS = [
-    Xid(0xFFFFFFFE, secrets.token_bytes(64), secrets.token_bytes(64)),
+    Xid(0xFFFFFFFE, _OCTETS.randbytes(64), _OCTETS.randbytes(64)),
     Xid(0, NULS, NULS),
     Xid(0, NULS, b""),
-    Xid(0x7FFFFFFF, b"\x00a\x00" + secrets.token_bytes(30), b"\x00"),
+    Xid(0x7FFFFFFF, b"\x00a\x00" + _OCTETS.randbytes(30), b"\x00"),
     Xid(0x80000000, b"\xff" * 64, b"\xff" * 64),
 ]
 
