@@ -1,0 +1,255 @@
+"""The list of all failpoints: number, the module in which the point stands, and how the world is at it.
+
+Numbers and names stay as they are once they are given. A sentence says what is durable, sent or answered when the point
+is reached; *before* and *after* mean the write, the send or the step that the name tells.
+"""
+
+from enum import Enum
+
+
+class Point(Enum):
+    """An instant at which dtx may die."""
+
+    # -- the log
+
+    LOG_TAKING_BEFORE = 101, "dtx.log.failpoints", "nothing is durable: no vote, and nothing was taken"
+    LOG_TAKING_AFTER = 102, "dtx.log.failpoints", "the branch is logged as taking, with its work; nothing was taken yet"
+    LOG_PREPARED_BEFORE = 103, "dtx.log.failpoints", "no vote is durable; alongside, what was consumed has been taken"
+    LOG_PREPARED_AFTER = 104, "dtx.log.failpoints", "the vote is durable and nobody was told"
+    LOG_COMMITTING_BEFORE = 105, "dtx.log.failpoints", "the decision to commit is not durable"
+    LOG_COMMITTING_AFTER = 106, "dtx.log.failpoints", "the decision to commit is durable, nothing was published yet"
+    LOG_ROLLING_BACK_BEFORE = 107, "dtx.log.failpoints", "the decision to roll back is not durable"
+    LOG_ROLLING_BACK_AFTER = 108, "dtx.log.failpoints", "the decision to roll back is durable, nothing was put back yet"
+    LOG_UNIT_BEFORE = 109, "dtx.log.failpoints", "phase two needs a new unit, and the log has the old one"
+    LOG_UNIT_AFTER = 110, "dtx.log.failpoints", "the log knows lock and nonce of the unit that will be sent"
+    LOG_STUCK_BEFORE = 111, "dtx.log.failpoints", "the broker refused phase two and the log does not know"
+    LOG_STUCK_AFTER = (
+        112,
+        "dtx.log.failpoints",
+        "the log has the broker's words; phase two waits for somebody to ask again",
+    )
+    LOG_HEURISTIC_BEFORE = 113, "dtx.log.failpoints", "a heuristic outcome is not durable"
+    LOG_HEURISTIC_AFTER = 114, "dtx.log.failpoints", "a heuristic outcome is durable and nobody was told"
+    LOG_COMMITTED_BEFORE = (
+        115,
+        "dtx.log.failpoints",
+        "the log still has a branch whose commit is done, or (standalone) is done by this very write",
+    )
+    LOG_COMMITTED_AFTER = 116, "dtx.log.failpoints", "the branch has left the log as committed"
+    LOG_ROLLED_BACK_BEFORE = (
+        117,
+        "dtx.log.failpoints",
+        "the log still has a branch whose roll-back is done, or (standalone) is done by this very write",
+    )
+    LOG_ROLLED_BACK_AFTER = 118, "dtx.log.failpoints", "the branch has left the log as rolled back"
+    LOG_FORGOTTEN_BEFORE = 119, "dtx.log.failpoints", "the log still has the heuristic outcome"
+    LOG_FORGOTTEN_AFTER = 120, "dtx.log.failpoints", "the heuristic outcome has left the log"
+    LOG_NOTED_BEFORE = 121, "dtx.log.failpoints", "the journal does not tell of a branch that is not logged"
+    LOG_NOTED_AFTER = 122, "dtx.log.failpoints", "the journal tells how a branch ended that is not logged"
+    LOG_ONE_PHASE_BEFORE = (
+        123,
+        "dtx.log.failpoints",
+        "a one-phase commit without a broker is not durable: none of its work is",
+    )
+    LOG_ONE_PHASE_AFTER = (
+        124,
+        "dtx.log.failpoints",
+        "a one-phase commit without a broker is durable, with its work; nothing is shown yet",
+    )
+    LOG_STORED_BEFORE = 125, "dtx.log.failpoints", "publishes and acknowledgements outside of branches are not durable"
+    LOG_STORED_AFTER = 126, "dtx.log.failpoints", "they are durable; nothing is confirmed or shown yet"
+    LOG_DEFINED_BEFORE = 127, "dtx.log.failpoints", "topology is in memory alone"
+    LOG_DEFINED_AFTER = 128, "dtx.log.failpoints", "topology is durable; nobody was told"
+    LOG_SENT = (
+        129,
+        "dtx.log.writer",
+        "a group of records is on its way to PostgreSQL: it commits, or not, and nobody here knows",
+    )
+    LOG_CARRIED = 130, "dtx.log.writer", "the connection was lost under a group: whether it committed is not known"
+    LOG_SETTLED = 131, "dtx.log.writer", "it is known again; nobody who waits was told"
+
+    # -- the database, its lease and its tables
+
+    MIGRATION_BEFORE = 201, "dtx.server.service", "the tables are those of an earlier version, or there are none"
+    MIGRATION_AFTER = 202, "dtx.server.service", "the tables are those of this version"
+    LEASE_TAKE_BEFORE = 203, "dtx.log.lease", "the lease is free, or its holder's has run out"
+    LEASE_TAKE_AFTER = 204, "dtx.log.lease", "the lease is ours; earlier sessions of others cannot write any more"
+    EPOCH_BEFORE = 205, "dtx.log.fence", "the session of the writer is new; an earlier one of ours may still write"
+    EPOCH_SENT = 206, "dtx.log.fence", "the new epoch is on its way"
+    EPOCH_AFTER = 207, "dtx.log.fence", "no earlier session of ours writes any more"
+    LEASE_RENEW_BEFORE = 208, "dtx.log.lease", "the lease is about to be renewed"
+    LEASE_RENEW_AFTER = 209, "dtx.log.lease", "it lives for another while"
+    LEASE_LOST = 210, "dtx.log.lease", "another dtx has the lease: nothing that this one writes is accepted"
+    LEASE_RELEASE_BEFORE = 211, "dtx.log.lease", "everything is written; the lease is still ours"
+    LEASE_RELEASE_AFTER = 212, "dtx.log.lease", "a standby may take over"
+    PARTITIONS_BEFORE = 213, "dtx.log.postgres", "the journal's partitions for the coming days may be missing"
+    PARTITIONS_AFTER = 214, "dtx.log.postgres", "they are there, and old ones are gone"
+
+    # -- start and end of the service
+
+    RESTART_ROW = 301, "dtx.manager.manager", "one more branch of the log is known; what needs a decision waits"
+    RESTART_LOADED = 302, "dtx.manager.manager", "all branches of the log are known; nothing was decided"
+    RESTART_DECIDE_BEFORE = 303, "dtx.manager.manager", "a branch that was half-way is about to be taken up"
+    RESTART_DECIDE_AFTER = 304, "dtx.manager.manager", "its fate is known, and the log has it"
+    REREAD_BEFORE = 305, "dtx.manager.durable", "a write failed: what memory says of the branch is worth nothing"
+    REREAD_AFTER = 306, "dtx.manager.durable", "the log was read again"
+    STORE_OPENED = 307, "dtx.server.standalone.mode", "topology and positions of messages are loaded; no branch is"
+    STORE_BEGUN = (
+        308,
+        "dtx.server.standalone.mode",
+        "the queues are filled; what a restart does not keep is being removed",
+    )
+    READY_BEFORE = 309, "dtx.server.service", "clients can connect; nobody was told"
+    READY_AFTER = 310, "dtx.server.service", "the line with READY is out"
+    STOP_DRAINED = 311, "dtx.server.service", "nothing is under way any more, or the patience for it is over"
+
+    # -- work and effects of a branch
+
+    HELD_PUBLISH = 401, "dtx.store.work", "a publish is held in memory for its branch"
+    HELD_CONSUME = (
+        402,
+        "dtx.store.work",
+        "an acknowledgement is held in memory for its branch; the message is still the queue's",
+    )
+    TAKE_BEFORE = 403, "dtx.manager.effects", "the log has the branch as taking; what it consumed is about to be taken"
+    TAKE_AFTER = 404, "dtx.manager.effects", "it is known what was taken; the log is not told yet"
+    APPLY_BEFORE = (
+        405,
+        "dtx.manager.effects",
+        "the decision to commit is durable; the messages are about to be published",
+    )
+    APPLY_AFTER = 406, "dtx.manager.effects", "they are published, or refused; nobody was told"
+    PUT_BACK_BEFORE = (
+        407,
+        "dtx.manager.effects",
+        "the decision to roll back is durable; consumed messages are about to be put back",
+    )
+    PUT_BACK_AFTER = 408, "dtx.manager.effects", "they are back, or refused; nobody was told"
+    RELEASE_BEFORE = 409, "dtx.manager.effects", "the branch cannot commit any more; its deliveries are still held"
+    RELEASE_AFTER = 410, "dtx.manager.effects", "publishes are dropped, deliveries are on their way back"
+    REMEMBER_BEFORE = 411, "dtx.manager.effects", "a branch was rolled back by itself; nothing would say so later"
+    REMEMBER_AFTER = 412, "dtx.manager.effects", "a tombstone answers one further rollback"
+    ANSWER_BEFORE = 413, "dtx.manager.effects", "all that the answer promises is durable"
+    ANSWER_AFTER = 414, "dtx.manager.effects", "the answer has been given away to be sent"
+    REFUSE_BEFORE = 415, "dtx.manager.effects", "phase two is stuck and the log has it"
+    REFUSE_AFTER = 416, "dtx.manager.effects", "the refusal has been given away to be sent"
+    SHOWN_BEFORE = 417, "dtx.manager.local", "the end of a branch is durable, and the queues do not show it"
+    SHOWN_AFTER = 418, "dtx.manager.local", "published messages are in their queues, consumed ones are gone or back"
+
+    # -- what is sent to the broker
+
+    LOCK_BEFORE = (
+        501,
+        "dtx.server.alongside.selecting",
+        "the first select of a connection; nothing shows that it may act for branches",
+    )
+    LOCK_AFTER = 502, "dtx.server.alongside.selecting", "its lock is there: a successor will wait for it to end"
+    TAKING_BEFORE = 503, "dtx.store.rabbitmq.taking", "nothing of a unit that takes is sent"
+    TAKING_ACKED = (
+        504,
+        "dtx.store.rabbitmq.taking",
+        "its acknowledgements are sent, without receipt and tx.commit: they have no effect",
+    )
+    TAKING_RECEIPTED = 505, "dtx.store.rabbitmq.taking", "its receipt is sent too"
+    TAKING_SENT = (
+        506,
+        "dtx.store.rabbitmq.taking",
+        "tx.commit is sent: the broker takes what was consumed, now or never",
+    )
+    TAKING_COMMITTED = 507, "dtx.store.rabbitmq.taking", "tx.commit-ok is there: dtx alone has the messages"
+    SETTLE_BEFORE = (
+        508,
+        "dtx.store.rabbitmq.taking",
+        "acknowledgements outside of a branch, or what goes back: nothing is sent",
+    )
+    SETTLE_SENT = 509, "dtx.store.rabbitmq.taking", "they are sent, with tx.commit"
+    SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.taking", "tx.commit-ok is there: they are settled"
+    UNIT_BEFORE = 511, "dtx.store.rabbitmq.lane", "the log knows the unit of phase two; nothing of it is sent"
+    UNIT_PUBLISHED = (
+        512,
+        "dtx.store.rabbitmq.lane",
+        "its messages are sent, without receipt and tx.commit: nobody sees them",
+    )
+    UNIT_RECEIPTED = 513, "dtx.store.rabbitmq.lane", "its receipt is sent too"
+    UNIT_SENT = 514, "dtx.store.rabbitmq.lane", "tx.commit is sent: the messages come in, now or never"
+    UNIT_COMMITTED = 515, "dtx.store.rabbitmq.lane", "tx.commit-ok is there: the messages are in their queues"
+    UNIT_REFUSED = 516, "dtx.store.rabbitmq.lane", "the broker has closed the channel of the unit: it refuses a message"
+    UNIT_LOST = 517, "dtx.store.rabbitmq.lane", "the connection was lost under the unit"
+    RESOLVE_BEFORE = 518, "dtx.store.rabbitmq.lane", "what became of a unit is to be found out"
+    RESOLVE_FREE = 519, "dtx.store.rabbitmq.lane", "its lock is free: it has happened, or never will"
+    RESOLVE_READ = 520, "dtx.store.rabbitmq.lane", "the receipts are read"
+    LANE_LOCK_BEFORE = (
+        521,
+        "dtx.store.rabbitmq.lane",
+        "a connection of dtx's own is open; nothing shows that it may act",
+    )
+    LANE_LOCK_AFTER = 522, "dtx.store.rabbitmq.lane", "its lock is there"
+    MARKER_BEFORE = (
+        523,
+        "dtx.store.rabbitmq.receipts",
+        "no marker lies in the receipt queues: the broker is new, or has restarted",
+    )
+    MARKER_SENT = 524, "dtx.store.rabbitmq.receipts", "markers are sent, with tx.commit"
+    MARKER_AFTER = 525, "dtx.store.rabbitmq.receipts", "a marker lies in every receipt queue"
+    LANE_READY = 526, "dtx.store.rabbitmq.lane", "the lane of a vhost is about to work"
+    DRAIN_BEFORE = (
+        527,
+        "dtx.store.rabbitmq.receipts",
+        "the log has the outcome of every unit of a generation; its receipts are there",
+    )
+    DRAIN_PURGED = 528, "dtx.store.rabbitmq.receipts", "its receipts are gone, and the marker of its queue too"
+    DRAIN_AFTER = 529, "dtx.store.rabbitmq.receipts", "the marker is on its way back"
+
+    # -- answers to the dtx methods
+
+    REPLY_SELECT_BEFORE = 601, "dtx.server.failpoints", "the channel is selected; the client was not told"
+    REPLY_SELECT_SENT = 602, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_START_BEFORE = 603, "dtx.server.failpoints", "the branch is known, in memory; the client was not told"
+    REPLY_START_SENT = 604, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_END_BEFORE = 605, "dtx.server.failpoints", "the channel works for the branch no more; the client was not told"
+    REPLY_END_SENT = 606, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_PREPARE_BEFORE = (
+        607,
+        "dtx.server.failpoints",
+        "the vote is durable, or the branch is rolled back; the client was not told",
+    )
+    REPLY_PREPARE_SENT = 608, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_COMMIT_BEFORE = 609, "dtx.server.failpoints", "the commit is decided, and done; the client was not told"
+    REPLY_COMMIT_SENT = 610, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_ROLLBACK_BEFORE = 611, "dtx.server.failpoints", "the roll-back is decided, and done; the client was not told"
+    REPLY_ROLLBACK_SENT = 612, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_FORGET_BEFORE = 613, "dtx.server.failpoints", "the heuristic outcome is forgotten; the client was not told"
+    REPLY_FORGET_SENT = 614, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_RECOVER_BEFORE = 615, "dtx.server.failpoints", "the list of a recovery scan is made; the client was not told"
+    REPLY_RECOVER_SENT = 616, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_GET_TIMEOUT_BEFORE = 617, "dtx.server.failpoints", "the timeout is known; the client was not told"
+    REPLY_GET_TIMEOUT_SENT = 618, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_SET_TIMEOUT_BEFORE = 619, "dtx.server.failpoints", "the timeout is set; the client was not told"
+    REPLY_SET_TIMEOUT_SENT = 620, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+    REPLY_EXCEPTION_BEFORE = 621, "dtx.server.failpoints", "a dtx method was refused; the client was not told"
+    REPLY_EXCEPTION_SENT = 622, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
+
+    def __init__(self, number: int, module: str, sentence: str) -> None:
+        self.number = number
+        """For people who count."""
+        self.module = module
+        """Where it stands."""
+        self.sentence = sentence
+        """How the world is when it is reached."""
+
+    @property
+    def label(self) -> str:
+        """Its name on command lines and in traces: ``log-prepared-after``."""
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def named(cls, name: str) -> "Point":
+        """The point of that name or number.
+
+        Raises:
+            ValueError: there is none.
+        """
+        for point in cls:
+            if name in (point.label, point.name, str(point.number)):
+                return point
+        raise ValueError(f"no failpoint is called {name!r} (python -m dtx.failpoint --list)")
