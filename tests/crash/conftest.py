@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from tests.support.crash import Stage
+from tests.support.broker import MODES, Mode
+from tests.support.crash import Scene, Stage, StandaloneStage
+from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 
@@ -26,6 +28,35 @@ def stage_with(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterato
 def stage(stage_with: Callable[..., Stage]) -> Stage:
     """A broker, a log, and dtx that believes receipts."""
     return stage_with()
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What keeps the messages."""
+    return cast("Mode", request.param)
+
+
+@pytest.fixture
+def pair_with(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[Callable[..., Pair]]:
+    """Makes an active dtx and a standby, with further options for both; ``server``: a PostgreSQL of the test's own."""
+    with ExitStack() as stack:
+
+        def make(*options: str, server: PostgresServer = postgres) -> Pair:
+            scene: Scene
+            if mode == "standalone":
+                scene = StandaloneStage(server, options=options)
+            else:
+                node = request.getfixturevalue("shared_rabbitmq")
+                scene = Stage(node, server, replay="receipts", options=("--upstream-heartbeat", "2", *options))
+            return Pair(stack.enter_context(scene))
+
+        yield make
+
+
+@pytest.fixture
+def pair(pair_with: Callable[..., Pair]) -> Pair:
+    """An active dtx and a standby."""
+    return pair_with()
 
 
 @pytest.fixture(scope="package")

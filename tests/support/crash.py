@@ -45,6 +45,10 @@ class Scene:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def another_service(self, *options: str, start: bool = True) -> DtxService:
+        """A further dtx on the same data, with further words of its command line; ended with the stage."""
+        raise NotImplementedError
+
     def queues(self) -> list[str]:
         """The queues of the vhost that are not dtx's own."""
         raise NotImplementedError
@@ -224,10 +228,15 @@ class StandaloneStage(Scene):
         self.vhost = "/"
         self.database = self.postgres.create_migrated_database()
         self._stack.callback(self.postgres.drop_database, self.database)
-        self.service = self._stack.enter_context(DtxService(database=self.database, options=self._options))
+        self.service = self.another_service()
         self.broker = StandaloneBroker(self.service)
         self._stack.callback(self._threads.shutdown)
         return self
+
+    def another_service(self, *options: str, start: bool = True) -> DtxService:
+        """A further dtx on the same database; like every one ended with the stage."""
+        words = (*self._options, *options)
+        return self._stack.enter_context(DtxService(database=self.database, options=words, start=start))
 
     def queues(self) -> list[str]:
         """The durable queues."""
