@@ -28,45 +28,71 @@ class Point(Enum):
         "dtx.log.failpoints",
         "the log has the broker's words; phase two waits for somebody to ask again",
     )
-    LOG_HEURISTIC_BEFORE = 113, "dtx.log.failpoints", "a heuristic outcome is not durable"
-    LOG_HEURISTIC_AFTER = 114, "dtx.log.failpoints", "a heuristic outcome is durable and nobody was told"
+    LOG_HEURISTIC_COMMITTING_BEFORE = 113, "dtx.log.failpoints", "an operator's decision to commit is not durable"
+    LOG_HEURISTIC_COMMITTING_AFTER = (
+        114,
+        "dtx.log.failpoints",
+        "an operator's decision to commit is durable, its work has not begun",
+    )
+    LOG_HEURISTIC_ROLLING_BACK_BEFORE = 115, "dtx.log.failpoints", "an operator's decision to roll back is not durable"
+    LOG_HEURISTIC_ROLLING_BACK_AFTER = (
+        116,
+        "dtx.log.failpoints",
+        "an operator's decision to roll back is durable, its work has not begun",
+    )
+    LOG_HEURISTIC_BEFORE = (
+        117,
+        "dtx.log.failpoints",
+        "a heuristic outcome is not durable; its work is done, or (standalone) is done by this very write",
+    )
+    LOG_HEURISTIC_AFTER = (
+        118,
+        "dtx.log.failpoints",
+        "a heuristic outcome is durable, its work is done, and nobody was told",
+    )
+    LOG_MENDED_BEFORE = (
+        119,
+        "dtx.log.failpoints",
+        "what an operator does to a message that phase two is stuck with is not durable",
+    )
+    LOG_MENDED_AFTER = 120, "dtx.log.failpoints", "it is durable: the message goes elsewhere, or nowhere"
     LOG_COMMITTED_BEFORE = (
-        115,
+        121,
         "dtx.log.failpoints",
         "the log still has a branch whose commit is done, or (standalone) is done by this very write",
     )
-    LOG_COMMITTED_AFTER = 116, "dtx.log.failpoints", "the branch has left the log as committed"
+    LOG_COMMITTED_AFTER = 122, "dtx.log.failpoints", "the branch has left the log as committed"
     LOG_ROLLED_BACK_BEFORE = (
-        117,
+        123,
         "dtx.log.failpoints",
         "the log still has a branch whose roll-back is done, or (standalone) is done by this very write",
     )
-    LOG_ROLLED_BACK_AFTER = 118, "dtx.log.failpoints", "the branch has left the log as rolled back"
-    LOG_FORGOTTEN_BEFORE = 119, "dtx.log.failpoints", "the log still has the heuristic outcome"
-    LOG_FORGOTTEN_AFTER = 120, "dtx.log.failpoints", "the heuristic outcome has left the log"
-    LOG_NOTED_BEFORE = 121, "dtx.log.failpoints", "the journal does not tell of a branch that is not logged"
-    LOG_NOTED_AFTER = 122, "dtx.log.failpoints", "the journal tells how a branch ended that is not logged"
+    LOG_ROLLED_BACK_AFTER = 124, "dtx.log.failpoints", "the branch has left the log as rolled back"
+    LOG_FORGOTTEN_BEFORE = 125, "dtx.log.failpoints", "the log still has the heuristic outcome"
+    LOG_FORGOTTEN_AFTER = 126, "dtx.log.failpoints", "the heuristic outcome has left the log"
+    LOG_NOTED_BEFORE = 127, "dtx.log.failpoints", "the journal does not tell of a branch that is not logged"
+    LOG_NOTED_AFTER = 128, "dtx.log.failpoints", "the journal tells how a branch ended that is not logged"
     LOG_ONE_PHASE_BEFORE = (
-        123,
+        129,
         "dtx.log.failpoints",
         "a one-phase commit without a broker is not durable: none of its work is",
     )
     LOG_ONE_PHASE_AFTER = (
-        124,
+        130,
         "dtx.log.failpoints",
         "a one-phase commit without a broker is durable, with its work; nothing is shown yet",
     )
-    LOG_STORED_BEFORE = 125, "dtx.log.failpoints", "publishes and acknowledgements outside of branches are not durable"
-    LOG_STORED_AFTER = 126, "dtx.log.failpoints", "they are durable; nothing is confirmed or shown yet"
-    LOG_DEFINED_BEFORE = 127, "dtx.log.failpoints", "topology is in memory alone"
-    LOG_DEFINED_AFTER = 128, "dtx.log.failpoints", "topology is durable; nobody was told"
+    LOG_STORED_BEFORE = 131, "dtx.log.failpoints", "publishes and acknowledgements outside of branches are not durable"
+    LOG_STORED_AFTER = 132, "dtx.log.failpoints", "they are durable; nothing is confirmed or shown yet"
+    LOG_DEFINED_BEFORE = 133, "dtx.log.failpoints", "topology is in memory alone"
+    LOG_DEFINED_AFTER = 134, "dtx.log.failpoints", "topology is durable; nobody was told"
     LOG_SENT = (
-        129,
+        135,
         "dtx.log.writer",
         "a group of records is on its way to PostgreSQL: it commits, or not, and nobody here knows",
     )
-    LOG_CARRIED = 130, "dtx.log.writer", "the connection was lost under a group: whether it committed is not known"
-    LOG_SETTLED = 131, "dtx.log.writer", "it is known again; nobody who waits was told"
+    LOG_CARRIED = 136, "dtx.log.writer", "the connection was lost under a group: whether it committed is not known"
+    LOG_SETTLED = 137, "dtx.log.writer", "it is known again; nobody who waits was told"
 
     # -- the database, its lease and its tables
 

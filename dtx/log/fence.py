@@ -19,6 +19,8 @@ from uuid import UUID
 
 from psycopg.pq.abc import PGresult
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log import binary
 from dtx.log.api import LeaseLost
 from dtx.log.changes import Change, Define, Slot, Store
@@ -64,10 +66,12 @@ async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
         LeaseLost: another dtx has the lease.
         Refused, SessionLost: not done.
     """
+    failpoint.at(Point.EPOCH_BEFORE)
     await session.run([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
-    epoch = _number(await session.run([(_RAISE_EPOCH, [rm, instance.bytes])]))
+    epoch = _number(await session.run([(_RAISE_EPOCH, [rm, instance.bytes])], sent=Point.EPOCH_SENT))
     if epoch is None:
         raise LeaseLost("another dtx has taken the lease")
+    failpoint.at(Point.EPOCH_AFTER)
     return epoch
 
 

@@ -20,6 +20,8 @@ from uuid import UUID, uuid4
 
 import psycopg
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LeaseLost, LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.process import is_dead, this_process
@@ -108,6 +110,7 @@ class Lease:
             LogError: the tables are missing, or not for us.
         """
         await self._connect()
+        failpoint.at(Point.LEASE_TAKE_BEFORE)
         told = ""
         while True:
             try:
@@ -126,6 +129,7 @@ class Lease:
                 log.info("another dtx is active, standing by", holder=holder, rm=self._rm)
                 told = holder
             await asyncio.sleep(POLL_SECONDS)
+        failpoint.at(Point.LEASE_TAKE_AFTER)
         self._renewal = asyncio.create_task(self._keep(), name="lease renewal")
         log.info("lease taken", rm=self._rm, epoch=epoch)
         return epoch
@@ -185,17 +189,20 @@ class Lease:
             LogUnavailable, psycopg.Error: not known.
         """
         connection = await self._connect()
+        failpoint.at(Point.LEASE_RENEW_BEFORE)
         asked = clock()
         row = await (await connection.execute(_RENEW, self._parameters)).fetchone()
         if row is None:
             self.lose()
             raise LeaseLost("another dtx has taken the lease")
+        failpoint.at(Point.LEASE_RENEW_AFTER)
         self._extend(asked)
 
     def lose(self) -> None:
         """Another dtx holds the lease: tell everybody, once."""
         if not self.lost.is_set():
             self.lost.set()
+            failpoint.at(Point.LEASE_LOST)
             log.error("another dtx has taken the lease", rm=self._rm)
             if self._on_lost is not None:
                 self._on_lost()
@@ -210,9 +217,11 @@ class Lease:
         held = self._valid_until > float("-inf") and not self.lost.is_set()
         self._valid_until = float("-inf")
         if held:
+            failpoint.at(Point.LEASE_RELEASE_BEFORE)
             with suppress(psycopg.Error, OSError, LogUnavailable, TimeoutError):
                 async with asyncio.timeout(min(self._ttl, 5.0)):
                     await (await self._connect()).execute(_RELEASE, self._parameters)
+            failpoint.at(Point.LEASE_RELEASE_AFTER)
         await self._disconnect()
 
     async def _disconnect(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Final
 from uuid import UUID
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log import checks, retention
 from dtx.log.api import LeaseLost, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
@@ -229,7 +231,9 @@ class PostgresLog:
     async def _maintain(self) -> None:
         while True:
             try:
+                failpoint.at(Point.PARTITIONS_BEFORE)
                 await asyncio.to_thread(retention.maintain, self._dsn)
+                failpoint.at(Point.PARTITIONS_AFTER)
             except LogUnavailable as error:
                 log.warning("the journal's partitions could not be maintained", error=str(error))
             except Exception:

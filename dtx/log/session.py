@@ -14,6 +14,8 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.dsn import Dsn
 from dtx.log.statement import Bound, Statement
 
@@ -122,8 +124,12 @@ class Session:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
         await self._exchange()
 
-    async def run(self, statements: Sequence[Bound]) -> list[PGresult]:
+    async def run(self, statements: Sequence[Bound], *, sent: Point | None = None) -> list[PGresult]:
         """Execute in one round trip and one transaction; returns after its commit.
+
+        Args:
+            statements: what to execute.
+            sent: the failpoint at which all of it is on its way.
 
         Raises:
             Refused: nothing was written.
@@ -138,9 +144,9 @@ class Session:
         except psycopg.Error as error:
             self._lose(self._dsn.explain(error))
             raise SessionLost(self._dsn.explain(error)) from None
-        return await self._exchange()
+        return await self._exchange(sent)
 
-    async def _exchange(self) -> list[PGresult]:
+    async def _exchange(self, sent: Point | None = None) -> list[PGresult]:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiter = waiter
         self._results = []
@@ -153,6 +159,8 @@ class Session:
                 self._lose(self._dsn.explain(error))
             else:
                 self._flush()
+            if failpoint.armed and sent is not None:
+                failpoint.at(sent)
             await waiter
             return self._results
         finally:

@@ -24,10 +24,13 @@ from uuid import UUID
 
 import psycopg
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log import checks, fence
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Store
 from dtx.log.dsn import Dsn
+from dtx.log.failpoints import around
 from dtx.log.lease import Lease
 from dtx.log.records import Advance, Complete, Insert, LogWrite, Note
 from dtx.log.session import Refused, Session, SessionLost, session_settings
@@ -312,10 +315,14 @@ class Writer:
         began = time.perf_counter()
         try:
             bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group])
-            await session.run(bound)
+            if failpoint.armed:
+                for pending in group:
+                    failpoint.at(around(pending.record)[0])
+            await session.run(bound, sent=Point.LOG_SENT)
         except SessionLost:
             self._carried = group
             self._known.clear()
+            failpoint.at(Point.LOG_CARRIED)
             raise
         except (Refused, UnicodeError, struct.error, OverflowError) as error:
             if isinstance(error, Refused) and error.sqlstate == LEASE_LOST:
@@ -325,6 +332,9 @@ class Writer:
             else:
                 await self._commit_apart(group)
             return
+        if failpoint.armed:
+            for pending in group:
+                failpoint.at(around(pending.record)[1])
         for pending in group:
             pending.succeed()
         if self._observe is not None:
@@ -420,6 +430,7 @@ class Writer:
             log.warning("a write of unknown outcome could not be settled yet", error=str(error))
             await self._session.close()
             return
+        failpoint.at(Point.LOG_SETTLED)
         self._carried = []
         self._known.set()
         log.info("a write of unknown outcome is settled", committed=applied, records=len(group))
