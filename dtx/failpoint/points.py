@@ -215,16 +215,17 @@ class Point(Enum):
         "dtx.store.rabbitmq.receipts",
         "no marker lies in the receipt queues: the broker is new, or has restarted",
     )
-    MARKER_SENT = 524, "dtx.store.rabbitmq.receipts", "markers are sent, with tx.commit"
-    MARKER_AFTER = 525, "dtx.store.rabbitmq.receipts", "a marker lies in every receipt queue"
-    LANE_READY = 526, "dtx.store.rabbitmq.lane", "the lane of a vhost is about to work"
+    MARKER_WRITTEN = 524, "dtx.store.rabbitmq.receipts", "markers are sent, without tx.commit"
+    MARKER_SENT = 525, "dtx.store.rabbitmq.receipts", "markers are sent, with tx.commit"
+    MARKER_AFTER = 526, "dtx.store.rabbitmq.receipts", "a marker lies in every receipt queue"
+    LANE_READY = 527, "dtx.store.rabbitmq.lane", "the lane of a vhost is about to work"
     DRAIN_BEFORE = (
-        527,
+        528,
         "dtx.store.rabbitmq.receipts",
         "the log has the outcome of every unit of a generation; its receipts are there",
     )
-    DRAIN_PURGED = 528, "dtx.store.rabbitmq.receipts", "its receipts are gone, and the marker of its queue too"
-    DRAIN_AFTER = 529, "dtx.store.rabbitmq.receipts", "the marker is on its way back"
+    DRAIN_PURGED = 529, "dtx.store.rabbitmq.receipts", "its receipts are gone, and the marker of its queue too"
+    DRAIN_AFTER = 530, "dtx.store.rabbitmq.receipts", "the marker is on its way back"
 
     # -- answers to the dtx methods
 

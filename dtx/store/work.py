@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.changes import Slot
 from dtx.log.records import Work, WorkKind
 from dtx.xa.model import Vote
@@ -140,12 +142,16 @@ class HeldWork:
         self.bytes += size
         self.budget.used += size
         self._charged += size
+        if failpoint.armed:
+            failpoint.at(Point.HELD_PUBLISH)
 
     def add_consume(self, delivery: Delivery) -> None:
         """Hold an acknowledged delivery; its content was charged when it was kept."""
         self.items.append(delivery)
         self.consumes += 1
         self.bytes += delivery.size
+        if failpoint.armed:
+            failpoint.at(Point.HELD_CONSUME)
 
     @property
     def vote(self) -> Vote:

@@ -4,6 +4,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.selected import SelectedChannel
 from dtx.store.rabbitmq import messages
@@ -85,8 +87,10 @@ class Selecting:
         receipts = session.store.lane(session.who.vhost).receipts
         lock = f"dtx.lock.{session.store.settings.rm}.{uuid4()}"
         side = await OwnChannel(session.upstream).open()
+        failpoint.at(Point.LOCK_BEFORE)
         try:
             await side.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+            failpoint.at(Point.LOCK_AFTER)
             await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
             # The user-id makes the broker say whether the login's name is really who it let in.
             raw = properties.build({properties.Property.USER_ID: session.who.user.encode()})

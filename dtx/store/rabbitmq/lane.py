@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 from uuid import UUID, uuid4
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.records import Unit, Work
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
 from dtx.store.rabbitmq import messages
@@ -22,7 +24,7 @@ from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, properties, requests
-from dtx.wire.amqp09.frames import MIN_FRAME
+from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="lane")
@@ -162,7 +164,9 @@ class Lane:
     async def _set_up(self, connection: ServiceConnection) -> None:
         control = await OwnChannel(connection).open()
         lock = f"dtx.lock.{self.settings.rm}.{uuid4()}"
+        failpoint.at(Point.LANE_LOCK_BEFORE)
         await control.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+        failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
         await self.receipts.declare(control)
         await self.receipts.recognise(connection)
@@ -173,6 +177,7 @@ class Lane:
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
         await self._judge()
+        failpoint.at(Point.LANE_READY)
         self.problem = None
         self._up.set()
 
@@ -338,11 +343,14 @@ class Lane:
             return UnitOutcome.NEVER
         while True:
             connection = await self._connected()
+            failpoint.at(Point.RESOLVE_BEFORE)
             try:
                 if unit.lock != connection.lock:
                     await self._until_free(unit.lock)
+                failpoint.at(Point.RESOLVE_FREE)
                 found = await self.receipts.left_by(unit.lock, connection)
                 await self._judge()  # a policy of the last minute may have eaten the receipt
+                failpoint.at(Point.RESOLVE_READ)
             except UpstreamLost:
                 continue
             except XaError:  # all channels of the connection ask for something at the moment
@@ -452,6 +460,7 @@ class Lane:
                     continue
                 return await self._send(channel, unit, phase.branch_id, build, work, header, repeated, share)
             except UpstreamLost:
+                failpoint.at(Point.UNIT_LOST)
                 sent = True
                 losses += 1
                 if losses >= _POISON:
@@ -459,6 +468,7 @@ class Lane:
                         reason="the broker ended dtx's connection each time that this was sent", partial=True
                     )
             except ChannelClosed as closed:
+                failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
                 return Refused(reason=words(closed.close), partial=closed.close.key == keys.TX_COMMIT)
             finally:
@@ -482,14 +492,21 @@ class Lane:
         receipt = b""
         if unit.receipt:
             receipt = messages.receipt(number, self.receipts.use(unit), messages.receipt_body(branch_id, unit))
+        steps = (
+            (frames, Point.UNIT_PUBLISHED),
+            ((receipt,), Point.UNIT_RECEIPTED),
+            ((method_frame(number, requests.TX_COMMIT),), Point.UNIT_SENT),
+        )
+        failpoint.at(Point.UNIT_BEFORE)
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
         try:
-            await channel.send_raw(messages.unit_frames(number, frames, receipt), keys.TX_COMMIT_OK)
+            await channel.send_steps(steps, keys.TX_COMMIT_OK)
         except ChannelClosed:
             self._replace(channel)
             raise
         finally:
             overdue.cancel()
+        failpoint.at(Point.UNIT_COMMITTED)
         returned = tuple(_returned(channel, header)) if channel.returned else ()
         self._give(channel)
         return Applied(repeated=repeated, returned=returned)

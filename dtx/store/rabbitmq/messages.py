@@ -3,7 +3,7 @@
 Every message carries ``x-dtx-id``: should it ever be repeated, both copies have the same.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
@@ -21,7 +21,6 @@ _REDELIVERED: Final = b"x-dtx-redelivered"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _BASIC: Final = keys.BASIC_PUBLISH >> 16
 _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
-TX_COMMIT: Final = requests.TX_COMMIT
 
 
 def from_stream(raw: bytes) -> bool:
@@ -119,8 +118,3 @@ def returned_position(raw: bytes, header: bytes) -> int | None:
     """Which message of the unit came back; *header* is :data:`ID` or :data:`PUT_BACK`."""
     entry = properties.read(raw).header(header)
     return None if entry is None else position_of(entry.value)
-
-
-def unit_frames(channel: int, frames: Sequence[bytes], receipt_frames: bytes) -> bytes:
-    """One unit: its messages, its receipt (may be empty), and tx.commit."""
-    return b"".join((*frames, receipt_frames, method_frame(channel, TX_COMMIT)))

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
 from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09.frames import method_frame
 
 GENERATIONS: Final = 4
 _KEEP_SCANS: Final = 64
@@ -96,10 +99,13 @@ class Receipts:
             self._current = next(free, self._current)
         for generation, queue in enumerate(self.queues):
             if generation != self._current and self._used[generation] and not self._pending[generation]:
+                failpoint.at(Point.DRAIN_BEFORE)
                 await channel.call(requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
+                failpoint.at(Point.DRAIN_PURGED)
                 self._used[generation] = False
                 if self.incarnation is not None:
                     channel.upstream.write(messages.receipt(channel.number, queue, _marker(self.incarnation)))
+                    failpoint.at(Point.DRAIN_AFTER)
 
     # -- asking the broker
 
@@ -124,10 +130,13 @@ class Receipts:
                 self.incarnation = min(markers)
                 return
             incarnation = str(uuid4())
+            failpoint.at(Point.MARKER_BEFORE)
             channel = await OwnChannel(upstream).open()
             await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
             frames = [messages.receipt(channel.number, queue, _marker(incarnation)) for queue in self.queues]
-            await channel.send_raw(messages.unit_frames(channel.number, frames, b""), keys.TX_COMMIT_OK)
+            commit = (method_frame(channel.number, requests.TX_COMMIT),)
+            await channel.send_steps(((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), keys.TX_COMMIT_OK)
+            failpoint.at(Point.MARKER_AFTER)
             await channel.close()
             self.incarnation = incarnation
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
@@ -283,7 +285,12 @@ class TakingChannel:
                 self._unit = item
                 acks = [method_frame(self.number, requests.ack(delivery.tag)) for delivery in item.deliveries]
                 self._committing = True
-                self.upstream.write(b"".join((*acks, item.receipt, commit)))
+                failpoint.at(Point.TAKING_BEFORE)
+                self.upstream.write_steps(
+                    (acks, Point.TAKING_ACKED),
+                    ((item.receipt,), Point.TAKING_RECEIPTED),
+                    ((commit,), Point.TAKING_SENT),
+                )
                 return
             frames, dirty, last = [item.data], item.dirty, item.last
             while self._queue and not last:
@@ -298,7 +305,11 @@ class TakingChannel:
                 self._committing = True
             if last:
                 self.gone = "closing"  # nothing may follow: for a frame on a closed channel the connection is closed
+            if failpoint.armed and dirty:
+                failpoint.at(Point.SETTLE_BEFORE)
             self.upstream.write(b"".join(frames))
+            if failpoint.armed and dirty:
+                failpoint.at(Point.SETTLE_SENT)
         if not self._queue:
             self._nothing_waits()
 
@@ -310,6 +321,8 @@ class TakingChannel:
     def _committed(self) -> None:
         self._committing = False
         unit, self._unit = self._unit, None
+        if failpoint.armed:
+            failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
         if unit is not None:
             for delivery in unit.deliveries:
                 self._forget(delivery)

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar, cast
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, requests
@@ -19,6 +21,8 @@ from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="upstream")
 _Octets = TypeVar("_Octets", bytes, int)
+Step = tuple[Sequence[bytes], Point]
+"""Whole frames, and the failpoint at which they are sent."""
 
 MOST_UNSENT: Final = 1 << 20
 """Octets that wait to be sent on one socket before whoever writes is stopped: several frames of the usual size."""
@@ -126,6 +130,15 @@ class Upstream(asyncio.BaseProtocol):
         self._pulse.wrote = True
         if self._transport is not None and not self.is_lost:
             self._transport.write(data)
+
+    def write_steps(self, *steps: Step) -> None:
+        """Send whole frames as one, though a failpoint may stand behind each step: a socket may take a part of them."""
+        if failpoint.armed:
+            for frames, point in steps:
+                self.write(b"".join(frames))
+                failpoint.at(point)
+        else:
+            self.write(b"".join([frame for frames, _ in steps for frame in frames]))
 
     def abort(self, reason: str) -> None:
         """End the connection at once, because of something that should not be."""
@@ -246,12 +259,24 @@ class OwnChannel:
 
         The future raises ChannelClosed or UpstreamLost.
         """
+        future = self._expect(answers)
+        if not future.done():
+            self.upstream.write(frames)
+        return future
+
+    def send_steps(self, steps: Sequence[Step], *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
+        """As :meth:`send_raw`, with a failpoint behind each step."""
+        future = self._expect(answers)
+        if not future.done():
+            self.upstream.write_steps(*steps)
+        return future
+
+    def _expect(self, answers: tuple[int, ...]) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         future: asyncio.Future[tuple[int, bytes, Content | None]] = asyncio.get_running_loop().create_future()
         if self.closed is not None or self.upstream.is_lost:
             future.set_exception(self.closed or UpstreamLost("the connection to the broker is gone"))
         else:
             self._waiting.append((answers, future))
-            self.upstream.write(frames)
         return future
 
     async def call(self, payload: bytes, *answers: int) -> tuple[int, bytes, Content | None]:
