@@ -159,8 +159,22 @@ class Point(Enum):
     ANSWER_AFTER = 414, "dtx.manager.effects", "the answer has been given away to be sent"
     REFUSE_BEFORE = 415, "dtx.manager.effects", "phase two is stuck and the log has it"
     REFUSE_AFTER = 416, "dtx.manager.effects", "the refusal has been given away to be sent"
-    SHOWN_BEFORE = 417, "dtx.manager.local", "the end of a branch is durable, and the queues do not show it"
-    SHOWN_AFTER = 418, "dtx.manager.local", "published messages are in their queues, consumed ones are gone or back"
+    SHOWN_BEFORE = (
+        417,
+        "dtx.store.postgres.branches",
+        "a commit without a broker is durable, and the queues do not show it",
+    )
+    SHOWN_AFTER = (
+        418,
+        "dtx.store.postgres.branches",
+        "the queues show what was published, and hold no more what was consumed",
+    )
+    RETURNED_BEFORE = (
+        419,
+        "dtx.store.postgres.branches",
+        "a roll-back without a broker is durable; what was consumed is still held",
+    )
+    RETURNED_AFTER = 420, "dtx.store.postgres.branches", "what was consumed is in its place again"
 
     # -- what is sent to the broker
 
@@ -253,7 +267,11 @@ class Point(Enum):
     REPLY_GET_TIMEOUT_SENT = 618, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
     REPLY_SET_TIMEOUT_BEFORE = 619, "dtx.server.failpoints", "the timeout is set; the client was not told"
     REPLY_SET_TIMEOUT_SENT = 620, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
-    REPLY_EXCEPTION_BEFORE = 621, "dtx.server.failpoints", "a dtx method was refused; the client was not told"
+    REPLY_EXCEPTION_BEFORE = (
+        621,
+        "dtx.server.failpoints",
+        "a method of dtx-coordination is refused; the client was not told",
+    )
     REPLY_EXCEPTION_SENT = 622, "dtx.server.failpoints", "the client was told so: the answer is in its socket"
 
     def __init__(self, number: int, module: str, sentence: str) -> None:

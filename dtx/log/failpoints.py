@@ -23,6 +23,8 @@ _LEAVES: Final[dict[JournalEvent, Around]] = {
     JournalEvent.ROLLED_BACK: (Point.LOG_ROLLED_BACK_BEFORE, Point.LOG_ROLLED_BACK_AFTER),
     JournalEvent.FORGOTTEN: (Point.LOG_FORGOTTEN_BEFORE, Point.LOG_FORGOTTEN_AFTER),
 }
+_MENDS: Final[frozenset[str]] = frozenset({"discarded", "redirected"})
+"""Events of what operators do to messages that phase two is stuck with."""
 
 
 def around(record: LogWrite) -> Around:
@@ -33,7 +35,7 @@ def around(record: LogWrite) -> Around:
         case Advance():
             if record.to is not record.expect:
                 return _ENTERS[record.to]
-            if record.settled and record.stuck is None:
+            if record.journal is not None and record.journal.event in _MENDS:
                 return Point.LOG_MENDED_BEFORE, Point.LOG_MENDED_AFTER
             if record.stuck is not None:
                 return Point.LOG_STUCK_BEFORE, Point.LOG_STUCK_AFTER

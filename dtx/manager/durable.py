@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Final
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LeaseLost, LogConflict, LogError, TransactionLog
 from dtx.log.records import (
     ENDINGS,
@@ -106,10 +108,12 @@ class Durable(ABC):
         Raises:
             XaError: 541, the log cannot be read either.
         """
+        failpoint.at(Point.REREAD_BEFORE)
         try:
             found = await self._log.lookup(entry.vhost, entry.xid)
         except LogError as error:
             raise log_failed(error, "reading the branch", entry.xid) from error
+        failpoint.at(Point.REREAD_AFTER)
         if found.branch is not None and found.branch.id == entry.id:
             self._found(entry, found.branch)
             if entry.branch.state not in LOGGED or log_state(entry.branch.state) is not found.branch.state:

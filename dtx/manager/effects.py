@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import assert_never
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import Durable
 from dtx.manager.entry import Entry
@@ -38,7 +40,20 @@ Reply = Callable[[XaFlag | XaError], None]
 def release(entry: Entry) -> None:
     """Discard what the branch holds, and give deliveries back that were not taken."""
     if entry.work is not None:
+        if failpoint.armed:
+            failpoint.at(Point.RELEASE_BEFORE)
         entry.work.discard()
+        if failpoint.armed:
+            failpoint.at(Point.RELEASE_AFTER)
+
+
+def give(reply: Reply, flag: XaFlag) -> None:
+    """Answer: all that *flag* promises is durable."""
+    if failpoint.armed:
+        failpoint.at(Point.ANSWER_BEFORE)
+    reply(flag)
+    if failpoint.armed:
+        failpoint.at(Point.ANSWER_AFTER)
 
 
 class Effects:
@@ -92,13 +107,19 @@ class Effects:
                         await self._durable.complete(entry, effect.ending, time.time(), actor)
                     case Answer():
                         entry.over = branch.state is State.UNKNOWN
-                        reply(effect.flag)
+                        give(reply, effect.flag)
                     case Apply():
+                        failpoint.at(Point.APPLY_BEFORE)
                         event = await self._patiently(entry, self.broker.apply(entry), reply)
+                        failpoint.at(Point.APPLY_AFTER)
                     case PutBack():
+                        failpoint.at(Point.PUT_BACK_BEFORE)
                         event = await self._patiently(entry, self.broker.put_back(entry), reply)
+                        failpoint.at(Point.PUT_BACK_AFTER)
                     case Take():
+                        failpoint.at(Point.TAKE_BEFORE)
                         event = await self._patiently(entry, self.broker.take(entry), reply)
+                        failpoint.at(Point.TAKE_AFTER)
                     case _:
                         await self._small_effect(entry, effect, reply, actor)
             entry.branch = branch
@@ -108,13 +129,17 @@ class Effects:
             case Release():
                 release(entry)
             case Remember():
+                failpoint.at(Point.REMEMBER_BEFORE)
                 self._remember(entry, effect.flag)
+                failpoint.at(Point.REMEMBER_AFTER)
             case Note():
                 await self._durable.note(entry, effect.ending, time.time(), actor)
             case NoteStuck():
                 await self.broker.note_stuck(entry, effect.reason, actor)
             case Refuse():
+                failpoint.at(Point.REFUSE_BEFORE)
                 reply(XaError(effect.code, effect.reason))
+                failpoint.at(Point.REFUSE_AFTER)
             case Persist() | Complete() | Answer() | Apply() | PutBack() | Take():  # pragma: no cover
                 raise AssertionError(effect)
             case _:  # pragma: no cover

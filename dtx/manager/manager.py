@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Unit, UnitState
 from dtx.manager.broker import BrokerEffects
@@ -154,6 +156,7 @@ class TransactionManager:
                 strangers += 1
                 continue
             self._branches[record.vhost, record.xid] = entry
+            failpoint.at(Point.RESTART_ROW)
             if self._local is not None:
                 self._local.restore(record)
             if entry.branch.state in _UNFINISHED:
@@ -169,6 +172,7 @@ class TransactionManager:
                 f"{strangers} branches in the log have their messages in {mode}: start dtx {remedy} --broker and "
                 "finish them, or give this dtx a resource manager name of its own (--rm)"
             )
+        failpoint.at(Point.RESTART_LOADED)
         for entry in pending:
             self.spawn(self._take_up(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
@@ -574,6 +578,7 @@ class TransactionManager:
 
     async def _take_up(self, entry: Entry) -> None:
         """Go on where the predecessor ended (the entry is busy already)."""
+        failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
             if entry.branch.state in _TAKING and entry.cached is None:
                 entry.cached = await self._effects.broker.read_work(entry)
@@ -581,6 +586,8 @@ class TransactionManager:
             await self._effects.run(entry, Request(operation=operation, vote=entry.vote), _log_error(entry), DTX)
         except XaError as error:
             _log.warning("branch could not be taken up", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
+        else:
+            failpoint.at(Point.RESTART_DECIDE_AFTER)
         finally:
             self._done(entry)
         self._happen(entry)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Insert, LogWrite
-from dtx.manager.effects import Reply
+from dtx.manager.effects import Reply, give
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
 from dtx.telemetry import get_logger
@@ -95,7 +95,7 @@ class Quick:
                 elif isinstance(record, Insert):
                     self._durable.voted(entry, record)
                 entry.branch = rest.branch
-                rest.reply(rest.flag)
+                give(rest.reply, rest.flag)
         except Exception:  # noqa: BLE001 - logged; the client is told no more than that
             _log.exception("request failed", xid=entry.xid, vhost=entry.vhost)
             rest.reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))

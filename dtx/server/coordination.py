@@ -11,6 +11,7 @@ from typing import assert_never
 from dtx.manager import TransactionManager
 from dtx.manager.manager import Who
 from dtx.manager.scan import Scan
+from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
@@ -93,11 +94,12 @@ class Coordination:
                 return
             answered = True
             if isinstance(answer, XaError):
-                finish(answer)
+                finish(replying(answer))
                 said = str(answer.code.value)
             else:
                 empty = operation is Operation.FORGET
-                finish(answers.empty_ok(self._number, ok) if empty else answers.flags_ok(self._number, ok, answer))
+                frame = answers.empty_ok(self._number, ok) if empty else answers.flags_ok(self._number, ok, answer)
+                finish(replying(frame))
                 said = answer.wire_name
             self._metrics.operation_done(operation, said, time.monotonic() - started)
 
@@ -117,12 +119,12 @@ class Coordination:
         try:
             frame = await work
         except XaError as error:
-            finish(error)
+            finish(replying(error))
         except Exception:  # noqa: BLE001 - logged; the client is told no more than that
             _log.exception("call failed", connection=self._connection)
             finish(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
         else:
-            finish(frame)
+            finish(replying(frame))
 
     async def _get_timeout(self, xid: Xid, who: Who) -> bytes:
         return answers.get_timeout_ok(self._number, await self._manager.get_timeout(who, xid))

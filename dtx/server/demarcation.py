@@ -6,6 +6,7 @@ from typing import Final
 from dtx.manager import TransactionManager
 from dtx.manager.entry import Entry
 from dtx.manager.manager import Who
+from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
@@ -62,7 +63,7 @@ class Demarcation:
             if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
                 self._branches.pop(call.xid, None)
         self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
-        return answers.flags_ok(self._number, _START_OK if starting else _END_OK, flag)
+        return replying(answers.flags_ok(self._number, _START_OK if starting else _END_OK, flag))
 
     def _operation(self, call: calls.Start | calls.End) -> Operation:
         if isinstance(call, calls.Start):

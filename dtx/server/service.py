@@ -12,7 +12,9 @@ import ssl
 from contextlib import AsyncExitStack
 from typing import Final
 
+from dtx import failpoint
 from dtx.config import Settings, redact
+from dtx.failpoint import Point
 from dtx.log import migrate
 from dtx.log.embedded import EmbeddedPostgres
 from dtx.log.postgres import PostgresLog
@@ -107,6 +109,7 @@ class _Service:
         self._listener.stop_accepting()
         if not await self._manager.drain(drain):
             _log.warning("operations are still under way, they go on after the next start", seconds=drain)
+        failpoint.at(Point.STOP_DRAINED)
         goodbye = errors.connection_close(
             HardCode.CONNECTION_FORCED, errors.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")
         )
@@ -132,7 +135,9 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         else:
             manager, new_session = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
     await listener.accept(new_session)
+    failpoint.at(Point.READY_BEFORE)
     notify.say_ready(addresses)
+    failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker="none" if broker is None else str(broker), rm=settings.rm)
     return _Service(manager, listener)
@@ -150,7 +155,9 @@ async def _database(settings: Settings, stack: AsyncExitStack) -> str:
 
 
 async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
+    failpoint.at(Point.MIGRATION_BEFORE)
     revision = await asyncio.to_thread(migrate.upgrade, url)
+    failpoint.at(Point.MIGRATION_AFTER)
     log = PostgresLog(
         url,
         settings.rm,

@@ -13,6 +13,7 @@ from dtx.server.alongside import queries
 from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
 from dtx.server.demarcation import Demarcation
+from dtx.server.failpoints import replying
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
@@ -379,7 +380,7 @@ class SelectedChannel(Channel):
 
     def select(self, key: int) -> None:  # noqa: ARG002
         """Selected already: "must use this method at least once"."""
-        self.session.to_client(answers.empty_ok(self.number, DtxMethod.SELECT_OK))
+        self.session.to_client(replying(answers.empty_ok(self.number, DtxMethod.SELECT_OK)))
 
     def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
         """Start and end.

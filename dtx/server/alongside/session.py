@@ -21,6 +21,7 @@ from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
 from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
+from dtx.server.failpoints import replying
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
@@ -366,7 +367,7 @@ class Session:
         self._unwatch(channel)
         self.channels[channel.number] = selected
         self.metrics.selected_channels.inc()
-        return answers.empty_ok(channel.number, DtxMethod.SELECT_OK)
+        return replying(answers.empty_ok(channel.number, DtxMethod.SELECT_OK))
 
     def held_lost(self, branch: object, reason: str) -> None:
         """Deliveries that *branch* consumed went back to the broker: it can only be rolled back."""

@@ -3,7 +3,9 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+from dtx import failpoint
 from dtx.config import Settings
+from dtx.failpoint import Point
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.listener import ClientConnection, NewSession
@@ -32,11 +34,13 @@ async def open_standalone(
     """
     store = PostgresStore(log, cache_bytes=settings.message_cache_bytes)
     await store.open()
+    failpoint.at(Point.STORE_OPENED)
     stack.push_async_callback(store.close)
     manager = TransactionManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
     store.begin()
+    failpoint.at(Point.STORE_BEGUN)
     accounts = Accounts(url, settings.rm)
     await accounts.open()
     stack.push_async_callback(accounts.close)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Final, assert_never
 
 from dtx.server.coordination import Coordination
+from dtx.server.failpoints import replying
 from dtx.server.standalone.distributed import Distributed
 from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
@@ -77,4 +78,4 @@ class Transactions:
         if self._context is None:
             self._context = Distributed(channel)
             channel.distribute(self._context)
-        channel.send(answers.empty_ok(channel.number, DtxMethod.SELECT_OK))
+        channel.send(replying(answers.empty_ok(channel.number, DtxMethod.SELECT_OK)))

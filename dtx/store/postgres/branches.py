@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import cost
@@ -218,6 +220,8 @@ class Branches:
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
+        if failpoint.armed:
+            failpoint.at(Point.SHOWN_BEFORE)
         for queue, positions in by_queue(consumed).items():
             entry = self._registry.find(queue)
             if entry is not None:
@@ -236,9 +240,13 @@ class Branches:
                 )
             else:
                 entry.index.put(message, now)
+        if failpoint.armed:
+            failpoint.at(Point.SHOWN_AFTER)
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
+        if failpoint.armed:
+            failpoint.at(Point.RETURNED_BEFORE)
         now = self._clock()
         self._settle(published, now)
         for slot in published:
@@ -248,6 +256,8 @@ class Branches:
             entry = self._registry.find(queue)
             if entry is not None:
                 entry.index.rollback(positions, now)
+        if failpoint.armed:
+            failpoint.at(Point.RETURNED_AFTER)
 
 
 def _shown(publish: HeldPublish) -> HeldPublish:

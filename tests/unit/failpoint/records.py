@@ -1,0 +1,35 @@
+"""Every write that the log takes, in each of the forms that differ by their failpoints."""
+
+from collections.abc import Iterator
+
+from dtx.log.changes import Change, Define, Store
+from dtx.log.records import Advance, Complete, Insert, JournalEvent, LogState, LogWrite, Note
+from dtx.manager.durable import EVENT
+from dtx.xa.codes import Heuristic
+from dtx.xa.model import Ending
+from tests.support.branches import a_branch, a_line, a_unit
+
+NEVER_LOGGED = (Ending.READ_ONLY, Ending.TIMED_OUT)
+"""Endings of branches that the log does not have: a line of the journal is all that is written."""
+
+
+def every_record() -> Iterator[LogWrite]:
+    """Each kind, state and ending."""
+    branch = a_branch()
+    for state in (LogState.TAKING, LogState.PREPARED, LogState.COMMITTING):
+        yield Insert(branch=a_branch(state=state))
+    for state in LogState:
+        if state is not LogState.TAKING:
+            outcome = Heuristic.HAZARD if state is LogState.HEURISTIC else None
+            yield Advance(id=branch.id, expect=LogState.TAKING, version=1, to=state, outcome=outcome)
+    same = LogState.COMMITTING
+    yield Advance(id=branch.id, expect=same, version=1, to=same, unit=a_unit())
+    yield Advance(id=branch.id, expect=same, version=1, to=same, stuck="404", unit=a_unit())
+    yield Advance(id=branch.id, expect=same, version=1, to=same, journal=a_line(branch, JournalEvent.DISCARDED))
+    for ending, event in EVENT.items():
+        if ending not in NEVER_LOGGED:
+            yield Complete(id=branch.id, expect=same, version=1, journal=a_line(branch, event))
+        yield Note(journal=a_line(branch, event))
+    yield Note(journal=a_line(branch, JournalEvent.COMMITTED), change=Change())
+    yield Store(change=Change())
+    yield Define()
