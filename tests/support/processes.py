@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from dtx.log import embedded_launch
 
@@ -48,7 +49,22 @@ def spawn(
     ).result()
 
 
-def end(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
+class Child(Protocol):
+    """A process that we started. A ``subprocess.Popen`` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit status."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+
+
+def end(process: Child, first: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> int:
     """End a process that we started: by *first*, after *seconds* by SIGKILL. A stopped process is continued."""
     for signal_number in (first, signal.SIGKILL):
         if process.poll() is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn
+from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
 START_SECONDS = 60.0
 
@@ -47,7 +47,7 @@ class DtxService:
         self._start = start
         self._stack = contextlib.ExitStack()
         self._directory: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._name = f"dtx {secrets.token_hex(3)}"
 
     def __enter__(self) -> Self:
@@ -113,19 +113,16 @@ class DtxService:
         reading, writing = os.pipe()
         try:
             with self.log_path.open("ab") as log:
-                self._process = spawn(
-                    self.command(),
-                    output=writing,
-                    errors=log.fileno(),
-                    env=self._environment(),
-                    cwd=self.directory,
-                )
+                self._process = self._spawn(writing, log.fileno())
         finally:
             os.close(writing)
         self._ready = threading.Event()
         threading.Thread(target=self._read_output, args=(reading, self._ready), daemon=True).start()
         if wait:
             self.wait_ready()
+
+    def _spawn(self, output: int, errors: int) -> Child:
+        return spawn(self.command(), output=output, errors=errors, env=self._environment(), cwd=self.directory)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Wait for the READY line of the start that is under way."""

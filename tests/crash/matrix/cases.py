@@ -1,0 +1,160 @@
+"""The cases of the kill matrix: what a branch does, what becomes of it, and who dies in the midst of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
+
+Mode = Literal["alongside", "standalone"]
+MODES: Final[tuple[Mode, ...]] = ("alongside", "standalone")
+
+
+class Kind(StrEnum):
+    """What the branch does."""
+
+    PUBLISH = "publish"
+    CONSUME = "consume"
+    BOTH = "publish and consume"
+    JOINED = "joined by a second connection"
+    ONE_PHASE = "one-phase"
+    ONE_PHASE_PUBLISH = "one-phase, publish"
+    ONE_PHASE_CONSUME = "one-phase, consume"
+    HEURISTIC_COMMIT = "heuristic commit"
+    HEURISTIC_ROLLBACK = "heuristic rollback"
+
+    @property
+    def publishes(self) -> bool:
+        """Whether messages come into queues."""
+        return self not in (Kind.CONSUME, Kind.ONE_PHASE_CONSUME)
+
+    @property
+    def consumes(self) -> bool:
+        """Whether messages leave queues."""
+        return self not in (Kind.PUBLISH, Kind.ONE_PHASE_PUBLISH)
+
+    @property
+    def one_phase(self) -> bool:
+        """Whether the resource manager decides."""
+        return self in (Kind.ONE_PHASE, Kind.ONE_PHASE_PUBLISH, Kind.ONE_PHASE_CONSUME)
+
+    @property
+    def operator(self) -> "Decision | None":
+        """What an operator decides of the prepared branch before its transaction manager does."""
+        return {Kind.HEURISTIC_COMMIT: Decision.COMMIT, Kind.HEURISTIC_ROLLBACK: Decision.ROLLBACK}.get(self)
+
+
+class Decision(StrEnum):
+    """What the transaction manager wants."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+class Condition(StrEnum):
+    """Who dies at the failpoint, and under which circumstances."""
+
+    DTX = "dtx dies"
+    POSTGRES = "PostgreSQL dies"
+    BROKER = "RabbitMQ dies"
+    REPLAY = "dtx dies, --replay always"
+    REFUSING = "dtx dies, a queue refuses"
+
+    @property
+    def kills_dtx(self) -> bool:
+        """Whether dtx ends itself at the point; otherwise it stands still there while another one is killed."""
+        return self not in (Condition.POSTGRES, Condition.BROKER)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether messages may be repeated alongside a broker: what README says under "Guarantees"."""
+        return self not in (Condition.DTX, Condition.POSTGRES)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One branch, from start to its end.
+
+    Args:
+        mode: with or without a broker.
+        kind: what it does.
+        decision: what its transaction manager wants when it has voted.
+        killed_at: the first life of dtx ends at this point, and the matrix is about the second one.
+    """
+
+    mode: Mode
+    kind: Kind
+    decision: Decision = Decision.COMMIT
+    killed_at: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people; unique within a mode."""
+        asked = "" if self.kind.one_phase or self.kind.operator else f", {self.decision}"
+        return f"{self.kind}{asked}" + (f", restarted after {self.killed_at}" if self.killed_at else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case under a condition: one row of the table. Every point that it reaches is a cell."""
+
+    case: Case
+    condition: Condition
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+        return f"{self.case.mode}: {self.condition}: {self.case.name}"
+
+
+_KINDS: Final = tuple(
+    (kind, decision)
+    for kind in Kind
+    for decision in Decision
+    if decision is Decision.COMMIT or not (kind.one_phase or kind.operator)
+)
+_HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
+    "alongside": (
+        (Kind.BOTH, Decision.COMMIT, "log-taking-after"),
+        (Kind.BOTH, Decision.COMMIT, "taking-sent"),
+        (Kind.BOTH, Decision.COMMIT, "log-prepared-after"),
+        (Kind.BOTH, Decision.COMMIT, "log-committing-after"),
+        (Kind.BOTH, Decision.COMMIT, "unit-sent"),
+        (Kind.BOTH, Decision.ROLLBACK, "log-rolling-back-after"),
+        (Kind.BOTH, Decision.ROLLBACK, "unit-sent"),
+        (Kind.JOINED, Decision.COMMIT, "taking-sent"),
+        (Kind.ONE_PHASE, Decision.COMMIT, "taking-sent"),
+        (Kind.ONE_PHASE, Decision.COMMIT, "unit-sent"),
+    ),
+    "standalone": (
+        (Kind.BOTH, Decision.COMMIT, "log-prepared-after"),
+        (Kind.BOTH, Decision.ROLLBACK, "log-prepared-after"),
+        (Kind.BOTH, Decision.COMMIT, "log-committed-after"),
+    ),
+}
+"""Where first lives end: in the midst of each write and unit that a restart has to look into."""
+
+
+def cases(mode: Mode) -> tuple[Case, ...]:
+    """All of one mode."""
+    whole = (Case(mode, kind, decision) for kind, decision in _KINDS)
+    half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
+    return (*whole, *half)
+
+
+def conditions(mode: Mode) -> tuple[Condition, ...]:
+    """All of one mode."""
+    alone = (Condition.DTX, Condition.POSTGRES, Condition.REFUSING)
+    return tuple(Condition) if mode == "alongside" else alone
+
+
+def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
+    """What is tried."""
+    return tuple(
+        Row(case, condition)
+        for case in cases(mode)
+        if condition is not Condition.REFUSING or (case.kind.publishes and case.killed_at is None)
+    )
+
+
+def all_rows() -> tuple[Row, ...]:
+    """The whole matrix."""
+    return tuple(row for mode in MODES for condition in conditions(mode) for row in rows(mode, condition))

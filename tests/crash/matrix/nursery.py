@@ -1,0 +1,187 @@
+"""Processes that begin as copies of one that has imported all of dtx: a start takes a third of the time.
+
+The matrix starts dtx twice for each of its cells. A copy runs the same program with the same words; what is left out is
+loading the same modules once more.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, Self
+
+from tests.support.processes import end, short_directory, spawn, wait_until
+
+_MODULES: Final = (
+    "dtx.cli.serve",
+    "dtx.failpoint.__main__",
+    "dtx.server.service",
+    "dtx.server.alongside.mode",
+    "dtx.server.standalone.mode",
+    "uvloop",
+)
+_MOST: Final = 1 << 18
+"""Octets of a request: the words of a command, and an environment."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Copy:
+    """A process that the nursery has made, as the one who asked for it sees it.
+
+    Args:
+        connection: to the nursery; it tells the process id, and at last the exit status.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._status: int | None = None
+        self.pid: int = json.loads(connection.recv(64))
+
+    def poll(self) -> int | None:
+        """Its exit status (negative: by that signal), as soon as it has ended."""
+        return self._hear(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same, when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: not within *timeout* seconds.
+        """
+        status = self._hear(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def _hear(self, timeout: float | None) -> int | None:
+        if self._status is None:
+            ready, _, _ = select.select([self._connection], [], [], timeout)
+            if ready:
+                said = self._connection.recv(64)
+                self._status = json.loads(said) if said else -signal.SIGKILL  # with the nursery all its copies end
+                self._connection.close()
+        return self._status
+
+
+class Nursery:
+    """The process that is copied. Use as a context manager; its copies end with it."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._path = self._stack.enter_context(short_directory("nursery")) / "socket"
+        command = [sys.executable, "-m", "tests.crash.matrix.nursery", str(self._path)]
+        root = Path(__file__).parents[3]
+        process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": str(root)}, cwd=root)
+        self._stack.callback(end, process, signal.SIGKILL)
+        wait_until(self._path.exists, what="the nursery")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def copy(
+        self, module: str, words: Sequence[str], *, output: int, errors: int, env: Mapping[str, str], cwd: Path
+    ) -> Copy:
+        """``python -m module words`` as a copy.
+
+        Args:
+            module: ``dtx`` or ``dtx.failpoint``.
+            words: its arguments.
+            output: descriptor for what it says on stdout.
+            errors: the same on stderr.
+            env: its environment.
+            cwd: its directory.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(str(self._path))
+        request = {"module": module, "words": list(words), "env": dict(env), "cwd": str(cwd)}
+        socket.send_fds(connection, [json.dumps(request).encode()], [output, errors])
+        return Copy(connection)
+
+
+def _serve(path: str) -> None:
+    """Make copies, and tell how they ended."""
+    for module in _MODULES:
+        importlib.import_module(module)
+    children: dict[int, socket.socket] = {}
+    wakes, woken = socket.socketpair()
+    for end_ in (wakes, woken):
+        end_.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    unfinished = Path(f"{path}~")
+    listener.bind(str(unfinished))
+    listener.listen()
+    unfinished.rename(path)
+    while True:
+        ready, _, _ = select.select([listener, wakes], [], [])
+        if wakes in ready:
+            wakes.recv(4096)
+            _reap(children)
+        if listener in ready:
+            connection, _ = listener.accept()
+            request, descriptors, _, _ = socket.recv_fds(connection, _MOST, 2)
+            pid = os.fork()
+            if pid == 0:
+                _become(json.loads(request), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.send(json.dumps(pid).encode())
+            children[pid] = connection
+
+
+def _reap(children: dict[int, socket.socket]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        connection = children.pop(pid)
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+        connection.close()
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """From here on this is a process of its own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    for descriptor, standard in zip(descriptors, (1, 2), strict=True):
+        os.dup2(descriptor, standard)
+    os.closerange(3, 256)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv = [request["module"], *request["words"]]
+    status = 1
+    try:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

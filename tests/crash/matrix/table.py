@@ -1,0 +1,103 @@
+"""The table of the matrix: what came of every cell, kept in a file, printed, and shown in README."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dtx.failpoint import Point
+from tests.crash.matrix.cases import Row, all_rows
+from tests.crash.matrix.cells import Cell, Result
+
+BEGIN: Final = "<!-- kill-matrix -->"
+END: Final = "<!-- /kill-matrix -->"
+HEAD: Final = "| case | runs | lost | repeated | wrong |\n| --- | ---: | ---: | ---: | ---: |\n"
+
+
+class Figures:
+    """What came of the cells so far, by row. Kept in a file, so that a long run can go on where it stopped.
+
+    Args:
+        path: of the file; ``None`` for none.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._cells: dict[str, dict[str, dict[str, Any]]] = {}
+        self._reached: dict[str, list[str]] = {}
+        if path is not None and path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            self._cells, self._reached = kept["cells"], kept["reached"]
+
+    def learned(self, row: Row, points: Iterable[Point]) -> None:
+        """The points that *row* reaches."""
+        self._reached[row.name] = sorted({point.label for point in points})
+
+    def add(self, row: Row, cell: Cell, result: Result) -> None:
+        """One more."""
+        verdict = result.verdict
+        self._cells.setdefault(row.name, {})[cell.at] = {
+            "reached": result.reached,
+            "lost": verdict.lost,
+            "repeated": verdict.repeated,
+            "wrong": verdict.wrong,
+            "seconds": round(result.seconds, 2),
+        }
+        self._save()
+
+    def has(self, row: Row, cell: Cell) -> bool:
+        """Whether it was played already."""
+        return cell.at in self._cells.get(row.name, {})
+
+    def _save(self) -> None:
+        if self._path is not None:
+            text = json.dumps({"reached": self._reached, "cells": self._cells}, indent=1)
+            unfinished = self._path.with_name(f"{self._path.name}~")
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.rename(self._path)
+
+    def line(self, row: Row) -> str:
+        """Its line of the table."""
+        cells = [cell for cell in self._cells.get(row.name, {}).values() if cell["reached"]]
+        sums = [sum(cell["lost"] for cell in cells), sum(cell["repeated"] for cell in cells)]
+        wrong = sum(bool(cell["wrong"]) for cell in cells)
+        return f"| {row.name} | {len(cells)} | {sums[0]} | {sums[1]} | {wrong} |"
+
+    def table(self, rows: Iterable[Row]) -> str:
+        """For people and README."""
+        lines = [self.line(row) for row in rows]
+        totals = [sum(int(line.split("|")[column]) for line in lines) for column in range(2, 6)]
+        return HEAD + "".join(f"{line}\n" for line in (*lines, f"| all | {' | '.join(map(str, totals))} |"))
+
+    def unreached(self) -> list[Point]:
+        """Points that no case reaches."""
+        reached = {label for labels in self._reached.values() for label in labels}
+        return [point for point in Point if point.label not in reached]
+
+    def faults(self) -> Mapping[str, list[str]]:
+        """What was wrong, by cell."""
+        return {
+            f"{row} at {at}": [*cell["wrong"], *([f"{cell['lost']} messages are lost"] if cell["lost"] else [])]
+            for row, cells in self._cells.items()
+            for at, cell in cells.items()
+            if cell["wrong"] or cell["lost"]
+        }
+
+
+def embed(text: str, figures: Figures) -> str:
+    """*text*, which is README's, with the table brought up to date.
+
+    Raises:
+        ValueError: the markers are not in *text*.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"no block between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{figures.table(all_rows())}\n{END}{after}"
+
+
+def shown(text: str) -> list[str]:
+    """The names of the rows that *text*, which is README's, has."""
+    block = text.partition(BEGIN)[2].partition(END)[0]
+    return [line.split("|")[1].strip() for line in block.splitlines() if line.startswith("| ")][1:-1]

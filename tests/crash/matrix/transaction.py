@@ -1,0 +1,307 @@
+"""One branch, its application and its transaction manager. What the manager knows survives whoever dies.
+
+Theory of operation. The manager keeps to presumed abort: it has decided to commit only when it has heard every vote, so
+a branch whose vote it did not hear is rolled back. After a death it asks ``recover`` what is in doubt, and completes it
+as decided. It insists until it has an answer, and holds every answer against what it knows: what does not agree is a
+fault.
+"""
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from typing import Final
+
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import AMQPError
+
+from dtx.client import (
+    XA_HEURCOM,
+    XA_HEURRB,
+    XAER_NOTA,
+    XAER_PROTO,
+    XAER_RMERR,
+    XAER_RMFAIL,
+    Coordinator,
+    XAHeuristic,
+    XAResource,
+    XARollback,
+    Xid,
+)
+from dtx.client.blocking import Coordination
+from tests.crash.matrix.cases import Case, Condition, Decision, Kind
+from tests.crash.matrix.operator import decide
+from tests.crash.matrix.stages import FULL, SOURCES, TARGETS, MatrixStage
+from tests.support.client import new_xid
+from tests.support.crash import PERSISTENT
+from tests.support.processes import wait_until
+
+UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError)
+"""The service is gone, or has not said what became of it (541)."""
+PATIENCE: Final = 30.0
+"""Seconds for one call."""
+INSISTING: Final = 60.0
+"""Seconds for which a call is repeated that finds the branch busy, or the outcome not known."""
+_PAUSE: Final = 0.05
+
+
+class Step(IntEnum):
+    """How far the branch has come, as its transaction manager knows."""
+
+    NEW = 0
+    BEGUN = 1
+    ASKED = 2
+    """To prepare, or to commit in one phase."""
+    VOTED = 3
+    ENDED = 4
+
+
+class Transaction:
+    """Goes through one case.
+
+    Args:
+        case: what to do.
+        stage: where; nothing is in its queues.
+        number: unique on this stage; part of the bodies.
+    """
+
+    def __init__(self, case: Case, stage: MatrixStage, number: int) -> None:
+        self.case = case
+        self.kind = case.kind
+        self.xid: Xid = new_xid()
+        self.step = Step.NEW
+        self.decision = case.decision
+        self.outcome: Decision | None = None
+        """What has become of it, as far as is known."""
+        self.voted = False
+        self.told = False
+        """The manager has asked for the outcome, and may not have heard the answer."""
+        self.operated = False
+        self.asked_to_forget = False
+        self.relieved: list[bytes] = []
+        """What was taken out of the full queue."""
+        self.faults: list[str] = []
+        self._stage = stage
+        self._number = number
+        joined = self.kind is Kind.JOINED
+        refusing = stage.condition is Condition.REFUSING and self.kind.publishes
+        self.sources = SOURCES[: 2 if joined else 1] if self.kind.consumes else ()
+        self.targets = (*TARGETS[: 2 if joined else 1], *([FULL] if refusing else [])) if self.kind.publishes else ()
+
+    # -- what goes where
+
+    def body(self, queue: str, position: int) -> bytes:
+        """The body of a message."""
+        return b"%d %s %d" % (self._number, queue.encode(), position)
+
+    def filled(self, queue: str) -> list[bytes]:
+        """What is in a source before."""
+        return [self.body(queue, position) for position in range(3)]
+
+    def published(self, queue: str) -> list[bytes]:
+        """What it publishes to a target."""
+        return [self.body(queue, position) for position in range(1 if queue == FULL else 2)]
+
+    def expected(self, outcome: Decision) -> dict[str, list[bytes]]:
+        """What is in the queues at last."""
+        committed = outcome is Decision.COMMIT
+        left = {queue: self.filled(queue)[2:] if committed else self.filled(queue) for queue in self.sources}
+        return left | {queue: self.published(queue) if committed else [] for queue in self.targets}
+
+    def fill(self) -> None:
+        """Put into the queues what is there before."""
+        for queue in self.sources:
+            self._stage.fill(queue, *self.filled(queue))
+        if FULL in self.targets:
+            self._stage.fill(FULL, b"full")
+
+    # -- the way
+
+    def proceed(self) -> None:
+        """Go on from where it is, up to the end.
+
+        Raises:
+            UNANSWERED: the service died on the way; call it again.
+        """
+        if self.step is Step.NEW:
+            self._work()
+        elif self.step is not Step.ENDED:
+            self._recover()
+
+    def _work(self) -> None:
+        with self._stage.connected() as first:
+            channel = first.channel()
+            xa = XAResource(channel, timeout=PATIENCE)
+            try:
+                xa.start(self.xid)
+                self.step = Step.BEGUN
+                self._do(channel, 0)
+                if self.kind is Kind.JOINED:
+                    self._join()
+                xa.end(self.xid)
+                self._vote(xa)
+            except XARollback as error:
+                self._rolled_back(error)
+                return
+            if self.voted:
+                with Coordinator(first, timeout=PATIENCE) as manager:
+                    self._finish(first, manager)
+
+    def _vote(self, xa: XAResource) -> None:
+        self.step = Step.ASKED
+        if self.kind.one_phase:
+            xa.commit(self.xid, one_phase=True)
+            self._ended(Decision.COMMIT)
+            return
+        xa.prepare(self.xid)
+        self.step, self.voted = Step.VOTED, True
+
+    def _join(self) -> None:
+        with self._stage.connected() as second:
+            channel = second.channel()
+            xa = XAResource(channel, timeout=PATIENCE)
+            xa.start(self.xid, join=True)
+            self._do(channel, 1)
+            xa.end(self.xid)
+
+    def _do(self, channel: BlockingChannel, part: int) -> None:
+        for queue in self.sources[part : part + 1]:
+            for _ in range(2):
+                method, _, _ = channel.basic_get(queue)
+                if method is None:
+                    raise AMQPError(f"{queue} is empty")  # its messages are on their way back from a dead connection
+                channel.basic_ack(method.delivery_tag)
+        for queue in (TARGETS[part], *([FULL] if part == 0 else [])):
+            for body in self.published(queue) if queue in self.targets else ():
+                channel.basic_publish("", queue, body, PERSISTENT)
+
+    def _recover(self) -> None:
+        self._await_quiet()
+        with self._stage.connected() as connection, Coordinator(connection, timeout=PATIENCE) as manager:
+            listed = self._scan(manager)
+            if not self.voted and listed and not self.kind.one_phase:
+                # Nobody has heard the vote, so nobody has decided to commit.
+                self.step, self.voted, self.decision = Step.VOTED, True, Decision.ROLLBACK
+            if self.voted:
+                self._finish(connection, manager)
+            else:
+                self._give_up(connection, manager)
+
+    def _await_quiet(self) -> None:
+        """What a restarted dtx finds half-way it looks into by itself."""
+        stage = self._stage
+        wait_until(
+            lambda: not stage.dtx.running or stage.states().get(self.xid) != "taking",
+            seconds=INSISTING,
+            what=f"the fate of {self.xid}",
+        )
+
+    def _scan(self, manager: Coordinator) -> bool:
+        """Whether a recovery scan lists the branch; it lists exactly what is in doubt."""
+        before = self._stage.rows()
+        listed = set(manager.recover())
+        after = self._stage.rows()
+        for xid, (state, *_) in before.items():
+            if state in ("prepared", "heuristic") and after.get(xid, ("",))[0] == state and xid not in listed:
+                self.faults.append(f"{xid} is {state} and not listed by recover")
+        for xid in listed:
+            if {before.get(xid, ("",))[0], after.get(xid, ("",))[0]} <= {"", "taking"}:
+                self.faults.append(f"recover lists {xid}, which is not in doubt")
+        if self.voted and not self.told and not self.operated and self.xid not in listed:
+            self.faults.append(f"{self.xid} has voted and is not listed by recover")
+        if self.step is Step.BEGUN and self.xid in listed:
+            self.faults.append(f"{self.xid} was never asked to vote and is listed by recover")
+        return self.xid in listed
+
+    # -- the end
+
+    def _finish(self, connection: BlockingConnection, manager: Coordination) -> None:
+        if self.kind.operator is not None and self.decision is Decision.COMMIT and not self.told:
+            self.operated = True
+            decide(self._stage, self.xid, self.kind.operator)
+        asked, self.told = self.told, True
+        try:
+            self._insist(connection, manager.commit if self.decision is Decision.COMMIT else manager.rollback)
+        except XAHeuristic as error:
+            self._heuristic(connection, manager, error)
+        except XARollback as error:
+            self.faults.append(f"{self.xid} has voted: {error}")
+            self._ended(Decision.ROLLBACK)
+        except XAER_NOTA as error:
+            if not asked:
+                self.faults.append(f"{self.xid} has voted, was not decided, and is not known: {error}")
+            self._heard(error)
+        else:
+            if self.operated:
+                self.faults.append(f"{self.xid} was decided by an operator, and its manager was not told")
+            self._ended(self.decision)
+
+    def _heuristic(self, connection: BlockingConnection, manager: Coordination, error: XAHeuristic) -> None:
+        wanted = XA_HEURCOM if self.kind.operator is Decision.COMMIT else XA_HEURRB
+        if not self.operated or not isinstance(error, wanted):
+            self.faults.append(f"{self.xid}, operator: {self.kind.operator}: {error}")
+        asked, self.asked_to_forget = self.asked_to_forget, True
+        try:
+            self._insist(connection, manager.forget)
+        except XAER_NOTA as unknown:
+            if not asked:
+                self.faults.append(f"{self.xid} is forgotten and nobody asked for that: {unknown}")
+        self._ended(self.kind.operator)
+
+    def _give_up(self, connection: BlockingConnection, manager: Coordination) -> None:
+        """It did not vote, as far as is known: hear what has become of it, and roll it back where that is open."""
+        one_phase = self.kind.one_phase and self.step is Step.ASKED
+        try:
+            self._insist(connection, partial(manager.commit, one_phase=True) if one_phase else manager.rollback)
+        except XARollback as error:
+            self._rolled_back(error)
+        except XAER_NOTA as error:
+            committed = "completed: committed" in error.reason
+            if committed and not one_phase:
+                self.faults.append(f"nobody has asked to commit {self.xid}: {error}")
+            self._ended(Decision.COMMIT if committed else Decision.ROLLBACK)
+        else:
+            self._ended(Decision.COMMIT if one_phase else Decision.ROLLBACK)
+
+    def _insist(self, connection: BlockingConnection, call: Callable[[Xid], object]) -> None:
+        """Ask until there is an answer, as long as the connection lives."""
+        deadline = time.monotonic() + INSISTING
+        while True:
+            try:
+                call(self.xid)
+            except XAER_RMFAIL:
+                if not connection.is_open or time.monotonic() > deadline:
+                    raise
+                self._relieve()
+            except XAER_PROTO:  # an earlier request is still under way, or a channel whose death nobody has noticed
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            time.sleep(_PAUSE)
+
+    def _relieve(self) -> None:
+        """Make room in the queue that refuses."""
+        if FULL in self.targets:
+            self.relieved += self._stage.bodies(FULL)
+
+    def _heard(self, error: XAER_NOTA) -> None:
+        """It ended earlier."""
+        words = {
+            "completed: committed": Decision.COMMIT,
+            "completed: rolled-back": Decision.ROLLBACK,
+            "completed: forgotten": self.kind.operator,
+        }
+        outcome = next((outcome for word, outcome in words.items() if word in error.reason), None)
+        wanted = self.kind.operator if self.operated else self.decision
+        if outcome is not wanted:
+            self.faults.append(f"{self.xid} was to be {wanted}: {error}")
+        self._ended(outcome or wanted)
+
+    def _rolled_back(self, error: XARollback) -> None:
+        if self.told:
+            self.faults.append(f"{self.xid} has voted: {error}")
+        self._ended(Decision.ROLLBACK)
+
+    def _ended(self, outcome: Decision | None) -> None:
+        self.step, self.outcome = Step.ENDED, outcome
