@@ -21,17 +21,22 @@ class PostgresServer:
 
     Use as a context manager. A server whose process is killed comes back by itself; ``stop`` and ``start`` keep it away
     for as long as a test wants. Its URLs stay the same.
+
+    Args:
+        name: for people.
+        place: an empty directory for it; ``None``: one of its own, which is removed afterwards.
     """
 
-    def __init__(self, name: str = "pg") -> None:
+    def __init__(self, name: str = "pg", *, place: Path | None = None) -> None:
         self._name = name
+        self._place = place
         self._stack = contextlib.ExitStack()
         self._embedded: EmbeddedPostgres | None = None
         self._template: str | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        directory = self._stack.enter_context(short_directory(self._name))
+        directory = self._place or self._stack.enter_context(short_directory(self._name))
         self._embedded = EmbeddedPostgres(directory / "data")
         self._stack.callback(self._embedded.stop)
         self.start()
@@ -70,7 +75,14 @@ class PostgresServer:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.embedded.pid != pid, what="the death of the postmaster")
 
-    def wait_ready(self) -> None:
+    def restart(self) -> None:
+        """Shut it down in order; it comes back by itself, at once. Returns when it is down."""
+        pid = self.embedded.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGINT)
+        wait_until(lambda: self.embedded.pid != pid, what="the end of the postmaster")
+
+    def wait_ready(self, *, seconds: float = 30.0) -> None:
         """Wait until it accepts connections."""
 
         def answers() -> bool:
@@ -80,7 +92,7 @@ class PostgresServer:
                 return False
             return True
 
-        wait_until(answers, what="PostgreSQL's return")
+        wait_until(answers, seconds=seconds, what="PostgreSQL's return")
 
     @contextlib.contextmanager
     def connection(self, url: str | None = None) -> Iterator[psycopg.Connection]:
@@ -103,6 +115,14 @@ class PostgresServer:
         assert postmaster is not None
         children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
         return [postmaster, *map(int, children)]
+
+    def configure(self, **settings: str | int) -> None:
+        """Change settings of the server (``ALTER SYSTEM``), and start it again with them."""
+        with self.connection() as connection:
+            for name, value in settings.items():
+                connection.execute(sql.SQL("ALTER SYSTEM SET {} = {}").format(sql.Identifier(name), sql.Literal(value)))
+        self.stop()
+        self.start()
 
     def create_database(self, *, template: str = "template1") -> str:
         """A fresh database, a copy of *template*; returns its URL."""

@@ -15,7 +15,7 @@ class Proxy:
     """Forwards connections from a free port to *target* until told otherwise. Use as a context manager.
 
     Args:
-        host: of the target.
+        host: of the target; what begins with a slash is the directory of PostgreSQL's Unix socket, as to libpq.
         port: of the target.
     """
 
@@ -111,13 +111,12 @@ class Proxy:
                 _reset(client)
                 continue
             try:
-                server = socket.create_connection(self._target, timeout=10)
+                server = self._connect()
             except OSError:
                 _reset(client)
                 continue
             server.settimeout(None)
-            for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._changed:
                 self.accepted += 1
                 pair = _Pair(client, server, self.accepted)
@@ -125,6 +124,21 @@ class Proxy:
                 self._changed.notify_all()
             threading.Thread(target=self._pump, args=(pair, client, server, "up"), daemon=True).start()
             threading.Thread(target=self._pump, args=(pair, server, client, "down"), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        host, port = self._target
+        if host.startswith("/"):
+            end = socket.socket(socket.AF_UNIX)
+            end.settimeout(10)
+            try:
+                end.connect(f"{host}/.s.PGSQL.{port}")
+            except BaseException:
+                end.close()
+                raise
+            return end
+        end = socket.create_connection(self._target, timeout=10)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return end
 
     def _pump(self, pair: "_Pair", source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         try:

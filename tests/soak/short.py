@@ -1,0 +1,63 @@
+"""The short form of the soak, and proof that its counting can fail."""
+
+import logging
+import secrets
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.soak.census import Census
+from tests.soak.money import QUEUES, Coin
+from tests.soak.report import table
+from tests.soak.soak import Soak
+from tests.soak.world import World
+from tests.support.broker import Mode
+from tests.support.client import connected
+
+
+def conserved(
+    mode: Mode, caplog: pytest.LogCaptureFixture, left_out: Callable[[str], None], *rounds: bool, each: float
+) -> None:
+    """Run rounds of *each* seconds, in those that are true the broker dies; and look that nothing is missing."""
+    caplog.set_level(logging.CRITICAL, "pika")  # it tells of each connection that dies, at length
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+
+    def afterwards(world: World, census: Census) -> None:
+        for sentence in world.left_out():
+            left_out(sentence)
+        every_harm_is_found(world, census)
+
+    soak = Soak(mode, seed, print, afterwards=afterwards)
+    report = soak.run(each * len(rounds), each=each, broker_deaths=lambda number: rounds[number])
+    print(table(report))
+    assert report.bad == []
+    assert report.committed > 0
+    assert report.nemesis.total() > 0
+
+
+def every_harm_is_found(world: World, census: Census) -> None:
+    """A census that everybody has passed finds a coin that is gone, one that came twice, and money from nowhere."""
+    assert census.count().all == []
+    with connected(census.past_dtx) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        queue = next(queue for queue in QUEUES if channel.queue_declare(queue, passive=True).method.message_count)
+        method, properties, body = channel.basic_get(queue)
+        assert method is not None
+        assert body is not None
+        (lost,) = census.count().all
+        assert lost == f"lost: {Coin.of(body).id} in {queue}"
+        channel.basic_publish("", queue, body, properties)
+        assert census.count().all == []  # one is as good as the other
+        channel.basic_nack(method.delivery_tag)
+        channel.queue_declare(queue, passive=True)  # answered when that is done
+        (repeated,) = census.count().all
+        assert repeated == f"repeated: {Coin.of(body).id} is there 2 times instead of 1"
+    assert census.remove_repeats() == 1
+    assert census.count().all == []
+    with psycopg.connect(world.banks["east"]) as bank:
+        bank.execute("UPDATE account SET balance = balance + 1 WHERE name = 'account0'")
+    (wrong,) = census.count().all
+    assert wrong.endswith("which its transfers do not explain")
