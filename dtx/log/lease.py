@@ -13,9 +13,9 @@ early.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
@@ -48,6 +48,8 @@ UPDATE dtx.lease SET expires_at = clock_timestamp() + %(ttl)s * interval '1 seco
 WHERE rm = %(rm)s AND instance = %(instance)s RETURNING epoch
 """
 _RELEASE: Final = "UPDATE dtx.lease SET expires_at = '-infinity' WHERE rm = %(rm)s AND instance = %(instance)s"
+
+_T = TypeVar("_T")
 
 log = get_logger()
 
@@ -90,6 +92,7 @@ class Lease:
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection | None = None
         self._renewal: asyncio.Task[None] | None = None
+        self._given_up: set[asyncio.Task[None]] = set()
         self._valid_until = float("-inf")
         self.lost = asyncio.Event()
         """Set when another dtx has taken the lease: this one must stop."""
@@ -114,7 +117,7 @@ class Lease:
         told = ""
         while True:
             try:
-                epoch, holder = await self._try()
+                epoch, holder = await self._within(self._ttl, self._try())
             except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
                 raise LogError(f"there are no tables of dtx in {self._dsn.shown}: run dtx migrate") from None
             except psycopg.errors.InsufficientPrivilege as error:
@@ -168,8 +171,7 @@ class Lease:
         while not self.lost.is_set():
             await asyncio.sleep(pause)
             try:
-                async with asyncio.timeout(self._ttl):
-                    await self.renew()
+                await self._within(self._ttl / 3, self.renew())  # in time for another one, should this one hang
             except (psycopg.Error, OSError, LogUnavailable, TimeoutError) as error:
                 pause = min(_RETRY_SECONDS, self._ttl / 10)
                 log.warning("the lease could not be renewed", rm=self._rm, error=self._dsn.explain(error))
@@ -219,12 +221,48 @@ class Lease:
         if held:
             failpoint.at(Point.LEASE_RELEASE_BEFORE)
             with suppress(psycopg.Error, OSError, LogUnavailable, TimeoutError):
-                async with asyncio.timeout(min(self._ttl, 5.0)):
-                    await (await self._connect()).execute(_RELEASE, self._parameters)
+                await self._within(min(self._ttl, 5.0), self._end())
             failpoint.at(Point.LEASE_RELEASE_AFTER)
         await self._disconnect()
+        await asyncio.gather(*self._given_up)
+
+    async def _end(self) -> None:
+        await (await self._connect()).execute(_RELEASE, self._parameters)
+
+    async def _within(self, seconds: float, attempt: Coroutine[None, None, _T]) -> _T:
+        """What *attempt* returns, which uses the connection.
+
+        Raises:
+            TimeoutError: it takes longer; its connection hangs, and the next attempt makes a new one.
+        """
+        task = asyncio.ensure_future(attempt)
+        try:
+            await asyncio.wait((task,), timeout=seconds)
+        finally:
+            if not task.done():
+                connection, self._connection = self._connection, None
+                burial = asyncio.ensure_future(_bury(task, connection))
+                self._given_up.add(burial)
+                burial.add_done_callback(self._given_up.discard)
+        if not task.done():
+            raise TimeoutError("the database does not answer")
+        return task.result()
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
+    """End an attempt that nobody waits for, and its connection.
+
+    Cancelled, psycopg asks the server to cancel the statement and waits for its answer, for ever where the server
+    stands still; cancelled once more it gives that up too.
+    """
+    while not attempt.done():
+        attempt.cancel()
+        await asyncio.wait((attempt,), timeout=_RETRY_SECONDS)
+    await asyncio.gather(attempt, return_exceptions=True)  # whatever it was: somebody was told of the time-out
+    if connection is not None:
+        await connection.close()

@@ -37,22 +37,29 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
 
     Args:
         dsn: the database.
-        now: default the present.
+        now: default the present, by the clock that all share: a dtx whose own is wrong must not drop anybody's journal.
 
     Raises:
         LogUnavailable: no connection, or the database refused.
     """
-    today = (now or datetime.now(UTC)).date()
     try:
         with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10) as connection:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK_KEY]).fetchone()
             if row is None or not row[0]:
                 return  # somebody else is at it
+            today = (now or _now(connection)).date()
             _make(connection, today)
             _drop(connection, today)
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(dsn.explain(error)) from None
+
+
+def _now(connection: psycopg.Connection) -> datetime:
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found.astimezone(UTC)
 
 
 def _partitions(connection: psycopg.Connection) -> dict[str, date]:

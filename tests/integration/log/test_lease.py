@@ -1,6 +1,7 @@
 """One active dtx for each resource manager, fenced by its epoch."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -133,6 +134,50 @@ async def test_a_lease_outlives_its_session(open_log: OpenLog, migrated_postgres
             await asyncio.sleep(0.05)
     assert log.lease_valid
     await log.write(an_insert(a_branch()))
+
+
+async def test_a_renewal_that_hangs_is_given_up_while_there_is_time_for_another(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    """One process of PostgreSQL that stands still, or one connection that the network has forgotten, costs no lease."""
+    log = await open_log(lease_ttl=3.0)
+    lease = log._lease
+    assert lease is not None
+    assert lease._connection is not None
+    backend = lease._connection.info.backend_pid
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+            stopped_at = connection.execute("SELECT expires_at FROM dtx.lease").fetchone()
+            while connection.execute("SELECT expires_at FROM dtx.lease").fetchone() == stopped_at:
+                assert log.lease_valid
+                await asyncio.sleep(0.02)
+    finally:
+        os.kill(backend, signal.SIGCONT)
+    await log.write(an_insert(a_branch()))
+    assert not lease.lost.is_set()
+
+
+async def test_a_standby_whose_connection_hangs_takes_over_with_another(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    active = await open_log(lease_ttl=2.0)
+    standby = asyncio.create_task(open_log(lease_ttl=2.0))
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        sessions: list[tuple[int]] = []
+        while len(sessions) < 2:
+            sessions = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+                "AND application_name LIKE 'dtx lease %' ORDER BY backend_start"
+            ).fetchall()
+            await asyncio.sleep(0.02)
+    (backend,) = sessions[1]
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        await active.close()
+        assert (await asyncio.wait_for(standby, 30)).lease_valid
+    finally:
+        os.kill(backend, signal.SIGCONT)
 
 
 async def test_epochs_only_grow(open_log: OpenLog, migrated_postgres_url: str) -> None:

@@ -1,8 +1,8 @@
 """The journal's partitions: made ahead, dropped after retention, never in anybody's way."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Self
 from uuid import uuid4
 
 import psycopg
@@ -50,6 +50,24 @@ def test_partitions_are_made_for_a_week_ahead(migrated_postgres_url: str) -> Non
     made = partitions(migrated_postgres_url)
     assert [retention.partition_name(now.date() + timedelta(days=offset)) for offset in range(-1, 8)] == made[-9:]
     retention.maintain(Dsn(migrated_postgres_url), now)
+    assert partitions(migrated_postgres_url) == made
+
+
+def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is as old as the database says: all who keep it share its clock."""
+
+    class AheadOfTime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(days=400)
+
+    wanted(migrated_postgres_url, mine=30)
+    retention.maintain(Dsn(migrated_postgres_url))
+    made = partitions(migrated_postgres_url)
+    monkeypatch.setattr(retention, "datetime", AheadOfTime)
+    retention.maintain(Dsn(migrated_postgres_url))
     assert partitions(migrated_postgres_url) == made
 
 
