@@ -97,10 +97,10 @@ class Pump:
             found = await self._log.read_messages(slots, FETCH_OCTETS)
             if len(found) < len(slots):
                 # The answer may have ended with the octets: only what is missing before its last message is not there.
-                missing = await self._missing([slot for slot in slots if slot not in found])
-                if missing:
-                    log.error("messages are not in the database any more", queue=queue.name, count=len(missing))
-                    queue.vanished(missing)
+                # Purged or expired while they were read, they are not missed.
+                missed = queue.vanished(await self._missing([slot for slot in slots if slot not in found]))
+                if missed:
+                    log.error("messages are not in the database any more", queue=queue.name, count=missed)
         except LeaseLost:
             return
         except LogError as error:

@@ -357,13 +357,18 @@ class QueueIndex:
         if not self.closed:
             self._schedule()
 
-    def vanished(self, positions: Iterable[int]) -> None:
-        """These messages have no rows: somebody removed them behind our back."""
-        for position in positions:
-            if self._ready.discard(position):
-                self._gone(position)
+    def vanished(self, positions: Iterable[int]) -> int:
+        """These messages have no rows: they have left meanwhile, or somebody removed them behind our back.
+
+        Returns:
+            How many of them were still waited for.
+        """
+        missed = [position for position in positions if self._ready.discard(position)]
+        for position in missed:
+            self._gone(position)
         if self.ready:
             self._schedule()
+        return len(missed)
 
     # -- what was handed out ------------------------------------------------------------------------------------------
 
