@@ -125,9 +125,15 @@ class Point(Enum):
         "dtx.server.standalone.mode",
         "the queues are filled; what a restart does not keep is being removed",
     )
-    READY_BEFORE = 309, "dtx.server.service", "clients can connect; nobody was told"
-    READY_AFTER = 310, "dtx.server.service", "the line with READY is out"
-    STOP_DRAINED = 311, "dtx.server.service", "nothing is under way any more, or the patience for it is over"
+    ACCOUNTS_BEFORE = (
+        309,
+        "dtx.store.postgres.accounts",
+        "without a broker, there may be no user and no virtual host yet",
+    )
+    ACCOUNTS_AFTER = 310, "dtx.store.postgres.accounts", "guest and its virtual host were made, if there was nobody"
+    READY_BEFORE = 311, "dtx.server.service", "clients can connect; nobody was told"
+    READY_AFTER = 312, "dtx.server.service", "the line with READY is out"
+    STOP_DRAINED = 313, "dtx.server.service", "nothing is under way any more, or the patience for it is over"
 
     # -- work and effects of a branch
 

@@ -16,6 +16,8 @@ from uuid import uuid4
 import psycopg
 from psycopg import IsolationLevel
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.queries import Query
@@ -127,8 +129,10 @@ class Accounts:
         Raises:
             LogError: the tables are missing, or the database is away.
         """
+        failpoint.at(Point.ACCOUNTS_BEFORE)
         if await asyncio.to_thread(AccountEditor(self._url, self._rm).provision):
             log.info("first start: user guest with password guest may connect from this machine", rm=self._rm)
+        failpoint.at(Point.ACCOUNTS_AFTER)
         await self.refresh()
 
     async def close(self) -> None:
