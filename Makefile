@@ -12,7 +12,7 @@ ARGS ?=
 JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
-# seconds for which `make soak` kills
+# seconds for which `make soak` does harm, both modes together
 SOAK ?= 600
 
 BIN := .venv/bin
@@ -54,8 +54,9 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
-soak: install ## kill dtx and PostgreSQL again and again under load, ten minutes (make soak SOAK=3600)
-	@DTX_SOAK_SECONDS=$(SOAK) $(BIN)/python -m pytest -rP tests/crash/test_standalone_soak.py $(ARGS)
+soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=3600 ARGS="--mode alongside --seed 1")
+	@$(BIN)/python -m tests.soak --seconds $(SOAK) $(ARGS)
+	@DTX_SOAK_SECONDS=$$(($(SOAK) / 4)) $(BIN)/python -m pytest -q -rP tests/crash/test_standalone_soak.py
 
 check: install ## lint, format, types, import contracts
 	$(BIN)/ruff check

@@ -21,6 +21,7 @@ BROKEN: Final = (AMQPError, XAException, psycopg.Error, OSError, ValueError, Att
 connected, and for a server's close that comes while pika closes channels one by one."""
 PATIENCE: Final = 15.0
 """Seconds for an answer of dtx; longer than what the nemesis holds back, shorter than the end of a round takes."""
+_PREFETCH: Final = 3
 _AMQP: Final = "?heartbeat=6&socket_timeout=5&stack_timeout=8&blocked_connection_timeout=20"
 _POSTGRES: Final = "lock_timeout=1500 statement_timeout=15000 idle_in_transaction_session_timeout=20000"
 
@@ -30,10 +31,12 @@ class QueueSide:
 
     Args:
         url: of dtx.
+        subscribes: the queue that it consumes from; ``None``: it gets from any.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, subscribes: str | None = None) -> None:
         self._url = url + _AMQP
+        self._subscribes = subscribes
         self._connection: BlockingConnection | None = None
         self._xa: XAResource | None = None
 
@@ -42,6 +45,9 @@ class QueueSide:
         """A channel; a new one where the last one has ended."""
         if self._xa is None or not self._xa.channel.is_open:
             self._xa = XAResource(self.connection.channel(), timeout=PATIENCE)
+            if self._subscribes is not None:
+                self._xa.select()
+                self._xa.channel.basic_qos(prefetch_count=_PREFETCH)
         return self._xa
 
     @property
@@ -58,10 +64,14 @@ class QueueSide:
 
     def take(self, queue: str) -> Seen | None:
         """Take a coin out of *queue*; ``None`` where there is none."""
-        method, properties, body = self.xa.channel.basic_get(queue)
+        channel = self.xa.channel
+        if queue == self._subscribes:
+            method, properties, body = next(channel.consume(queue, inactivity_timeout=0.1))
+        else:
+            method, properties, body = channel.basic_get(queue)
         if method is None or properties is None or body is None:
             return None
-        self.xa.channel.basic_ack(method.delivery_tag)
+        channel.basic_ack(method.delivery_tag)
         return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties))
 
     def put(self, queue: str, coin: Coin) -> None:

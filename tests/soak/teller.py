@@ -79,7 +79,8 @@ class Teller(threading.Thread):
         self._desk = desk
         self._life = config.life
         self._random = random.Random(config.seed * 1000 + number)
-        self._queues = QueueSide(config.dtx)
+        self._subscribes = self._random.choice(QUEUES) if number % 2 else None
+        self._queues = QueueSide(config.dtx, subscribes=self._subscribes)
         self._banks = {name: BankSide(url, "teller") for name, url in config.banks.items()}
         self._work: list[tuple[str, int, Callable[[Transfer], None]]] = [
             ("queue to queue", 4, self._queue_to_queue),
@@ -210,7 +211,7 @@ class Teller(threading.Thread):
 
     def _queue_to_queue(self, transfer: Transfer) -> None:
         """One coin is split, or two are put together; or one just moves."""
-        source, target = self._random.sample(QUEUES, 2)
+        source, target = self._two_queues()
         self._queues.start(transfer.gtrid)
         self._take(transfer, source, self._random.choice((1, 1, 2)))
         if transfer.spent:
@@ -222,7 +223,7 @@ class Teller(threading.Thread):
 
     def _queue_to_bank(self, transfer: Transfer) -> None:
         self._queues.start(transfer.gtrid)
-        self._take(transfer, self._random.choice(QUEUES), 1)
+        self._take(transfer, self._two_queues()[0], 1)
         self._queues.end(transfer.gtrid)
         if transfer.spent:
             self._move(transfer, self._random.choice(BANKS), transfer.spent[0].coin.amount)
@@ -241,7 +242,7 @@ class Teller(threading.Thread):
 
     def _everywhere(self, transfer: Transfer) -> None:
         """A coin moves, and each bank gets its share of it."""
-        source, target = self._random.sample(QUEUES, 2)
+        source, target = self._two_queues()
         self._queues.start(transfer.gtrid)
         self._take(transfer, source, 1)
         if transfer.spent:
@@ -252,6 +253,11 @@ class Teller(threading.Thread):
                 rest -= fee
             self._put(transfer, target, *filter(None, [rest]))
         self._queues.end(transfer.gtrid)
+
+    def _two_queues(self) -> tuple[str, str]:
+        """Where from, and where to."""
+        source = self._subscribes or self._random.choice(QUEUES)
+        return source, self._random.choice([queue for queue in QUEUES if queue != source])
 
     def _take(self, transfer: Transfer, queue: str, count: int) -> None:
         for _ in range(count):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.processes import short_directory
 from tests.support.proxy import Proxy
 
 
@@ -102,3 +103,23 @@ def test_a_cut_after_some_bytes_lets_exactly_these_through(through: Proxy) -> No
         with pytest.raises(ConnectionResetError):
             end.recv(1)
     assert through.bytes["down"] == 3
+
+
+def test_the_target_can_be_the_socket_of_a_postgresql() -> None:
+    """So that a server without TCP has a network in front of it that can be cut."""
+    with (
+        short_directory("socket") as place,
+        socket.socket(socket.AF_UNIX) as listener,
+        Proxy(str(place), 5432) as proxy,
+    ):
+        with connect(proxy) as refused, contextlib.suppress(ConnectionResetError):
+            assert read(refused, 1) == b""  # nobody listens yet
+        listener.bind(str(place / ".s.PGSQL.5432"))
+        listener.listen()
+        with connect(proxy) as end:
+            server, _ = listener.accept()
+            with server:
+                end.sendall(b"question")
+                assert read(server, 8) == b"question"
+                server.sendall(b"answer")
+                assert read(end, 6) == b"answer"

@@ -1,0 +1,54 @@
+"""What the nemesis works with does what it says."""
+
+import errno
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.soak.clock import Clock
+from tests.soak.disk import SmallDisk
+from tests.support.processes import short_directory
+
+_CLOCKS = "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
+
+
+def test_a_full_disk_takes_nothing_until_it_is_freed(left_out: Callable[[str], None]) -> None:
+    with short_directory("disk") as place, SmallDisk(place) as disk:
+        if not disk.real:
+            left_out("a full disk: only root can make a small file system")
+            return
+        disk.fill()
+        with pytest.raises(OSError, match="No space left") as full:
+            (place / "more").write_bytes(b"x" * 8192)
+        assert full.value.errno == errno.ENOSPC
+        disk.free()
+        assert (place / "more").write_bytes(b"x" * 8192) == 8192
+
+
+def test_the_disk_goes_away_with_its_directory(left_out: Callable[[str], None]) -> None:
+    with short_directory("disk") as place:
+        with SmallDisk(place) as disk:
+            if not disk.real:
+                left_out("a full disk: only root can make a small file system")
+            (place / "file").touch()
+        assert disk.real is not (place / "file").exists()
+
+
+def test_a_clock_is_wrong_by_what_it_was_told(left_out: Callable[[str], None]) -> None:
+    """And the clocks that merely go on are right, as on a machine whose clock is set."""
+    with short_directory("clock") as place:
+        clock = Clock(place / "clock")
+        if clock.library is None:
+            left_out("a wrong clock: install libfaketime")
+            return
+        for skew in (3600.0, -86400.0, 0.0):
+            clock.skew(skew)
+            before = time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
+            said = subprocess.run(
+                [sys.executable, "-c", _CLOCKS], env=dict(clock.environment), capture_output=True, text=True, check=True
+            ).stdout
+            off = [float(there) - here for there, here in zip(said.split(), before, strict=True)]
+            assert off == pytest.approx([skew, 0, 0], abs=30)
