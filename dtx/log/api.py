@@ -6,7 +6,7 @@ from typing import Protocol
 from uuid import UUID
 
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
-from dtx.log.records import BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.log.records import Archived, BranchRecord, JournalEntry, LogWrite, Lookup, Work
 from dtx.xa.xid import Xid
 
 
@@ -65,6 +65,12 @@ class TransactionLog(Protocol):
 
     async def read_work(self, branch_id: UUID) -> list[Work]:
         """The work of a branch, in order of position, bodies included."""
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
+
+    async def read_archive(self, xid: Xid) -> list[Archived]:
+        """Messages that nobody got, of branches with *xid* that were forgotten, in their order."""
 
     async def lookup(self, vhost: str, xid: Xid) -> Lookup:
         """What the log says about *xid* now. Raises LeaseLost when the lease is not valid: see "never 404 in doubt"."""

@@ -120,8 +120,8 @@ def _parts(record: LogWrite) -> tuple[JournalEntry | Line | None, Change | None]
             return journal, change
         case Note(journal=journal, change=change):
             return journal, change
-        case Advance(journal=journal):
-            return journal, None
+        case Advance(journal=journal, change=change):
+            return journal, change
         case Store(change=change):
             return None, change
         case Define():

@@ -17,10 +17,14 @@ from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, St
 from dtx.log.memory_messages import MemoryMessages
 from dtx.log.records import (
     ENDINGS,
+    UNDELIVERED,
+    WITH_OUTCOME,
     Advance,
+    Archived,
     BranchRecord,
     Complete,
     Ending,
+    Fate,
     Insert,
     JournalEntry,
     Line,
@@ -32,6 +36,8 @@ from dtx.log.records import (
     UnitState,
     Work,
     WorkKind,
+    closed,
+    redirected,
 )
 from dtx.xa.xid import Xid
 
@@ -61,6 +67,7 @@ class MemoryDatabase:
     rows: dict[UUID, _Row] = field(default_factory=dict)
     journal: list[tuple[str, JournalEntry]] = field(default_factory=list)
     messages: MemoryMessages = field(default_factory=MemoryMessages)
+    archive: list[tuple[str, Archived]] = field(default_factory=list)
     holders: dict[str, "MemoryLog"] = field(default_factory=dict)
     released: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -163,11 +170,14 @@ class MemoryLog:
                 self._insert(record)
                 if isinstance(journal, Line):
                     journal = journal.entry(branch)
-            case Advance(journal=journal):
+            case Advance(journal=journal, change=change):
+                messages.check(change)
                 self._advance(record)
             case Complete(journal=journal, change=change):
                 messages.check(change)
                 row = self._find(record.id, record.expect, record.version)
+                if record.archive:
+                    self._archive(row, journal.at)
                 del self.database.rows[record.id]
                 if isinstance(journal, Line):
                     journal = journal.entry(row.branch)
@@ -209,6 +219,9 @@ class MemoryLog:
             units[number] = replace(units[number], state=UnitState.DONE)
         if not row.work.keys() >= set(record.settled):
             raise LogConflict("the work is not there")
+        for position in {*dict(record.fates), *(to.position for to in record.redirects)}:
+            if position not in row.work or not row.work[position].is_open:
+                raise LogConflict("the work is not there, or not open")
         new = replace(
             old,
             state=record.to,
@@ -218,11 +231,43 @@ class MemoryLog:
             stuck=record.stuck,
             outcome=record.outcome or old.outcome,
             units=_ordered(units),
+            published=() if WorkKind.PUBLISH in record.released else old.published,
+            consumed=() if WorkKind.CONSUME in record.released else old.consumed,
         )
         _check_branch(new)
         row.branch = _rounded_branch(new)
         for position in record.settled:
             del row.work[position]
+        for to in record.redirects:
+            row.work[to.position] = redirected(row.work[to.position], to)
+        for position, fate in record.fates:
+            row.work[position] = replace(row.work[position], fate=fate)
+        if record.close is not None:
+            row.work = {position: closed(work, record.close) for position, work in row.work.items()}
+
+    def _archive(self, row: _Row, at: float) -> None:
+        branch = row.branch
+        undelivered = [work for work in row.work.values() if work.fate in UNDELIVERED]
+        hidden = replace(branch, consumed=())
+        undelivered += [replace(work, fate=Fate.DROPPED) for work in self._kept(hidden)]
+        for work in undelivered:
+            assert work.fate is not None
+            archived = Archived(
+                branch_id=branch.id,
+                position=work.position,
+                vhost=branch.vhost,
+                xid=branch.xid,
+                owner=branch.owner,
+                kind=work.kind,
+                exchange=work.exchange,
+                routing_key=work.routing_key,
+                queue=work.queue,
+                properties=work.properties,
+                body=work.body,
+                fate=work.fate,
+                at=_rounded(at) or 0.0,
+            )
+            self.database.archive.append((self._rm, archived))
 
     def _find(self, branch_id: UUID, expect: LogState, version: int) -> _Row:
         row = self.database.rows.get(branch_id)
@@ -247,6 +292,39 @@ class MemoryLog:
         self._require_reachable()
         row = self.database.rows.get(branch_id)
         return [] if row is None else [row.work[position] for position in sorted(row.work)]
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """As :meth:`read_work`, wherever the messages are."""
+        row = self.database.rows.get(branch_id)
+        return [] if row is None else [*await self.read_work(branch_id), *self._kept(row.branch)]
+
+    def _kept(self, branch: BranchRecord) -> list[Work]:
+        published, consumed = branch.published or (), branch.consumed or ()
+        found = self.database.messages.read((*published, *consumed), None)
+        kept = []
+        for position, slot in enumerate((*published, *consumed)):
+            message = found.get(slot)
+            if message is not None:
+                publish = position < len(published)
+                name = self.database.messages.name(slot.queue)
+                kept.append(
+                    Work(
+                        position=position,
+                        kind=WorkKind.PUBLISH if publish else WorkKind.CONSUME,
+                        exchange=message.exchange,
+                        routing_key=message.routing_key,
+                        queue=name if publish else name or b"",
+                        properties=message.properties,
+                        body=message.body,
+                    )
+                )
+        return kept
+
+    async def read_archive(self, xid: Xid) -> list[Archived]:
+        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        self._require_reachable()
+        found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
+        return sorted(found, key=lambda message: (message.at, message.position))
 
     async def lookup(self, vhost: str, xid: Xid) -> Lookup:
         """What the log says about *xid* now.
@@ -313,8 +391,8 @@ def _ordered(units: dict[int, Unit]) -> tuple[Unit, ...]:
 
 
 def _check_branch(branch: BranchRecord) -> None:
-    if (branch.state is LogState.HEURISTIC) != (branch.outcome is not None):
-        raise LogConflict("a heuristic outcome belongs to the state heuristic, and the state to an outcome")
+    if (branch.state in WITH_OUTCOME) != (branch.outcome is not None):
+        raise LogConflict("a heuristic outcome belongs to a heuristic state, and the state to an outcome")
     if branch.version < 1 or min(branch.timeout, branch.publishes, branch.consumes, branch.bytes) < 0:
         raise LogConflict("a count of the branch is negative")
 

@@ -91,6 +91,11 @@ class MemoryMessages:
             bindings=tuple(row for owner, row in sorted(self._bindings) if owner == rm),
         )
 
+    def name(self, queue: int) -> bytes | None:
+        """The name of a queue, ``None`` where it is gone or not durable."""
+        found = self._queues.get(queue)
+        return None if found is None else found[1].name
+
     def contents(self, queue: int, *, detailed: bool) -> QueueContents:
         """What is stored in *queue*."""
         rows = [self.messages[slot][1] for slot in sorted(self.messages) if slot.queue == queue]

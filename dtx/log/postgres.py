@@ -16,7 +16,7 @@ from dtx.log.dsn import Dsn
 from dtx.log.lease import Lease
 from dtx.log.messages import MessageReader
 from dtx.log.queries import Readers
-from dtx.log.records import BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.log.records import Archived, BranchRecord, JournalEntry, LogWrite, Lookup, Work
 from dtx.log.writer import Writer
 from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid
@@ -157,6 +157,14 @@ class PostgresLog:
     async def read_work(self, branch_id: UUID) -> list[Work]:
         """The work of a branch, in order of position, bodies included."""
         return await self._reader().read_work(branch_id)
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """As :meth:`read_work`, wherever the messages are."""
+        return await self._reader().read_messages_of(branch_id)
+
+    async def read_archive(self, xid: Xid) -> list[Archived]:
+        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        return await self._reader().read_archive(xid)
 
     async def lookup(self, vhost: str, xid: Xid) -> Lookup:
         """What the log says about *xid* now.

@@ -11,7 +11,24 @@ import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import Format
-from sqlalchemy import BindParameter, Column, ColumnElement, Select, Table, TextClause, bindparam, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Column,
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    Table,
+    TableValuedAlias,
+    TextClause,
+    bindparam,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from dtx.log import binary
@@ -19,8 +36,10 @@ from dtx.log.api import LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.records import (
     ENDINGS,
+    Archived,
     BranchRecord,
     Ending,
+    Fate,
     JournalEntry,
     JournalEvent,
     LogState,
@@ -31,7 +50,7 @@ from dtx.log.records import (
     WorkKind,
 )
 from dtx.log.session import connect, session_settings
-from dtx.log.tables import branch, journal, unit, work
+from dtx.log.tables import archive, branch, journal, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
@@ -47,8 +66,10 @@ _PLANNER_OFF: Final = (
 _GRACE: Final = 5.0
 """Seconds beyond a statement's own time-out."""
 
+_SLOT_OCTETS: Final = 16
 _DIALECT: Final = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # SQLAlchemy leaves dialects untyped
 _STATES: Final = {state.value: state for state in LogState}
+_FATES: Final[Mapping[str | None, Fate | None]] = {None: None} | {word.value: word for word in Fate}
 _OUTCOMES: Final[Mapping[str | None, Heuristic | None]] = {None: None} | {word.value: word for word in Heuristic}
 
 
@@ -57,7 +78,7 @@ class Query:
 
     __slots__ = ("_constants", "sql")
 
-    def __init__(self, statement: Select[Any] | TextClause) -> None:
+    def __init__(self, statement: Select[Any] | CompoundSelect[Any] | TextClause) -> None:
         compiled = statement.compile(dialect=_DIALECT, compile_kwargs={"render_postcompile": True})
         self.sql = str(compiled).encode()
         self._constants = dict(compiled.params)
@@ -88,7 +109,7 @@ UNIT_COLUMNS: Final = (
 )  # fmt: skip
 WORK_COLUMNS: Final = (
     work.c.position, work.c.kind, work.c.exchange, work.c.routing_key, work.c.queue, work.c.flags, work.c.properties,
-    work.c.body, work.c.unit,
+    work.c.body, work.c.unit, work.c.fate,
 )  # fmt: skip
 
 
@@ -128,6 +149,51 @@ _HISTORY: Final = (
 )
 HISTORY: Final = Query(_HISTORY)
 HISTORY_OF_VHOST: Final = Query(_HISTORY.where(journal.c.vhost == _VHOST))
+
+
+def slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
+    """The messages that a branch of standalone mode names: they are where all messages are."""
+    columns = (Column("ordinal", BigInteger), Column("queue", BigInteger), Column("position", BigInteger))
+    return func.dtx.slots(packed).table_valued(*columns, name=name)
+
+
+def kept(branch_id: UUID | BindParameter[Any]) -> CompoundSelect[Any]:
+    """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
+
+    Those are kept once for each queue that they go to, which is named then.
+    """
+
+    def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
+        found = slots(packed, str(kind))
+        stored = (message.c.queue == found.c.queue) & (message.c.position == found.c.position)
+        # a queue that is gone has no name any more
+        name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
+        return (
+            select(
+                (found.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
+                message.c.routing_key, name, literal(0), message.c.properties, message.c.body, null(), null(),
+            )
+            .select_from(
+                branch.join(found, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)
+            )
+            .where(branch.c.id == branch_id)
+        )  # fmt: skip
+
+    before = func.coalesce(func.octet_length(branch.c.published, type_=BigInteger) // _SLOT_OCTETS, 0)
+    return union_all(
+        rows(branch.c.published, WorkKind.PUBLISH, literal(0)), rows(branch.c.consumed, WorkKind.CONSUME, before)
+    ).order_by("position")
+
+
+ARCHIVED: Final = Query(
+    select(
+        archive.c.branch_id, archive.c.position, archive.c.vhost, archive.c.owner, archive.c.kind, archive.c.exchange,
+        archive.c.routing_key, archive.c.queue, archive.c.properties, archive.c.body, archive.c.fate, archive.c.at,
+    )
+    .where(archive.c.rm == _RM, *_is_xid(archive))
+    .order_by(archive.c.at, archive.c.branch_id, archive.c.position)
+)  # fmt: skip
+KEPT: Final = Query(kept(_BRANCH_ID))
 
 
 class _TimeLoader(Loader):
@@ -190,7 +256,7 @@ def unit_record(row: Sequence[Any]) -> Unit:
 
 def work_record(row: Sequence[Any]) -> Work:
     """A row of the work columns as a value."""
-    position, kind, exchange, routing_key, queue, flags, properties, body, number = row
+    position, kind, exchange, routing_key, queue, flags, properties, body, number, fate = row
     return Work(
         position=position,
         kind=WorkKind(kind),
@@ -201,6 +267,7 @@ def work_record(row: Sequence[Any]) -> Work:
         properties=properties,
         body=body,
         unit=number,
+        fate=_FATES[fate],
     )
 
 
@@ -273,6 +340,35 @@ class Readers:
     async def read_work(self, branch_id: UUID) -> list[Work]:
         """The work of a branch, bodies included."""
         return [work_record(row) for row in await self.fetch(WORK, branch_id=branch_id)]
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """As :meth:`read_work`, wherever the messages are."""
+        rows = [*await self.fetch(WORK, branch_id=branch_id), *await self.fetch(KEPT, branch_id=branch_id)]
+        return [work_record(row) for row in rows]
+
+    async def read_archive(self, xid: Xid) -> list[Archived]:
+        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        key = {"format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
+        return [
+            Archived(
+                branch_id=branch_id,
+                position=position,
+                vhost=vhost,
+                xid=xid,
+                owner=owner,
+                kind=WorkKind(kind),
+                exchange=exchange,
+                routing_key=routing_key,
+                queue=queue_name,
+                properties=properties,
+                body=body,
+                fate=Fate(fate),
+                at=at,
+            )
+            for (
+                branch_id, position, vhost, owner, kind, exchange, routing_key, queue_name, properties, body, fate, at,
+            ) in await self.fetch(ARCHIVED, **key)
+        ]  # fmt: skip
 
     async def lookup(self, vhost: str, xid: Xid) -> Lookup:
         """The branch with *xid*, or else its last ending."""

@@ -7,18 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
-from uuid import UUID
 
 import psycopg
 from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
     Connection,
     Executable,
     Select,
     Table,
-    TableValuedAlias,
     case,
     cast,
     distinct,
@@ -26,6 +21,7 @@ from sqlalchemy import (
     func,
     literal,
     null,
+    or_,
     select,
     true,
     union,
@@ -45,10 +41,12 @@ from dtx.log.queries import (
     as_floats,
     branch_record,
     journal_entry,
+    kept,
+    slots,
     unit_record,
     work_record,
 )
-from dtx.log.records import ENDINGS, BranchRecord, JournalEntry, LogState, Work, WorkKind
+from dtx.log.records import ENDINGS, BranchRecord, Fate, JournalEntry, LogState, Work, WorkKind
 from dtx.log.tables import branch, heuristic_outcome, journal, lease, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -262,7 +260,7 @@ class LogReader:
         branch_id = row[0]
         units = self._all(select(*UNIT_COLUMNS).where(unit.c.branch_id == branch_id).order_by(unit.c.number))
         pieces = self._all(select(*WORK_COLUMNS).where(work.c.branch_id == branch_id).order_by(work.c.position))
-        pieces = [*pieces, *self._all(_kept(branch_id))]
+        pieces = [*pieces, *self._all(kept(branch_id))]
         decided = heuristic_outcome.c
         decisions = self._all(
             select(decided.outcome, decided.actor, decided.reason, decided.at).where(decided.branch_id == branch_id)
@@ -377,21 +375,15 @@ def _prepare_session(driver: psycopg.Connection, _: object) -> None:
     driver.commit()
 
 
-def _slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
-    """The messages that a branch of standalone mode names: they are where all messages are."""
-    columns = (Column("ordinal", BigInteger), Column("queue", BigInteger), Column("position", BigInteger))
-    return func.dtx.slots(packed).table_valued(*columns, name=name)
-
-
 def _concerned() -> Any:
     """The queues where a branch consumed, and the exchanges where it publishes, whatever the mode."""
-    published, consumed = _slots(branch.c.published, "p"), _slots(branch.c.consumed, "c")
+    published, consumed = slots(branch.c.published, "p"), slots(branch.c.consumed, "c")
     stored = (message.c.queue == published.c.queue) & (message.c.position == published.c.position)
     names = union_all(
         select(
             work.c.queue.label("queue"), case((work.c.kind == str(WorkKind.PUBLISH), work.c.exchange)).label("exchange")
         )
-        .where(work.c.branch_id == branch.c.id)
+        .where(work.c.branch_id == branch.c.id, or_(work.c.fate.is_(None), work.c.fate == str(Fate.UNSURE)))
         .correlate(branch),
         select(null(), message.c.exchange).select_from(published.join(message, stored)).correlate(branch),
         select(queue.c.name, null())
@@ -402,34 +394,6 @@ def _concerned() -> Any:
         func.array_agg(distinct(names.c.queue)).filter(names.c.queue.is_not(None)).label("queues"),
         func.array_agg(distinct(names.c.exchange)).filter(names.c.exchange.is_not(None)).label("exchanges"),
     ).lateral()
-
-
-def _kept(branch_id: UUID) -> Any:
-    """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
-
-    Those are kept once for each queue that they go to, which is named then.
-    """
-
-    def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
-        slots = _slots(packed, str(kind))
-        stored = (message.c.queue == slots.c.queue) & (message.c.position == slots.c.position)
-        # a queue that is gone has no name any more
-        name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
-        return (
-            select(
-                (slots.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
-                message.c.routing_key, name, literal(0), message.c.properties, message.c.body, null(),
-            )
-            .select_from(
-                branch.join(slots, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)
-            )
-            .where(branch.c.id == branch_id)
-        )  # fmt: skip
-
-    before = func.coalesce(func.octet_length(branch.c.published, type_=BigInteger) // _SLOT_OCTETS, 0)
-    return union_all(
-        rows(branch.c.published, WorkKind.PUBLISH, literal(0)), rows(branch.c.consumed, WorkKind.CONSUME, before)
-    ).order_by("position")
 
 
 def _age(table: Table) -> Any:

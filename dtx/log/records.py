@@ -5,7 +5,7 @@ What standalone mode stores beside branches is in :mod:`dtx.log.changes`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -23,7 +23,13 @@ class LogState(StrEnum):
     PREPARED = "prepared"
     COMMITTING = "committing"
     ROLLING_BACK = "rolling-back"
+    HEURISTIC_COMMITTING = "heuristic-committing"
+    HEURISTIC_ROLLING_BACK = "heuristic-rolling-back"
     HEURISTIC = "heuristic"
+
+
+WITH_OUTCOME = frozenset({LogState.HEURISTIC_COMMITTING, LogState.HEURISTIC_ROLLING_BACK, LogState.HEURISTIC})
+"""The states that have a heuristic outcome."""
 
 
 class WorkKind(StrEnum):
@@ -31,6 +37,26 @@ class WorkKind(StrEnum):
 
     PUBLISH = "publish"
     CONSUME = "consume"
+
+
+class Fate(StrEnum):
+    """What became of one message while its branch is in the log: which way it went."""
+
+    UNSURE = "unsure"
+    """The broker refused its unit in part: it may have come in, and is tried again."""
+    PUBLISHED = "published"
+    CONSUMED = "consumed"
+    PUT_BACK = "put-back"
+    DROPPED = "dropped"
+    """Published in a branch that was rolled back: nobody will see it."""
+    DISCARDED = "discarded"
+    """An operator gave it up."""
+
+
+OPEN_FATES = frozenset({None, Fate.UNSURE})
+"""Of messages that phase two has still to finish."""
+UNDELIVERED = frozenset({Fate.DROPPED, Fate.DISCARDED})
+"""Of messages that nobody got: they go to the archive when their branch is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +73,7 @@ class Work:
         properties: content header from the property flags on, as received.
         body: the message body.
         unit: number of the unit that takes it; ``None`` for a publish.
+        fate: what became of it; ``None`` while that is open.
     """
 
     position: int
@@ -58,6 +85,50 @@ class Work:
     properties: bytes
     body: bytes
     unit: int | None = None
+    fate: Fate | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether phase two has still to finish it."""
+        return self.fate in OPEN_FATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redirect:
+    """A message goes elsewhere than it was meant to.
+
+    Args:
+        position: which.
+        exchange, routing_key: where a publish goes from now on.
+        queue: where a consumption is put back to; ``None`` for a publish.
+    """
+
+    position: int
+    exchange: bytes = b""
+    routing_key: bytes = b""
+    queue: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """What became of all messages whose fate is open, by their kind."""
+
+    publishes: Fate
+    consumes: Fate
+
+
+def redirected(work: Work, to: Redirect) -> Work:
+    """*work* as it goes elsewhere."""
+    if work.kind is WorkKind.PUBLISH:
+        return replace(work, exchange=to.exchange, routing_key=to.routing_key)
+    return replace(work, queue=to.queue)
+
+
+def closed(work: Work, close: Close) -> Work:
+    """*work* as it has gone, where that was open."""
+    if not work.is_open:
+        return work
+    return replace(work, fate=close.publishes if work.kind is WorkKind.PUBLISH else close.consumes)
 
 
 class UnitState(StrEnum):
@@ -120,11 +191,17 @@ class BranchRecord:
 
 
 class JournalEvent(StrEnum):
-    """What the journal tells; the last five of them end a branch."""
+    """What the journal tells; the last four of them end a branch."""
 
     PREPARED = "prepared"
     TIMED_OUT = "timed-out"
     STUCK = "stuck"
+    DECIDED = "decided"
+    """A heuristic decision is durable, its work begins."""
+    DISCARDED = "discarded"
+    """Messages that phase two was stuck with are given up."""
+    REDIRECTED = "redirected"
+    """A message that phase two was stuck with goes elsewhere."""
     HAZARD = "hazard"
     HEURISTIC = "heuristic"
     REPEATED = "repeated"
@@ -132,7 +209,6 @@ class JournalEvent(StrEnum):
     ROLLED_BACK = "rolled-back"
     READ_ONLY = "read-only"
     FORGOTTEN = "forgotten"
-    DISCARDED = "discarded"
 
 
 ENDINGS = frozenset(
@@ -141,7 +217,6 @@ ENDINGS = frozenset(
         JournalEvent.ROLLED_BACK,
         JournalEvent.READ_ONLY,
         JournalEvent.FORGOTTEN,
-        JournalEvent.DISCARDED,
     }
 )
 
@@ -245,6 +320,11 @@ class Advance:
         units_done: these units are known to have happened.
         settled: positions of work that is finished and leaves the log.
         outcome: heuristic outcome; writes ``heuristic_outcome`` with actor, reason and time of *journal*.
+        fates: what became of single messages.
+        close: what became of all others that are open.
+        redirects: messages that go elsewhere.
+        change: standalone mode: what happens to messages with this.
+        released: standalone mode: kinds of work whose messages the branch holds no more.
     """
 
     id: UUID
@@ -258,6 +338,11 @@ class Advance:
     units_done: tuple[int, ...] = ()
     settled: tuple[int, ...] = ()
     outcome: Heuristic | None = None
+    fates: tuple[tuple[int, Fate], ...] = ()
+    close: Close | None = None
+    redirects: tuple[Redirect, ...] = ()
+    change: Change | None = None
+    released: frozenset[WorkKind] = frozenset()
     journal: JournalEntry | None = None
 
 
@@ -266,6 +351,10 @@ class Complete:
     """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
 
     With a :class:`Line` the branch has neither work nor units.
+
+    Args:
+        archive: what nobody got is kept in the archive: work with a fate of :data:`UNDELIVERED`, and in standalone mode
+            whatever the branch still hides.
     """
 
     id: UUID
@@ -273,6 +362,7 @@ class Complete:
     version: int
     journal: JournalEntry | Line
     change: Change | None = None
+    archive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +375,25 @@ class Note:
 
     journal: JournalEntry
     change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """A message that nobody got, of a branch that was forgotten."""
+
+    branch_id: UUID
+    position: int
+    vhost: str
+    xid: Xid
+    owner: str
+    kind: WorkKind
+    exchange: bytes
+    routing_key: bytes
+    queue: bytes | None
+    properties: bytes
+    body: bytes
+    fate: Fate
+    at: float
 
 
 LogWrite = Insert | Advance | Complete | Note | Store | Define

@@ -76,6 +76,25 @@ ADVANCE: Final[tuple[Column, ...]] = (
     ("outcome", "outcome", "text", binary.optional_texts),
 )
 COMPLETE: Final[tuple[Column, ...]] = ADVANCE[:3]
+_FATE: Final[tuple[Column, ...]] = (
+    ("branch_id", "", "uuid", binary.uuids),
+    ("position", "", "integer", binary.int4s),
+    ("fate", "", "text", binary.texts),
+)
+_CLOSE: Final[tuple[Column, ...]] = (
+    ("branch_id", "", "uuid", binary.uuids),
+    ("publishes", "", "text", binary.texts),
+    ("consumes", "", "text", binary.texts),
+)
+_REDIRECT: Final[tuple[Column, ...]] = (
+    ("branch_id", "", "uuid", binary.uuids),
+    ("position", "", "integer", binary.int4s),
+    ("exchange", "", "bytea", binary.bytes_),
+    ("routing_key", "", "bytea", binary.bytes_),
+    ("queue", "", "bytea", binary.optional_bytes),
+)
+_RELEASE: Final[tuple[Column, ...]] = (("id", "", "uuid", binary.uuids), ("kind", "", "text", binary.texts))
+_ARCHIVE: Final[tuple[Column, ...]] = (("id", "", "uuid", binary.uuids), ("at", "", "timestamptz", binary.times))
 _VOTED: Final = {
     "state": "'prepared'",
     "version": "1",
@@ -138,6 +157,8 @@ _complete_values = attrgetter(*(column[1] for column in COMPLETE))
 _journal_values = attrgetter(*(column[1] for column in JOURNAL))
 _WORK_BODY: Final = 1 + [column[0] for column in WORK].index("body")
 
+_OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
+
 PROVE_LEASE: Final = Statement(
     b"prove_lease",
     # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that
@@ -186,6 +207,55 @@ SETTLE: Final = Statement(
         "the work is not there",
     ),
     _NUMBERS,
+)
+SET_FATE: Final = Statement(
+    b"set_fate",
+    expect_all(
+        f"UPDATE dtx.work w SET fate = u.fate FROM {unnest(_FATE)} WHERE w.branch_id = u.branch_id "
+        f"AND w.position = u.position AND w.rm = $1::text AND {_OPEN} RETURNING 1",
+        "the work is not there, or not open",
+    ),
+    _FATE,
+)
+CLOSE_WORK: Final = Statement(
+    b"close_work",
+    f"UPDATE dtx.work w SET fate = CASE w.kind WHEN 'publish' THEN u.publishes ELSE u.consumes END "
+    f"FROM {unnest(_CLOSE)} WHERE w.branch_id = u.branch_id AND w.rm = $1::text AND $2::bigint >= 0 AND {_OPEN}",
+    _CLOSE,
+)
+REDIRECT: Final = Statement(
+    b"redirect",
+    expect_all(
+        "UPDATE dtx.work w SET exchange = CASE w.kind WHEN 'publish' THEN u.exchange ELSE w.exchange END, "
+        "routing_key = CASE w.kind WHEN 'publish' THEN u.routing_key ELSE w.routing_key END, queue = u.queue "
+        f"FROM {unnest(_REDIRECT)} WHERE w.branch_id = u.branch_id "
+        f"AND w.position = u.position AND w.rm = $1::text AND {_OPEN} RETURNING 1",
+        "the work is not there, or not open",
+    ),
+    _REDIRECT,
+)
+RELEASE: Final = Statement(
+    b"release",
+    "UPDATE dtx.branch b SET published = CASE u.kind WHEN 'publish' THEN '' ELSE b.published END, "
+    "consumed = CASE u.kind WHEN 'consume' THEN '' ELSE b.consumed END "
+    f"FROM {unnest(_RELEASE)} WHERE b.id = u.id AND b.rm = $1::text AND $2::bigint >= 0",
+    _RELEASE,
+)
+ARCHIVE: Final = Statement(
+    b"archive",
+    # Positions of what a branch of standalone mode hides are those of its slots; it has no work besides.
+    "INSERT INTO dtx.archive (rm, branch_id, position, vhost, format_id, gtrid, bqual, owner, kind, exchange, "
+    "routing_key, queue, properties, body, fate, at) "
+    "SELECT b.rm, b.id, m.position, b.vhost, b.format_id, b.gtrid, b.bqual, b.owner, m.kind, m.exchange, "
+    "m.routing_key, m.queue, m.properties, m.body, m.fate, u.at "
+    f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND b.rm = $1::text CROSS JOIN LATERAL ("
+    "SELECT w.position, w.kind, w.exchange, w.routing_key, w.queue, w.properties, w.body, w.fate FROM dtx.work w "
+    "WHERE w.branch_id = b.id AND w.fate IN ('dropped', 'discarded') "
+    "UNION ALL SELECT s.ordinal::integer, 'publish', h.exchange, h.routing_key, q.name, h.properties, h.body, "
+    "'dropped' FROM dtx.slots(b.published) s "
+    "JOIN dtx.message h ON h.queue = s.queue AND h.position = s.position "
+    "LEFT JOIN dtx.queue q ON q.id = s.queue) m WHERE $2::bigint >= 0",
+    _ARCHIVE,
 )
 PUT_HEURISTIC: Final = Statement(
     b"put_heuristic",
@@ -241,6 +311,7 @@ INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JO
 
 STATEMENTS: Final = (
     PROVE_LEASE,
+    ARCHIVE,
     COMPLETE_BRANCH,
     END_BRANCH,
     INSERT_BRANCH,
@@ -250,6 +321,10 @@ STATEMENTS: Final = (
     PUT_UNIT,
     UNIT_DONE,
     SETTLE,
+    REDIRECT,
+    SET_FATE,
+    CLOSE_WORK,
+    RELEASE,
     PUT_HEURISTIC,
     INSERT_JOURNAL,
     *message_statements.STATEMENTS,
@@ -272,6 +347,11 @@ class _Rows:
         self.completes: list[Any] = []
         self.ends: list[Any] = []
         self.lines: list[Any] = []
+        self.fates: list[Any] = []
+        self.closed: list[Any] = []
+        self.redirects: list[Any] = []
+        self.released: list[Any] = []
+        self.archived: list[Any] = []
         self.changes: list[Change] = []
 
     def insert(self, record: Insert, line_id: bytes) -> None:
@@ -297,11 +377,21 @@ class _Rows:
         self.settled.extend([(record.id, position) for position in record.settled])
         if record.outcome is not None and journal is not None:
             self.outcomes.append((record.id, record.outcome, journal.actor, journal.reason, journal.at))
+        if record.close is not None:
+            self.closed.append((record.id, record.close.publishes, record.close.consumes))
+        self.released.extend([(record.id, kind) for kind in sorted(record.released)])
+        self.redirects.extend(
+            [(record.id, to.position, to.exchange, to.routing_key, to.queue) for to in record.redirects]
+        )
+        self.fates.extend([(record.id, position, fate) for position, fate in record.fates])
         self.line(journal, line_id)
+        self.change(record.change)
 
     def complete(self, record: Complete, line_id: bytes) -> None:
         """A branch ends."""
         journal = record.journal
+        if record.archive:
+            self.archived.append((record.id, journal.at))
         if isinstance(journal, Line):
             self.ends.append((*_complete_values(record), line_id, *journal))
         else:
@@ -355,6 +445,7 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
             case _ as never:
                 assert_never(never)
     filled = (
+        (ARCHIVE, rows.archived),
         (COMPLETE_BRANCH, rows.completes),
         (END_BRANCH, rows.ends),
         (INSERT_BRANCH, rows.branches),
@@ -364,6 +455,10 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
         (PUT_UNIT, rows.units),
         (UNIT_DONE, rows.done),
         (SETTLE, rows.settled),
+        (REDIRECT, rows.redirects),
+        (SET_FATE, rows.fates),
+        (CLOSE_WORK, rows.closed),
+        *((RELEASE, [row]) for row in rows.released),
         (PUT_HEURISTIC, rows.outcomes),
         (INSERT_JOURNAL, rows.lines),
     )

@@ -9,6 +9,7 @@ processor time in PostgreSQL), to guard rows that one writer inserts and deletes
 their branch. Nor from ``message`` to ``queue``: the messages of a deleted queue leave later, in pieces.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
 
@@ -32,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.types import UserDefinedType
 
 from dtx.log.changes import DestinationKind
-from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
+from dtx.log.records import UNDELIVERED, WITH_OUTCOME, Fate, JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 
 SCHEMA: Final = "dtx"
@@ -62,7 +63,7 @@ def _time(name: str, *, nullable: bool = True) -> Column[object]:
     return Column(name, DateTime(timezone=True), nullable=nullable)
 
 
-def _one_of(column: str, words: type[StrEnum]) -> str:
+def _one_of(column: str, words: Iterable[StrEnum]) -> str:
     return f"{column} IN ({', '.join(repr(str(word)) for word in words)})"
 
 
@@ -100,7 +101,9 @@ branch: Final = Table(
     CheckConstraint(_XID_LENGTHS, name="branch_xid_check"),
     CheckConstraint(_one_of("state", LogState), name="branch_state_check"),
     CheckConstraint(_one_of("outcome", Heuristic), name="branch_outcome_check"),
-    CheckConstraint("(state = 'heuristic') = (outcome IS NOT NULL)", name="branch_heuristic_check"),
+    CheckConstraint(
+        f"({_one_of('state', sorted(WITH_OUTCOME))}) = (outcome IS NOT NULL)", name="branch_heuristic_check"
+    ),
     CheckConstraint(
         "version >= 1 AND timeout >= 0 AND publishes >= 0 AND consumes >= 0 AND bytes >= 0", name="branch_counts_check"
     ),
@@ -123,12 +126,40 @@ work: Final = Table(
     _bytes("properties"),
     _bytes("body"),
     Column("unit", Integer),
+    _word("fate", nullable=True),
     PrimaryKeyConstraint("branch_id", "position", name="work_pkey"),
     CheckConstraint(_one_of("kind", WorkKind), name="work_kind_check"),
     CheckConstraint("(kind = 'consume') = (queue IS NOT NULL)", name="work_queue_check"),
     CheckConstraint("kind = 'consume' OR unit IS NULL", name="work_unit_check"),
     CheckConstraint("position >= 0", name="work_position_check"),
+    CheckConstraint(_one_of("fate", Fate), name="work_fate_check"),
 )
+
+archive: Final = Table(
+    "archive",
+    metadata,
+    Column("branch_id", Uuid, nullable=False),
+    Column("position", Integer, nullable=False),
+    _word("rm"),
+    _word("vhost"),
+    Column("format_id", BigInteger, nullable=False),
+    _bytes("gtrid"),
+    _bytes("bqual"),
+    _word("owner"),
+    _word("kind"),
+    _bytes("exchange"),
+    _bytes("routing_key"),
+    _bytes("queue", nullable=True),
+    _bytes("properties"),
+    _bytes("body"),
+    _word("fate"),
+    _time("at", nullable=False),
+    PrimaryKeyConstraint("branch_id", "position", name="archive_pkey"),
+    CheckConstraint(_one_of("kind", WorkKind), name="archive_kind_check"),
+    CheckConstraint(_one_of("fate", sorted(UNDELIVERED)), name="archive_fate_check"),
+    Index("archive_xid_idx", "gtrid", "bqual"),
+)
+"""Messages that nobody got, of branches that were forgotten."""
 
 unit: Final = Table(
     "unit",

@@ -74,7 +74,7 @@ class Pending:
             case Insert(branch=branch, work=work, change=change):
                 self.subject = branch.id
                 self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
-            case Advance():
+            case Advance(change=change):
                 self.subject = record.id
             case Complete(change=change):
                 self.subject = record.id

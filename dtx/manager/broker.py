@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import UnitState, Work
+from dtx.log.records import Fate, UnitState, Work, WorkKind
 from dtx.manager.durable import DTX, BrokerDurable, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome
 from dtx.telemetry import Metrics, get_logger
-from dtx.xa.model import Event, Happened, Operation
+from dtx.xa.model import Event, Happened, Operation, State
 
 _log = get_logger(part="manager")
+_UNDOING: Final = (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK)
 
 
 class BrokerEffects:
@@ -100,11 +101,20 @@ class BrokerEffects:
                 entry.settled |= frozenset(result.settled)
                 # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
                 unit = self._store.next_unit(entry.vhost)
-                await self._durable.note_stuck(entry, result.reason, time.time(), DTX, result.settled, unit)
+                fates = tuple((position, Fate.PUT_BACK) for position in result.settled)
+                if result.partial:
+                    fates = await self._unsure(entry)
+                await self._durable.note_stuck(entry, result.reason, time.time(), DTX, fates, unit)
                 entry.retry = entry.renew = False
                 return Happened(operation=Operation.STUCK, vote=entry.vote, reason=result.reason)
             case _:  # pragma: no cover
                 assert_never(result)
+
+    async def _unsure(self, entry: Entry) -> tuple[tuple[int, Fate], ...]:
+        """Any of the messages that were sent may be where it belongs: whoever gives one up must know that."""
+        rows = entry.cached if entry.cached is not None else await self.read_work(entry)
+        kind = WorkKind.CONSUME if entry.branch.state in _UNDOING else WorkKind.PUBLISH
+        return tuple((item.position, Fate.UNSURE) for item in rows if item.kind is kind and item.fate is None)
 
     async def _give_back(self, entry: Entry, phase: PhaseTwo, returned: Sequence[Returned]) -> None:
         """Mandatory messages that no queue took go back to their publishers, as with tx.commit (AMQP 0-9-1, 1.9.2)."""
@@ -128,7 +138,7 @@ class BrokerEffects:
         async def work() -> Sequence[Work]:
             rows = entry.cached if entry.cached is not None else await self.read_work(entry)
             # What is finished stays so, though the log may not have been there to be told.
-            return [item for item in rows if item.position not in entry.settled] if entry.settled else rows
+            return [item for item in rows if item.is_open and item.position not in entry.settled]
 
         unit = next((unit for unit in record.units if unit.number == 0), None)
         return PhaseTwo(

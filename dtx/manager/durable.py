@@ -5,7 +5,9 @@ raises XaError 541 and leaves the entry *in doubt*, to be read again before anyt
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Final
 
 from dtx import failpoint
@@ -15,19 +17,22 @@ from dtx.log.records import (
     ENDINGS,
     Advance,
     BranchRecord,
+    Close,
     Complete,
+    Fate,
     Insert,
     JournalEvent,
     LogState,
     LogWrite,
     Note,
+    Redirect,
     Unit,
     UnitState,
     WorkKind,
 )
 from dtx.manager.entry import Entry, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Ending, Operation, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
@@ -49,6 +54,32 @@ DTX: Final = "dtx"
 """The actor of what happens by itself."""
 
 
+class Way(Enum):
+    """Which way a decision sends the messages of a branch."""
+
+    COMMIT = Close(publishes=Fate.PUBLISHED, consumes=Fate.CONSUMED)
+    ROLLBACK = Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK)
+
+    @property
+    def close(self) -> Close:
+        """What becomes of them."""
+        return self.value
+
+
+def way(state: LogState, outcome: Heuristic) -> Way:
+    """The way of a branch that is in *state* and comes to *outcome*."""
+    if state is LogState.PREPARED:
+        return Way.COMMIT if outcome is Heuristic.COMMITTED else Way.ROLLBACK
+    return Way.COMMIT if state in {LogState.COMMITTING, LogState.HEURISTIC_COMMITTING} else Way.ROLLBACK
+
+
+def event_of(fates: Sequence[object], *, over: bool) -> JournalEvent:
+    """What the journal calls it when an operator gives up messages with these *fates*, or the branch is *over*."""
+    if over:
+        return JournalEvent.HEURISTIC
+    return JournalEvent.DISCARDED if fates else JournalEvent.DECIDED
+
+
 class Durable(ABC):
     """Writes entries to the log; one implementation for each kind of store.
 
@@ -60,8 +91,17 @@ class Durable(ABC):
         self._log = log
 
     @abstractmethod
-    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
+    async def persist(
+        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
+    ) -> None:
         """Make *state* durable.
+
+        Args:
+            entry: the branch.
+            state: the new one.
+            now: seconds since the epoch.
+            actor: who caused it.
+            outcome: the heuristic outcome, where the state has one.
 
         Raises:
             XaError: 541; the write may or may not have happened.
@@ -116,7 +156,12 @@ class Durable(ABC):
         failpoint.at(Point.REREAD_AFTER)
         if found.branch is not None and found.branch.id == entry.id:
             self._found(entry, found.branch)
-            if entry.branch.state not in LOGGED or log_state(entry.branch.state) is not found.branch.state:
+            known = entry.branch
+            if (
+                known.state not in LOGGED
+                or log_state(known.state) is not found.branch.state
+                or known.outcome is not found.branch.outcome
+            ):
                 state = core_state(found.branch)
                 entry.branch = replace(entry.branch, state=state, outcome=found.branch.outcome, deadline=None)
             entry.doubt = False
@@ -147,7 +192,9 @@ class BrokerDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
+    async def persist(
+        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
+    ) -> None:
         """Make *state* durable.
 
         Raises:
@@ -155,8 +202,45 @@ class BrokerDurable(Durable):
         """
         if entry.record is None:
             await self._insert(entry, state, now, actor)
+        elif outcome is not None:
+            await self._decide(entry, entry.record, state, outcome, now, actor)
         else:
             await self._advance(entry, entry.record, state, now, actor)
+
+    async def _decide(
+        self, entry: Entry, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
+    ) -> None:
+        """A heuristic state: what an operator has decided, or that phase two of that is through."""
+        to = log_state(state)
+        decision = entry.decision
+        fates = decision.fates if decision is not None else ()
+        reason = decision.reason if decision is not None else None
+        over = state is State.HEURISTIC
+        begins = not over and record.state is LogState.PREPARED
+        unit = self._store.next_unit(entry.vhost) if begins else None
+        if fates:
+            entry.cached = None  # what is written, and not what was remembered, is what goes on
+        await self.advance(
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=to,
+                decided_at=now if record.decided_at is None else None,
+                stuck=None if begins or over else record.stuck,
+                unit=unit,
+                outcome=outcome if decision is not None else None,
+                fates=fates,
+                close=way(record.state, outcome).close if over else None,
+                journal=replace(
+                    entry.journal(event_of(fates, over=over), now, actor=actor, reason=reason),
+                    outcome=outcome,
+                ),
+            ),
+        )
+        if unit is not None:
+            entry.retry = False
 
     async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
         work = entry.work
@@ -245,9 +329,13 @@ class BrokerDurable(Durable):
             units=tuple(units.values()),
         )
         self._free_receipts(record, entry.record)
-        if change.settled and entry.cached is not None:
-            settled = frozenset(change.settled)
-            entry.cached = [work for work in entry.cached if work.position not in settled]
+        if entry.cached is not None and (change.settled or change.fates):
+            settled, fates = frozenset(change.settled), dict(change.fates)
+            entry.cached = [
+                replace(work, fate=fates[work.position]) if work.position in fates else work
+                for work in entry.cached
+                if work.position not in settled
+            ]
 
     def _free_receipts(self, before: BranchRecord, after: BranchRecord) -> None:
         """The log has *after*: what proved units that nobody will ask for again is not needed any more."""
@@ -275,7 +363,7 @@ class BrokerDurable(Durable):
         reason: str,
         now: float,
         actor: str,
-        settled: tuple[int, ...] = (),
+        fates: tuple[tuple[int, Fate], ...] = (),
         unit: Unit | None = None,
     ) -> None:
         """Keep the broker's words; they are for people, so the same words are not written twice.
@@ -297,8 +385,30 @@ class BrokerDurable(Durable):
                 to=record.state,
                 stuck=reason,
                 unit=unit,
-                settled=settled,
+                fates=fates,
                 journal=None if known else entry.journal(JournalEvent.STUCK, now, actor=actor, reason=reason),
+            ),
+        )
+
+    async def redirect(self, entry: Entry, to: Redirect, reason: str, now: float, actor: str) -> None:
+        """A message that phase two is stuck with goes elsewhere; the decision stays what it is.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        record = entry.record
+        assert record is not None
+        entry.cached = None
+        await self.advance(
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=record.state,
+                stuck=record.stuck,
+                redirects=(to,),
+                journal=entry.journal(JournalEvent.REDIRECTED, now, actor=actor, reason=reason),
             ),
         )
 
@@ -308,12 +418,20 @@ class BrokerDurable(Durable):
         assert record is not None
         event = EVENT[ending]
         reason = "messages may have been repeated, with the same x-dtx-id" if entry.repeats else None
+        if entry.decision is not None:
+            reason = entry.decision.reason
         journal = entry.journal(event, now, actor=actor, reason=reason)
         if journal.decided_at is None and ending is not Ending.FORGOTTEN:
             journal = replace(journal, decided_at=now)
         await self._write(
             entry,
-            Complete(id=record.id, expect=record.state, version=record.version, journal=journal),
+            Complete(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                journal=journal,
+                archive=ending is Ending.FORGOTTEN,
+            ),
             f"writing the end ({ending})",
         )
         for unit in record.units:
@@ -323,6 +441,7 @@ class BrokerDurable(Durable):
         entry.ended = ENDED.get(event, {})
 
     def _found(self, entry: Entry, record: BranchRecord) -> None:
+        entry.cached = None  # the write of unknown outcome may have been about messages
         if entry.record is not None:
             self._free_receipts(entry.record, record)
         super()._found(entry, record)

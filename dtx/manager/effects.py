@@ -101,7 +101,7 @@ class Effects:
             for effect in effects:
                 match effect:
                     case Persist():
-                        await self._durable.persist(entry, effect.state, time.time(), actor)
+                        await self._durable.persist(entry, effect.state, time.time(), actor, effect.outcome)
                         entry.branch = branch
                     case Complete():
                         await self._durable.complete(entry, effect.ending, time.time(), actor)

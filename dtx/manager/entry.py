@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
-from dtx.log.records import BranchRecord, JournalEntry, JournalEvent, LogState, Work
+from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
 from dtx.store.api import Plan, UnitOutcome
 from dtx.store.work import HeldWork, Returner
 from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Event, Operation, State, Vote
+from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
 _LOG_STATE = {
@@ -21,6 +22,8 @@ _LOG_STATE = {
     State.PREPARED: LogState.PREPARED,
     State.COMMITTING: LogState.COMMITTING,
     State.ROLLING_BACK: LogState.ROLLING_BACK,
+    State.HEURISTIC_COMMITTING: LogState.HEURISTIC_COMMITTING,
+    State.HEURISTIC_ROLLING_BACK: LogState.HEURISTIC_ROLLING_BACK,
     State.HEURISTIC: LogState.HEURISTIC,
 }
 _STATE = {log: state for state, log in _LOG_STATE.items() if state is not State.TAKING_ONE_PHASE}
@@ -58,6 +61,19 @@ def new_branch_id() -> UUID:
     return UUID(int=value & _FREE | _VERSION)
 
 
+@value
+class Decision:
+    """What an operator has decided about a branch, and why; it is written with the state that it leads to.
+
+    Args:
+        reason: for people.
+        fates: messages that are given up.
+    """
+
+    reason: str
+    fates: tuple[tuple[int, Fate], ...] = ()
+
+
 class Entry:
     """A branch that is known: open, in doubt or heuristic.
 
@@ -73,6 +89,7 @@ class Entry:
         "branch",
         "busy",
         "cached",
+        "decision",
         "doubt",
         "ended",
         "id",
@@ -125,6 +142,8 @@ class Entry:
         self.settled: frozenset[int] = frozenset()
         """Positions that phase two is through with, whatever the log says."""
         self.taken: dict[int, UnitOutcome] = {}
+        self.decision: Decision | None = None
+        """The operator's, while it is being written."""
         self.befallen: list[Event] = []
         self.ended: dict[Operation, XaFlag] | None = None
         """How to answer those who waited while the branch ended."""

@@ -6,20 +6,35 @@ write of unknown outcome shows nothing until the log has been read again.
 """
 
 from dataclasses import replace
+from typing import Final
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.changes import Change, Slot
-from dtx.log.records import BranchRecord, Complete, Insert, JournalEvent, Line, LogState, Note, Work, WorkKind
+from dtx.log.records import (
+    Advance,
+    BranchRecord,
+    Complete,
+    Insert,
+    JournalEntry,
+    JournalEvent,
+    Line,
+    LogState,
+    Note,
+    Work,
+    WorkKind,
+)
 from dtx.manager.durable import ENDED, EVENT, Durable, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
+from dtx.xa.codes import Heuristic
 from dtx.xa.model import Ending, State
 
 _log = get_logger(part="manager")
 _NO_ROUTE = 312
 """AMQP 0-9-1, basic.return: no-route."""
+_KINDS: Final = frozenset(WorkKind)
 
 
 class LocalDurable(Durable):
@@ -34,14 +49,72 @@ class LocalDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    async def persist(self, entry: Entry, state: State, now: float, actor: str) -> None:
-        """The vote: messages are stored, and nobody sees them yet."""
+    async def persist(
+        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
+    ) -> None:
+        """The vote: messages are stored, and nobody sees them yet; or an operator's decision, with its work."""
+        if outcome is not None:
+            await self._decide(entry, outcome, now, actor)
+            return
         assert state is State.PREPARED, "no other state of local work is in the table"
         what = f"writing {state}"
         await self._defined(entry, what)
         vote = self.voting(entry, now, actor)
         await self._write(entry, vote, what)
         self.voted(entry, vote)
+
+    async def _decide(self, entry: Entry, outcome: Heuristic, now: float, actor: str) -> None:
+        """Decision, work and journal in one transaction.
+
+        What was published in a branch that is rolled back stays where it is, seen by nobody, until forget archives it.
+        """
+        record, decision = entry.record, entry.decision
+        assert record is not None
+        assert decision is not None, "phase two of local work is never apart from its decision"
+        done, gone = _released(record, outcome)
+        change = self._store.committing(done, gone) if outcome is Heuristic.COMMITTED else None
+        journal = entry.journal(JournalEvent.HEURISTIC, now, actor=actor, reason=decision.reason)
+        await self._write(
+            entry,
+            Advance(
+                id=record.id,
+                expect=record.state,
+                version=record.version,
+                to=LogState.HEURISTIC,
+                decided_at=now,
+                outcome=outcome,
+                change=change,
+                released=_KINDS if outcome is Heuristic.COMMITTED else frozenset({WorkKind.CONSUME}),
+                journal=replace(journal, outcome=outcome, decided_at=now),
+            ),
+            "writing the decision",
+        )
+        self._decided(entry, record, outcome)
+        entry.record = replace(
+            record,
+            state=LogState.HEURISTIC,
+            version=record.version + 1,
+            decided_at=now,
+            outcome=outcome,
+            published=() if outcome is Heuristic.COMMITTED else record.published,
+            consumed=(),
+        )
+
+    def _decided(self, entry: Entry, record: BranchRecord, outcome: Heuristic) -> None:
+        """An operator's decision about *record* is durable."""
+        published, consumed = _released(record, outcome)
+        if outcome is Heuristic.COMMITTED:
+            self._store.committed(published, consumed)
+            self._tell_publishers(entry)
+        else:
+            self._store.rolled_back(published, consumed)
+        entry.plan = None
+
+    def _found(self, entry: Entry, record: BranchRecord) -> None:
+        before = entry.record
+        if before is not None and record.state is not before.state and record.outcome is not None:
+            self._decided(entry, before, record.outcome)
+        super()._found(entry, record)
 
     def voting(self, entry: Entry, now: float, actor: str) -> Insert:
         """What is to be written for the vote.
@@ -99,9 +172,16 @@ class LocalDurable(Durable):
             id=record.id,
             expect=record.state,
             version=record.version,
-            journal=Line(event, now, actor),
+            journal=self._line(entry, event, now, actor),
             change=self._change(record, event),
+            archive=ending is Ending.FORGOTTEN,
         )
+
+    @staticmethod
+    def _line(entry: Entry, event: JournalEvent, now: float, actor: str) -> JournalEntry | Line:
+        if entry.decision is None:
+            return Line(event, now, actor)
+        return entry.journal(event, now, actor=actor, reason=entry.decision.reason)
 
     def ended(self, entry: Entry, ending: Ending) -> None:
         """The end is durable."""
@@ -132,10 +212,11 @@ class LocalDurable(Durable):
         match event:
             case JournalEvent.COMMITTED:
                 return self._store.committing(published, consumed)
-            case JournalEvent.ROLLED_BACK:
+            case JournalEvent.ROLLED_BACK | JournalEvent.FORGOTTEN:
+                # Of what is forgotten the work was done, or undone, when that was decided; what is archived is left.
                 return self._store.rolling_back(published, consumed)
             case _:
-                return None  # its work was done, or undone, when it was decided
+                return None
 
     def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
         if entry.record is not None:
@@ -148,7 +229,7 @@ class LocalDurable(Durable):
             case JournalEvent.COMMITTED:
                 self._store.committed(published, consumed)
                 self._tell_publishers(entry)
-            case JournalEvent.ROLLED_BACK:
+            case JournalEvent.ROLLED_BACK | JournalEvent.FORGOTTEN:
                 self._store.rolled_back(published, consumed)
             case _:
                 pass
@@ -169,6 +250,12 @@ class LocalDurable(Durable):
 
 def _slots(record: BranchRecord) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
     return record.published or (), record.consumed or ()
+
+
+def _released(record: BranchRecord, outcome: Heuristic) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """The slots, published and consumed, that the branch lets go of by a decision for *outcome*."""
+    published, consumed = _slots(record)
+    return (published if outcome is Heuristic.COMMITTED else ()), consumed
 
 
 def _both(first: Change, second: Change) -> Change:

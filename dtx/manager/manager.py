@@ -8,19 +8,19 @@ and not to the connection that asked for it: a client that dies while its commit
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import Unit, UnitState
+from dtx.log.records import Redirect, Unit, UnitState
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.cache import WorkCache
 from dtx.manager.durable import DTX, BrokerDurable, Durable, log_failed
 from dtx.manager.effects import Effects, Reply, release
-from dtx.manager.entry import Entry
+from dtx.manager.entry import Decision, Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.quick import Quick
 from dtx.store.api import BrokerStore, LocalStore
@@ -53,11 +53,13 @@ _REVIVE: Final = 5.0
 
 
 _TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
-_UNFINISHED: Final = {
+UNFINISHED: Final = {
     State.TAKING: Operation.PREPARE,
     State.TAKING_ONE_PHASE: Operation.ONE_PHASE,
     State.COMMITTING: Operation.COMMIT,
     State.ROLLING_BACK: Operation.ROLLBACK,
+    State.HEURISTIC_COMMITTING: Operation.HEURISTIC_COMMIT,
+    State.HEURISTIC_ROLLING_BACK: Operation.HEURISTIC_ROLLBACK,
 }
 """States that go on by themselves, with the operation that takes them further."""
 
@@ -91,10 +93,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who asks, and in which vhost (a vhost is one resource manager)."""
+    """Who asks, and in which vhost (a vhost is one resource manager).
+
+    Args:
+        user: name.
+        vhost: name.
+        operator: whether that is an operator, who may decide about every branch; roles are judged before.
+    """
 
     user: str
     vhost: str
+    operator: bool = False
 
 
 class TransactionManager:
@@ -159,7 +168,7 @@ class TransactionManager:
             failpoint.at(Point.RESTART_ROW)
             if self._local is not None:
                 self._local.restore(record)
-            if entry.branch.state in _UNFINISHED:
+            if entry.branch.state in UNFINISHED:
                 entry.busy = True  # nobody else may touch it until its fate is known
                 taking = entry.branch.state in _TAKING
                 for unit in record.units:
@@ -355,6 +364,51 @@ class TransactionManager:
             entry.one_phase = operation is Operation.ONE_PHASE
         return self._quick.begin(entry, operation, reply, who.user)
 
+    # -- operators
+
+    async def find(self, who: Who, xid: Xid) -> Entry:
+        """The branch, with nothing running on it and nothing about it in doubt.
+
+        Raises:
+            XaError: 404 for an unknown xid; 541 when it cannot be found out, or something runs for too long.
+        """
+        entry = await self._find(who, xid, Operation.GET_TIMEOUT, _nobody)
+        assert entry is not None, "nobody but a completion is answered before it is found"
+        return entry
+
+    async def operate(self, entry: Entry, event: Event, reply: Reply, actor: str, decision: Decision | None) -> None:
+        """Run what an operator has decided.
+
+        Args:
+            entry: as :meth:`find` found it; nothing has been awaited since.
+            event: the decision.
+            reply: gets the answer.
+            actor: who decides.
+            decision: what is written with it.
+        """
+        entry.decision = decision
+        try:
+            await self._run(entry, event, reply, actor)
+        finally:
+            entry.decision = None
+
+    async def redirect(self, entry: Entry, to: Redirect, reason: str, actor: str) -> None:
+        """Send a message that phase two is stuck with elsewhere; *entry* as for :meth:`operate`.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        assert isinstance(self._durable, BrokerDurable), "local work is never stuck"
+        entry.busy = True
+        try:
+            await self._durable.redirect(entry, to, reason, time.time(), actor)
+        finally:
+            self._through(entry)
+
+    def entries(self) -> Iterable[Entry]:
+        """Every branch that is known."""
+        return self._branches.values()
+
     def _through(self, entry: Entry) -> None:
         self._done(entry)
         self._happen(entry)
@@ -406,7 +460,7 @@ class TransactionManager:
         return [entry.xid for entry in mine if entry.branch.state in IN_DOUBT and self.may_control(entry, who.user)]
 
     def _authorise(self, entry: Entry, who: Who) -> None:
-        if not self.may_control(entry, who.user):
+        if not who.operator and not self.may_control(entry, who.user):
             raise XaError(
                 ReplyCode.ACCESS_REFUSED,
                 f"the branch is another user's, only a coordinator may touch it (xid {entry.xid})",
@@ -448,7 +502,7 @@ class TransactionManager:
             self._branches[key] = Entry.restored(found.branch)
             return await self._find(who, xid, operation, reply)
         reason = f"unknown xid {xid}"
-        if found.ending is not None and self._may(found.ending.owner, who.user):
+        if found.ending is not None and (who.operator or self._may(found.ending.owner, who.user)):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.ending.at))
             # What a reply text has no room for is cut off its end, and an xid may be longer than all of it.
             reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
@@ -565,7 +619,7 @@ class TransactionManager:
                 continue
             if entry.doubt:
                 self.spawn(self._recheck(entry))
-            elif entry.branch.state in _UNFINISHED and not (entry.record and entry.record.stuck):
+            elif entry.branch.state in UNFINISHED and not (entry.record and entry.record.stuck):
                 entry.busy = True
                 self.spawn(self._take_up(entry))
 
@@ -582,7 +636,7 @@ class TransactionManager:
         try:
             if entry.branch.state in _TAKING and entry.cached is None:
                 entry.cached = await self._effects.broker.read_work(entry)
-            operation = _UNFINISHED[entry.branch.state]
+            operation = UNFINISHED[entry.branch.state]
             await self._effects.run(entry, Request(operation=operation, vote=entry.vote), _log_error(entry), DTX)
         except XaError as error:
             _log.warning("branch could not be taken up", xid=entry.xid, vhost=entry.vhost, reason=error.reason)

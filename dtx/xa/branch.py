@@ -5,7 +5,7 @@ of them fails, nothing after it runs and the manager keeps the branch in the las
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -15,19 +15,21 @@ from dtx.xa.model import (
     Association,
     ChannelId,
     ChannelLost,
+    Decide,
     Demarcation,
     Effect,
     Event,
     Happened,
     NoteStuck,
     Operation,
+    Persist,
     Refuse,
     Request,
     SetTimeout,
     State,
     Vote,
 )
-from dtx.xa.table import ASSOCIATIONS, DOOMED, TIMED, TRANSITIONS, Rule, refusal
+from dtx.xa.table import ASSOCIATIONS, DOOMED, TIMED, TRANSITIONS, WITH_OUTCOME, Rule, refusal
 from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
@@ -55,7 +57,7 @@ class Branch:
         associations: channels that are associated or suspended; others are absent.
         timeout: seconds, 0 for none.
         deadline: when the timeout strikes, in the unit of *now*; ``None`` for never.
-        outcome: the heuristic outcome, in state heuristic only; unknown there means hazard.
+        outcome: the heuristic outcome, in the states that have one; unknown there means hazard.
     """
 
     xid: Xid
@@ -90,9 +92,12 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
             return _demarcate(branch, event.operation, event.channel, now)
         case Request():
             rule = _look_up(branch, event.operation, event.vote)
-            if branch.state is _HEURISTIC and not rule.effects:
-                return branch, (Answer(flag=(branch.outcome or Heuristic.HAZARD).flag),)
+            if rule.to in WITH_OUTCOME:
+                return _move(branch, rule), _with_outcome(rule, branch.outcome)
             return _move(branch, rule), rule.effects
+        case Decide():
+            rule = _look_up(branch, event.operation, event.vote)
+            return replace(_move(branch, rule), outcome=event.outcome), _with_outcome(rule, event.outcome)
         case Happened():
             rule = _look_up(branch, event.operation, event.vote)
             if event.operation is _STUCK:
@@ -101,6 +106,8 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
                     NoteStuck(reason=event.reason),
                     Refuse(code=ReplyCode.INTERNAL_ERROR, reason=reason),
                 )
+            if rule.to in WITH_OUTCOME:
+                return _move(branch, rule), _with_outcome(rule, branch.outcome)
             return _move(branch, rule), rule.effects
         case SetTimeout():
             rule = _look_up(branch, Operation.SET_TIMEOUT, Vote.NOTHING)
@@ -115,6 +122,17 @@ def step(branch: Branch, event: Event, now: float) -> tuple[Branch, tuple[Effect
             return _move(branch, rule), rule.effects
         case _:  # pragma: no cover
             assert_never(event)
+
+
+def _with_outcome(rule: Rule, outcome: Heuristic | None) -> tuple[Effect, ...]:
+    """The effects of *rule*; where the branch has come to its heuristic end, the outcome is the answer."""
+    known = outcome or Heuristic.HAZARD
+    effects: list[Effect] = [
+        Persist(state=effect.state, outcome=known) if isinstance(effect, Persist) else effect for effect in rule.effects
+    ]
+    if rule.to is _HEURISTIC and not any(isinstance(effect, Answer) for effect in effects):
+        effects.append(Answer(flag=known.flag))
+    return tuple(effects)
 
 
 def is_legal(branch: Branch, operation: Operation, vote: Vote = Vote.NOTHING) -> bool:

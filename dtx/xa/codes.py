@@ -51,6 +51,21 @@ class Heuristic(StrEnum):
     MIXED = "mixed"
     HAZARD = "hazard"
 
+    @classmethod
+    def of(cls, *, committed: int, rolled_back: int, unknown: int = 0) -> "Heuristic":
+        """How a branch has ended of whose messages so many went one way, and so many the other.
+
+        Args:
+            committed: published, or consumed for good.
+            rolled_back: never published, or back in their queues.
+            unknown: it is not known which way.
+        """
+        if unknown:
+            return cls.HAZARD
+        if committed and rolled_back:
+            return cls.MIXED
+        return cls.ROLLED_BACK if rolled_back else cls.COMMITTED
+
     @property
     def flag(self) -> XaFlag:
         """What commit and rollback answer until ``forget``."""

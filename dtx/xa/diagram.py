@@ -44,7 +44,8 @@ Dark states are in the log. An operation that leaves the state as it is has no a
 In brackets: what the branch holds (`local`: messages of the standalone mode), or that no other channel is left. Not
 asked for by a peer: `taken`, `not-taken` and `taken-in-part` (how taking the consumed messages from the broker ended),
 `applied` and `put-back` (phase two is done), `timeout`, `channel-lost`, `doom` (trouble before the vote), `expire`
-(nobody asked any more)."""
+(nobody asked any more); by operators `heuristic-commit`, `heuristic-rollback`, `discard` and `discard-last` (of
+messages that phase two is stuck with)."""
 _LEGEND: Final = """\
 Flags are written without their `xa-`; `heur…` is the recorded outcome; a number is the reply code of a channel
 exception. Demarcation is answered so on a channel that stands to the branch as the operation requires, else 503;
@@ -119,8 +120,6 @@ def _answers(state: State, operation: Operation) -> list[str]:
 
 
 def _follow(rule: Rule, vote: Vote) -> Iterator[str]:
-    if not rule.effects:
-        yield _OUTCOME
     for effect in rule.effects:
         if isinstance(effect, Answer):
             yield effect.flag.name.lower()
@@ -131,6 +130,8 @@ def _follow(rule: Rule, vote: Vote) -> Iterator[str]:
                 yield from _follow(after, vote)
         if type(effect) in _MAY_STICK:
             yield _STUCK
+    if rule.to is State.HEURISTIC:
+        yield _OUTCOME
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.value import value
 
 
@@ -34,6 +34,10 @@ class State(StrEnum):
     """The decision to commit is durable, phase two is under way."""
     ROLLING_BACK = "rolling-back"
     """The decision to roll back is durable, consumed messages are being put back."""
+    HEURISTIC_COMMITTING = "heuristic-committing"
+    """An operator's decision to commit, all of it or in part, is durable; phase two is under way."""
+    HEURISTIC_ROLLING_BACK = "heuristic-rolling-back"
+    """As heuristic-committing, to roll back."""
     HEURISTIC = "heuristic"
     """Completed without the transaction manager; kept until forget (S5)."""
 
@@ -64,7 +68,19 @@ class Operation(StrEnum):
     APPLIED = "applied"
     PUT_BACK = "put-back"
     STUCK = "stuck"
+    HEURISTIC_COMMIT = "heuristic-commit"
+    HEURISTIC_ROLLBACK = "heuristic-rollback"
+    DISCARD = "discard"
+    DISCARD_LAST = "discard-last"
 
+
+DECISIONS = (
+    Operation.HEURISTIC_COMMIT,
+    Operation.HEURISTIC_ROLLBACK,
+    Operation.DISCARD,
+    Operation.DISCARD_LAST,
+)
+"""What operators decide, in the place of the transaction manager."""
 
 REQUESTS = (
     Operation.START,
@@ -181,14 +197,36 @@ class Happened:
     reason: str = ""
 
 
-Event = Demarcation | Request | SetTimeout | ChannelLost | Happened
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decide:
+    """An operator decides what the transaction manager should have decided.
+
+    Args:
+        operation: one of :data:`DECISIONS`. To discard is to give up a message that phase two cannot finish; the last
+            one ends the branch.
+        vote: what the branch holds.
+        outcome: how the branch ends by that, once phase two is through.
+    """
+
+    operation: Operation
+    vote: Vote = Vote.NOTHING
+    outcome: Heuristic
+
+
+Event = Demarcation | Request | SetTimeout | ChannelLost | Happened | Decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Make this state durable, with the work when the branch was not logged before. Nothing later runs before it."""
+    """Make this state durable, with the work when the branch was not logged before. Nothing later runs before it.
+
+    Args:
+        state: the new one.
+        outcome: the heuristic outcome, where the state has one; the step fills it in.
+    """
 
     state: State
+    outcome: Heuristic | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

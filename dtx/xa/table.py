@@ -39,11 +39,14 @@ from dtx.xa.model import (
 A, I, R, T = State.ACTIVE, State.IDLE, State.ROLLBACK_ONLY, State.TIMED_OUT  # noqa: E741
 TAKING, TAKING_1P = State.TAKING, State.TAKING_ONE_PHASE
 P, C, B, H = State.PREPARED, State.COMMITTING, State.ROLLING_BACK, State.HEURISTIC
+HC, HB = State.HEURISTIC_COMMITTING, State.HEURISTIC_ROLLING_BACK
 GONE = State.UNKNOWN
-LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, H})
+LOGGED: Final = frozenset({TAKING, TAKING_1P, P, C, B, HC, HB, H})
 """The states in which the branch is in the log; every other one is presumed aborted."""
-IN_DOUBT: Final = frozenset({P, C, B, H})
+IN_DOUBT: Final = frozenset({P, C, B, HC, HB, H})
 """What a recovery scan lists."""
+WITH_OUTCOME: Final = frozenset({HC, HB, H})
+"""The states that have a heuristic outcome: the one there is, or the one there will be."""
 DOOMED: Final = frozenset({R, T})
 """The states in which only a rollback is left (S4)."""
 TIMED: Final = frozenset({A, I})
@@ -71,6 +74,8 @@ _END_COMMITTED: Final = (Complete(ending=Ending.COMMITTED), _OK)
 _END_ROLLED_BACK: Final = (Complete(ending=Ending.ROLLED_BACK), _OK)
 _TOLD_RB: Final = (Release(), Remember(flag=XaFlag.RBROLLBACK), _RB)
 _TOLD_RBTIMEOUT: Final = (Release(), Remember(flag=XaFlag.RBTIMEOUT), _RBTIMEOUT)
+
+_ENDINGS: Final = (Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK)
 
 _Row = tuple[State | tuple[State, ...], Operation, tuple[Vote, ...], State, tuple[Effect, ...]]
 _O = Operation
@@ -146,6 +151,24 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (H, _O.COMMIT, _FREE, H, ()),
     (H, _O.ONE_PHASE, _FREE, H, ()),
     (H, _O.ROLLBACK, _FREE, H, ()),
+    # Operators decide what is prepared. The decision is durable before its work begins, and stays until forget. There
+    # is no answer in these rows: whoever asks is told the outcome, which the step fills in, when all is done.
+    (P, _O.HEURISTIC_COMMIT, _WITH_PUBLISHES, HC, (Persist(state=HC), Apply())),
+    (P, _O.HEURISTIC_COMMIT, (_V.CONSUMED, _V.NOTHING, _V.LOCAL), H, (Persist(state=H),)),
+    (P, _O.HEURISTIC_ROLLBACK, _WITH_CONSUMES, HB, (Persist(state=HB), PutBack())),
+    (P, _O.HEURISTIC_ROLLBACK, (_V.PUBLISHED, _V.NOTHING, _V.LOCAL), H, (Persist(state=H),)),
+    # Whoever asks again waits for the end of it, the transaction manager too, whatever it has decided.
+    *((HC, operation, _BROKER, HC, (Apply(),)) for operation in _ENDINGS),
+    *((HB, operation, _BROKER, HB, (PutBack(),)) for operation in _ENDINGS),
+    (HC, _O.HEURISTIC_COMMIT, _BROKER, HC, (Apply(),)),
+    (HB, _O.HEURISTIC_ROLLBACK, _BROKER, HB, (PutBack(),)),
+    (HC, _O.APPLIED, _BROKER, H, (Persist(state=H),)),
+    (HB, _O.PUT_BACK, _BROKER, H, (Persist(state=H),)),
+    # Messages that phase two is stuck with are given up one by one. What is left goes on when it is asked for.
+    ((C, HC), _O.DISCARD, _WITH_PUBLISHES, HC, (Persist(state=HC), _OK)),
+    ((B, HB), _O.DISCARD, _WITH_CONSUMES, HB, (Persist(state=HB), _OK)),
+    ((C, HC), _O.DISCARD_LAST, _WITH_PUBLISHES, H, (Persist(state=H),)),
+    ((B, HB), _O.DISCARD_LAST, _WITH_CONSUMES, H, (Persist(state=H),)),
     # dtx-coordination.get-timeout, set-timeout
     *(
         (state, operation, _ALL, state, (_OK,))
@@ -164,8 +187,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
     (T, _O.DOOM, _ALL, T, ()),
     ((R, T), _O.EXPIRE, _FREE, GONE, (Release(),)),
     # Phase two could not finish; the step fills in what the log keeps and the 541.
-    (C, _O.STUCK, _BROKER, C, ()),
-    (B, _O.STUCK, _BROKER, B, ()),
+    *((state, _O.STUCK, _BROKER, state, ()) for state in (C, B, HC, HB)),
 )
 
 

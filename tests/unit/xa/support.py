@@ -6,12 +6,14 @@ from typing import Final, assert_never
 from dtx.xa.branch import Branch, step
 from dtx.xa.codes import Heuristic, XaError
 from dtx.xa.model import (
+    DECISIONS,
     Answer,
     Apply,
     Association,
     ChannelId,
     ChannelLost,
     Complete,
+    Decide,
     Demarcation,
     Effect,
     Event,
@@ -67,6 +69,8 @@ def branch_in(
 
 def event_of(operation: Operation, vote: Vote = Vote.NOTHING, channel: str = HERE, seconds: int = 0) -> Event:
     """The event that *operation* arrives as."""
+    if operation in DECISIONS:
+        return Decide(operation=operation, vote=vote, outcome=Heuristic.MIXED)
     if operation in DEMARCATIONS:
         return Demarcation(operation=operation, channel=channel)
     if operation in COORDINATIONS or operation is Operation.GET_TIMEOUT:

@@ -23,12 +23,19 @@ from dtx.xa.model import (
     Take,
     Vote,
 )
-from dtx.xa.table import DOOMED, LOGGED, TRANSITIONS
+from dtx.xa.table import DOOMED, LOGGED, TRANSITIONS, WITH_OUTCOME
 from tests.unit.xa.support import COORDINATIONS
 
 RULES: Final = sorted(TRANSITIONS.items())
 DURABLE: Final = (Persist, Complete, Note)
 SLOW: Final = (Take, Apply, PutBack)
+END: Final = {
+    State.COMMITTING: State.UNKNOWN,
+    State.ROLLING_BACK: State.UNKNOWN,
+    State.HEURISTIC_COMMITTING: State.HEURISTIC,
+    State.HEURISTIC_ROLLING_BACK: State.HEURISTIC,
+}
+"""Where phase two leads."""
 
 
 def _place(effects: tuple[Effect, ...], kinds: tuple[type[Effect], ...]) -> list[int]:
@@ -53,8 +60,8 @@ def test_a_logged_state_is_entered_only_by_its_own_write() -> None:
     """Rule obligation1: "either committed or rolled back regardless of failures"."""
     for key, rule in RULES:
         written = [effect.state for effect in rule.effects if isinstance(effect, Persist)]
-        if rule.to in LOGGED and rule.to is not key[0]:
-            assert written == [rule.to], key
+        if (rule.to in LOGGED and rule.to is not key[0]) or key[1] is Operation.DISCARD:
+            assert written == [rule.to], key  # that a message is given up is written, whatever the state
         else:
             assert written == [], key
 
@@ -98,9 +105,9 @@ def test_an_effect_that_takes_its_time_runs_only_in_the_state_that_knows_its_res
                 case Take():
                     assert rule.to in (State.TAKING, State.TAKING_ONE_PHASE), key
                 case Apply():
-                    assert rule.to is State.COMMITTING, key
+                    assert rule.to in (State.COMMITTING, State.HEURISTIC_COMMITTING), key
                 case PutBack():
-                    assert rule.to is State.ROLLING_BACK, key
+                    assert rule.to in (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK), key
                 case _:
                     pass
 
@@ -109,17 +116,31 @@ def test_only_a_vote_a_decision_or_nothing_follows_prepared() -> None:
     """No prepared branch is ever completed by a timeout."""
     for key, rule in RULES:
         if key[0] is State.PREPARED and rule.to is not State.PREPARED:
-            assert key[1] in (Operation.COMMIT, Operation.ROLLBACK), key
+            operators = (Operation.HEURISTIC_COMMIT, Operation.HEURISTIC_ROLLBACK)
+            assert key[1] in (Operation.COMMIT, Operation.ROLLBACK, *operators), key
+            if key[1] in operators:
+                assert rule.to in WITH_OUTCOME, key
 
 
 def test_a_decision_is_never_turned_round() -> None:
+    """What an operator gives up of it is not its end: that is heuristic, and told so."""
     for key, rule in RULES:
-        if key[0] is State.COMMITTING:
-            assert rule.to in (State.COMMITTING, State.UNKNOWN), key
+        given_up = key[1] in (Operation.DISCARD, Operation.DISCARD_LAST)
+        if key[0] in (State.COMMITTING, State.HEURISTIC_COMMITTING):
+            wanted = {key[0], State.HEURISTIC_COMMITTING, State.HEURISTIC} if given_up else {key[0], END[key[0]]}
+            assert rule.to in wanted, key
             assert Complete(ending=Ending.ROLLED_BACK) not in rule.effects, key
-        if key[0] is State.ROLLING_BACK:
-            assert rule.to in (State.ROLLING_BACK, State.UNKNOWN), key
+        if key[0] in (State.ROLLING_BACK, State.HEURISTIC_ROLLING_BACK):
+            wanted = {key[0], State.HEURISTIC_ROLLING_BACK, State.HEURISTIC} if given_up else {key[0], END[key[0]]}
+            assert rule.to in wanted, key
             assert Complete(ending=Ending.COMMITTED) not in rule.effects, key
+
+
+def test_a_heuristic_outcome_leaves_the_log_by_forget_alone() -> None:
+    """A heuristic outcome stays until forget."""
+    for key, rule in RULES:
+        if key[0] in WITH_OUTCOME and rule.to not in WITH_OUTCOME:
+            assert (key[0], key[1]) == (State.HEURISTIC, Operation.FORGET), key
 
 
 def test_nothing_doomed_ever_becomes_anything_else_than_rolled_back() -> None:
@@ -155,12 +176,13 @@ def test_every_state_that_takes_applies_or_puts_back_has_a_row_for_every_result(
         State.TAKING_ONE_PHASE: (Operation.TAKEN, Operation.NOT_TAKEN, Operation.TAKEN_IN_PART),
         State.COMMITTING: (Operation.APPLIED, Operation.STUCK),
         State.ROLLING_BACK: (Operation.PUT_BACK, Operation.STUCK),
+        State.HEURISTIC_COMMITTING: (Operation.APPLIED, Operation.STUCK),
+        State.HEURISTIC_ROLLING_BACK: (Operation.PUT_BACK, Operation.STUCK),
     }.items():
         for result, vote in product(results, (Vote.CONSUMED, Vote.BOTH)):
             assert (state, result, vote) in TRANSITIONS, (state, result, vote)
 
 
-def test_every_state_but_heuristic_is_reached_and_every_state_is_left() -> None:
-    """A heuristic decision is an operator's: the core finds such a branch in the log."""
-    assert {rule.to for key, rule in RULES if rule.to is not key[0]} == set(State) - {State.HEURISTIC}
+def test_every_state_is_reached_and_left() -> None:
+    assert {rule.to for key, rule in RULES if rule.to is not key[0]} == set(State)
     assert {key[0] for key, rule in RULES if rule.to is not key[0]} == set(State)

@@ -7,15 +7,16 @@ from typing import Final
 import pytest
 
 from dtx.xa.branch import is_legal, step
-from dtx.xa.codes import XaError
+from dtx.xa.codes import Heuristic, XaError
 from dtx.xa.model import (
+    DECISIONS,
     Association,
     ChannelId,
     Operation,
     State,
     Vote,
 )
-from dtx.xa.table import ASSOCIATIONS, DOOMED, IN_DOUBT, LOGGED, TIMED, TRANSITIONS
+from dtx.xa.table import ASSOCIATIONS, DOOMED, IN_DOUBT, LOGGED, TIMED, TRANSITIONS, WITH_OUTCOME
 from tests.unit.xa.support import DEMARCATIONS, HERE, THERE, branch_in, event_of, words
 
 VOTES: Final = {
@@ -109,7 +110,9 @@ def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, o
         key = state, operation, vote
         if not _reachable(key):
             continue
-        before = branch_in(state, _associations_before(operation, vote))
+        # The answer of a branch that has come to its heuristic end is its outcome, which the step fills in.
+        before = branch_in(state, _associations_before(operation, vote), outcome=Heuristic.COMMITTED)
+        flag = "xa-heurmix" if operation in DECISIONS else "xa-heurcom"
         event = event_of(operation, vote)
         if key not in ROWS:
             with pytest.raises(XaError) as caught:
@@ -119,8 +122,10 @@ def test_a_step_does_what_its_row_says_and_nothing_without_a_row(state: State, o
         after, effects = step(before, event, 0)
         to, said = ROWS[key]
         assert after.state is to, vote
-        if operation is Operation.STUCK or (state is State.HEURISTIC and not said):
-            continue  # the step fills these in: see the tests of the branch
+        if operation is Operation.STUCK:
+            continue  # the step fills this in: see the tests of the branch
+        if to is State.HEURISTIC and "answer" not in said:
+            said = f"{said}, answer {flag}" if said else f"answer {flag}"
         assert words(effects) == said, vote
 
 
@@ -138,8 +143,11 @@ def test_the_sets_of_states_are_those_of_the_design() -> None:
         State.PREPARED,
         State.COMMITTING,
         State.ROLLING_BACK,
+        State.HEURISTIC_COMMITTING,
+        State.HEURISTIC_ROLLING_BACK,
         State.HEURISTIC,
     }
+    assert {*WITH_OUTCOME} == {State.HEURISTIC_COMMITTING, State.HEURISTIC_ROLLING_BACK, State.HEURISTIC}
     assert {*IN_DOUBT} == {*LOGGED} - {State.TAKING, State.TAKING_ONE_PHASE}
     assert {*TIMED} == {State.ACTIVE, State.IDLE}
     assert {*DOOMED} == {State.ROLLBACK_ONLY, State.TIMED_OUT}

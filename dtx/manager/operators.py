@@ -1,0 +1,401 @@
+"""What operators decide in the place of a transaction manager that is gone, or about messages that are stuck.
+
+Every order is checked and forecast first, from the log: that is the dry run. Then it is carried out under the version
+that was forecast, so that of two operators one decides and the other is told that the branch has changed. The decision
+is durable before its work begins; what is broken off goes on after a restart. Who may give orders is judged before.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from dtx.log.api import LogError
+from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKind
+from dtx.manager.durable import log_failed
+from dtx.manager.effects import Reply
+from dtx.manager.entry import Decision, Entry
+from dtx.manager.manager import UNFINISHED, TransactionManager, Who
+from dtx.telemetry import get_logger
+from dtx.xa.branch import is_legal, step
+from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
+from dtx.xa.model import Decide, Event, Operation, Persist, Request, State
+from dtx.xa.value import value
+from dtx.xa.xid import Xid
+
+_log = get_logger(part="operators")
+_MOST_REASON: Final = 2_000
+"""Characters: a reason is a sentence, and goes into every line about the decision."""
+
+
+class Action(StrEnum):
+    """What can be ordered."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    FORGET = "forget"
+    RETRY = "retry"
+    DISCARD = "discard"
+    REDIRECT = "redirect"
+
+
+@value
+class Order:
+    """An operator's order about one branch.
+
+    Args:
+        vhost, xid: of the branch.
+        action: what.
+        actor: who, for the journal.
+        reason: why, for the journal; never empty.
+        version: that the branch must have; ``None`` for any.
+        positions: messages to discard.
+        redirect: where a message goes instead.
+    """
+
+    vhost: str
+    xid: Xid
+    action: Action
+    actor: str
+    reason: str
+    version: int | None = None
+    positions: tuple[int, ...] = ()
+    redirect: Redirect | None = None
+
+
+@value
+class Step:
+    """What happens to one message; without a *fate* it goes elsewhere than it was meant to, when the branch goes on."""
+
+    position: int
+    kind: WorkKind
+    fate: Fate | None
+    exchange: bytes
+    routing_key: bytes
+    queue: bytes | None
+    bytes: int
+
+
+@value
+class Forecast:
+    """What an order would do, or has done.
+
+    Args:
+        state, version: of the branch before.
+        becomes: its state when all is done.
+        outcome: the heuristic outcome then, if there is one.
+        told: what the transaction manager is told when it asks for commit or rollback after that.
+        steps: what happens to each message.
+        archived: how many messages nobody got, that go to the archive.
+    """
+
+    state: State
+    version: int
+    becomes: State
+    outcome: Heuristic | None
+    told: str
+    steps: tuple[Step, ...]
+    archived: int = 0
+
+
+@value
+class Done:
+    """An order was carried out.
+
+    Args:
+        forecast: what was said to happen.
+        answer: what the branch answered: ``xa-ok``, or the heuristic outcome.
+        state: of the branch now.
+        version: of the branch now; ``None`` where it is gone.
+    """
+
+    forecast: Forecast
+    answer: str
+    state: State
+    version: int | None
+
+
+class Operators:
+    """Carries out the orders of operators.
+
+    Args:
+        manager: of the branches.
+    """
+
+    def __init__(self, manager: TransactionManager) -> None:
+        self._manager = manager
+
+    async def forecast(self, order: Order) -> Forecast:
+        """What *order* would do now: a dry run, from which nothing comes.
+
+        Raises:
+            XaError: 404 for an unknown xid, 406 where the branch has another version or the order has no reason, 503
+                where the order is illegal in its state, 541 when that cannot be found out.
+        """
+        return (await self._judge(order))[1]
+
+    async def carry_out(self, order: Order) -> Done:
+        """Do it. The order is carried out to its end though whoever gave it may be gone.
+
+        Returns:
+            When it is done; for what has still to wait for the broker after a while, a 541 is raised and it goes on.
+
+        Raises:
+            XaError: as :meth:`forecast`; 541 where it is stuck, or the outcome is not known.
+        """
+        entry, forecast, event, decision = await self._judge(order)
+        answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: XaFlag | XaError) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        entry.busy = True  # nothing has been awaited since the branch was judged
+        if order.redirect is not None:
+            task = self._manager.spawn(self._redirect(entry, order, reply))
+        else:
+            assert event is not None
+            task = self._manager.spawn(self._manager.operate(entry, event, reply, order.actor, decision))
+        await asyncio.wait((task, answered), return_when=asyncio.FIRST_COMPLETED)
+        answer = answered.result() if answered.done() else XaError(ReplyCode.INTERNAL_ERROR, "internal error")
+        if isinstance(answer, XaError):
+            raise answer
+        if answered.done() and not task.done():
+            await asyncio.wait((task,))  # what is left is to write the end
+        _log.warning(
+            "an operator's order was carried out",
+            action=order.action,
+            xid=order.xid,
+            vhost=order.vhost,
+            actor=order.actor,
+            reason=order.reason,
+            answer=answer.wire_name,
+        )
+        record = entry.record
+        state = entry.branch.state if record is not None else State.UNKNOWN
+        return Done(
+            forecast=forecast,
+            answer=answer.wire_name,
+            state=state,
+            version=None if record is None else record.version,
+        )
+
+    async def _redirect(self, entry: Entry, order: Order, reply: Reply) -> None:
+        to = order.redirect
+        assert to is not None
+        where = f"queue {_text(to.queue)}" if to.queue is not None else f"{_text(to.exchange)}, {_text(to.routing_key)}"
+        try:
+            await self._manager.redirect(
+                entry, to, f"message {to.position} goes to {where}: {order.reason}", order.actor
+            )
+        except XaError as error:
+            reply(error)
+        else:
+            reply(XaFlag.OK)
+
+    async def _judge(self, order: Order) -> "_Judgement":
+        """The branch as it is judged: between the last look at it and the return nothing is awaited."""
+        if not 0 < len(order.reason.strip()) <= _MOST_REASON:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"a reason of 1 to {_MOST_REASON} characters is needed")
+        who = Who(order.actor, order.vhost, operator=True)
+        while True:
+            entry = await self._manager.find(who, order.xid)
+            record = entry.record
+            if record is None:
+                raise XaError(
+                    ReplyCode.COMMAND_INVALID,
+                    f"{order.action} is illegal: the branch has not voted (xid {order.xid})",
+                )
+            _require_version(order, record)
+            work = await self._work(entry, record)
+            # What the branch holds was read meanwhile: it is judged as it was read, or looked at again.
+            if entry.record is record and not entry.busy and not entry.doubt:
+                return self._weigh(order, entry, record, work)
+
+    async def _work(self, entry: Entry, record: BranchRecord) -> Sequence[Work]:
+        try:
+            return await self._manager.log.read_messages_of(record.id)
+        except LogError as error:
+            raise log_failed(error, "reading the messages", entry.xid) from error
+
+    def _weigh(self, order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> "_Judgement":
+        match order.action:
+            case Action.COMMIT | Action.ROLLBACK:
+                return _complete(order, entry, record, work)
+            case Action.FORGET:
+                return _forget(order, entry, record, work)
+            case Action.RETRY:
+                return _retry(order, entry, record, work)
+            case Action.DISCARD:
+                return _discard(order, entry, record, work)
+            case Action.REDIRECT:
+                return _redirect(order, entry, record, work)
+
+
+_Judgement = tuple[Entry, Forecast, Event | None, Decision | None]
+_COMMITS: Final = (State.COMMITTING, State.HEURISTIC_COMMITTING)
+
+
+def _text(name: bytes) -> str:
+    return repr(name.decode("utf-8", "backslashreplace"))
+
+
+def _require_version(order: Order, record: BranchRecord) -> None:
+    if order.version is not None and order.version != record.version:
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"the branch has changed: it has version {record.version}, not {order.version} (xid {order.xid})",
+        )
+
+
+def _illegal(order: Order, entry: Entry, why: str = "") -> XaError:
+    reason = f"{order.action} is illegal in state {entry.branch.state}{why} (xid {order.xid})"
+    return XaError(ReplyCode.COMMAND_INVALID, reason)
+
+
+def _steps(work: Sequence[Work], fates: dict[WorkKind, Fate]) -> tuple[Step, ...]:
+    return tuple(_step(item, fates[item.kind]) for item in work if item.is_open and item.kind in fates)
+
+
+def _step(item: Work, fate: Fate) -> Step:
+    return Step(
+        position=item.position,
+        kind=item.kind,
+        fate=fate,
+        exchange=item.exchange,
+        routing_key=item.routing_key,
+        queue=item.queue,
+        bytes=len(item.body),
+    )
+
+
+_GOES: Final = {
+    True: {WorkKind.PUBLISH: Fate.PUBLISHED, WorkKind.CONSUME: Fate.CONSUMED},
+    False: {WorkKind.PUBLISH: Fate.DROPPED, WorkKind.CONSUME: Fate.PUT_BACK},
+}
+"""By whether the branch commits, what becomes of its messages."""
+
+
+def _complete(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
+    commits = order.action is Action.COMMIT
+    operation = Operation.HEURISTIC_COMMIT if commits else Operation.HEURISTIC_ROLLBACK
+    if entry.branch.state is not State.PREPARED or not is_legal(entry.branch, operation, entry.vote):
+        raise _illegal(order, entry)
+    outcome = Heuristic.COMMITTED if commits else Heuristic.ROLLED_BACK
+    steps = _steps(work, _GOES[commits])
+    event = Decide(operation=operation, vote=entry.vote, outcome=outcome)
+    return entry, _heuristic(entry, record, State.HEURISTIC, outcome, steps), event, Decision(reason=order.reason)
+
+
+def _heuristic(
+    entry: Entry, record: BranchRecord, becomes: State, outcome: Heuristic | None, steps: tuple[Step, ...]
+) -> Forecast:
+    told = "xa-ok" if outcome is None else outcome.flag.wire_name
+    return Forecast(
+        state=entry.branch.state,
+        version=record.version,
+        becomes=becomes,
+        outcome=outcome,
+        told=told,
+        steps=steps,
+        archived=sum(step.fate in {Fate.DROPPED, Fate.DISCARDED} for step in steps),
+    )
+
+
+def _forget(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
+    if entry.branch.state is not State.HEURISTIC:
+        raise _illegal(order, entry)
+    kept = [item for item in work if item.fate in {Fate.DROPPED, Fate.DISCARDED} or record.published]
+    forecast = Forecast(
+        state=entry.branch.state,
+        version=record.version,
+        becomes=State.UNKNOWN,
+        outcome=record.outcome,
+        told="404",
+        steps=tuple(_step(item, item.fate or Fate.DROPPED) for item in kept),
+        archived=len(kept),
+    )
+    event = Request(operation=Operation.FORGET, vote=entry.vote)
+    return entry, forecast, event, Decision(reason=order.reason)
+
+
+def _retry(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
+    state = entry.branch.state
+    if record.state not in {
+        LogState.COMMITTING,
+        LogState.ROLLING_BACK,
+        LogState.HEURISTIC_COMMITTING,
+        LogState.HEURISTIC_ROLLING_BACK,
+    }:
+        raise _illegal(order, entry)
+    event = Request(operation=UNFINISHED[state], vote=entry.vote)
+    steps = _steps(work, _GOES[state in _COMMITS])
+    becomes = State.UNKNOWN if record.outcome is None else State.HEURISTIC
+    return entry, _heuristic(entry, record, becomes, record.outcome, steps), event, None
+
+
+def _stuck(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> dict[int, Work]:
+    """The messages that a stuck branch has still to finish."""
+    if record.stuck is None:
+        raise _illegal(order, entry, ": phase two is not stuck")
+    if entry.retry or entry.renew:
+        raise _illegal(order, entry, ": what became of its last unit is open, retry first")
+    kind = WorkKind.PUBLISH if entry.branch.state in _COMMITS else WorkKind.CONSUME
+    return {item.position: item for item in work if item.is_open and item.kind is kind}
+
+
+def _discard(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
+    left = _stuck(order, entry, record, work)
+    wanted = set(order.positions)
+    if not wanted or not wanted <= left.keys():
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"discard takes positions of messages that are not finished: {sorted(left)[:20]} (xid {order.xid})",
+        )
+    outcome = _verdict(entry, record, work, wanted)
+    last = wanted == left.keys()
+    operation = Operation.DISCARD_LAST if last else Operation.DISCARD
+    event = Decide(operation=operation, vote=entry.vote, outcome=outcome)
+    _, effects = step(entry.branch, event, 0.0)
+    becomes = next(effect.state for effect in effects if isinstance(effect, Persist))
+    fates = tuple((position, Fate.DISCARDED) for position in sorted(wanted))
+    steps = tuple(_step(left[position], fate) for position, fate in fates)
+    forecast = _heuristic(entry, record, becomes, outcome, steps)
+    return entry, forecast, event, Decision(reason=order.reason, fates=fates)
+
+
+def _verdict(entry: Entry, record: BranchRecord, work: Sequence[Work], wanted: set[int]) -> Heuristic:
+    """How the branch ends when the messages in *wanted* are given up and all others go their way."""
+    total = record.publishes + record.consumes
+    given_up = len(wanted) + sum(item.fate is Fate.DISCARDED for item in work)
+    unsure = sum(item.fate is Fate.UNSURE for item in work if item.position in wanted)
+    unsure += record.outcome is Heuristic.HAZARD
+    if entry.branch.state in _COMMITS:
+        return Heuristic.of(committed=total - given_up, rolled_back=given_up, unknown=unsure)
+    return Heuristic.of(committed=given_up, rolled_back=total - given_up, unknown=unsure)
+
+
+def _redirect(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
+    to = order.redirect
+    assert to is not None, "an order to redirect says where to"
+    left = _stuck(order, entry, record, work)
+    item = left.get(to.position)
+    if item is None:
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"redirect takes the position of a message that is not finished: {sorted(left)[:20]} (xid {order.xid})",
+        )
+    if (item.kind is WorkKind.CONSUME) != (to.queue is not None):
+        needed = "a queue" if item.kind is WorkKind.CONSUME else "an exchange and a routing key"
+        raise XaError(ReplyCode.PRECONDITION_FAILED, f"message {to.position} needs {needed} (xid {order.xid})")
+    moved = Step(
+        position=item.position,
+        kind=item.kind,
+        fate=None,
+        exchange=to.exchange if to.queue is None else item.exchange,
+        routing_key=to.routing_key if to.queue is None else item.routing_key,
+        queue=to.queue,
+        bytes=len(item.body),
+    )
+    forecast = _heuristic(entry, record, entry.branch.state, record.outcome, (moved,))
+    return entry, forecast, None, None
