@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.crash.matrix.cases import Condition, Decision
+from tests.crash.matrix.cases import Condition, Decision, Kind
 from tests.crash.matrix.stages import FULL, SOURCES, TARGETS, MatrixStage, ready
 from tests.crash.matrix.transaction import INSISTING, Transaction
 from tests.support.broker import take_all
@@ -122,6 +122,8 @@ def _stories(transaction: Transaction, outcome: Decision) -> list[list[str]]:
     kind = transaction.kind
     if transaction.operated:
         return [["prepared", "heuristic", "forgotten"]]
+    if kind is Kind.NOTHING:
+        return [[], ["read-only"], ["rolled-back"]]
     if outcome is Decision.COMMIT:
         return [["committed"]] if kind.one_phase else [["prepared", "committed"]]
     if transaction.voted:

@@ -20,16 +20,26 @@ class Kind(StrEnum):
     ONE_PHASE_CONSUME = "one-phase, consume"
     HEURISTIC_COMMIT = "heuristic commit"
     HEURISTIC_ROLLBACK = "heuristic rollback"
+    NOTHING = "no work"
+    """It holds nothing when it is asked to vote; the channel works beside it."""
+    ABANDONED = "rolled back before the vote"
+    STOPPED = "dtx stopped in order behind the vote"
+    CARRIED = "the log's connection breaks under the vote"
 
     @property
     def publishes(self) -> bool:
         """Whether messages come into queues."""
-        return self not in (Kind.CONSUME, Kind.ONE_PHASE_CONSUME)
+        return self not in (Kind.CONSUME, Kind.ONE_PHASE_CONSUME, Kind.NOTHING)
 
     @property
     def consumes(self) -> bool:
         """Whether messages leave queues."""
-        return self not in (Kind.PUBLISH, Kind.ONE_PHASE_PUBLISH)
+        return self not in (Kind.PUBLISH, Kind.ONE_PHASE_PUBLISH, Kind.NOTHING)
+
+    @property
+    def decides(self) -> bool:
+        """Whether its transaction manager may want either."""
+        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH, Kind.JOINED)
 
     @property
     def one_phase(self) -> bool:
@@ -88,7 +98,7 @@ class Case:
     @property
     def name(self) -> str:
         """For people; unique within a mode."""
-        asked = "" if self.kind.one_phase or self.kind.operator else f", {self.decision}"
+        asked = f", {self.decision}" if self.kind.decides else ""
         return f"{self.kind}{asked}" + (f", restarted after {self.killed_at}" if self.killed_at else "")
 
 
@@ -105,11 +115,20 @@ class Row:
         return f"{self.case.mode}: {self.condition}: {self.case.name}"
 
 
+_EVERYWHERE: Final = frozenset(
+    {
+        Kind.PUBLISH,
+        Kind.CONSUME,
+        Kind.BOTH,
+        Kind.JOINED,
+        Kind.ONE_PHASE,
+        Kind.HEURISTIC_COMMIT,
+        Kind.HEURISTIC_ROLLBACK,
+    }
+)
+"""What is tried under every condition; the rest is there for points that nothing else reaches."""
 _KINDS: Final = tuple(
-    (kind, decision)
-    for kind in Kind
-    for decision in Decision
-    if decision is Decision.COMMIT or not (kind.one_phase or kind.operator)
+    (kind, decision) for kind in Kind for decision in Decision if decision is Decision.COMMIT or kind.decides
 )
 _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
     "alongside": (
@@ -151,7 +170,8 @@ def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
     return tuple(
         Row(case, condition)
         for case in cases(mode)
-        if condition is not Condition.REFUSING or (case.kind.publishes and case.killed_at is None)
+        if condition is Condition.DTX or (case.killed_at is None and case.kind in _EVERYWHERE)
+        if condition is not Condition.REFUSING or case.kind.publishes
     )
 
 

@@ -15,12 +15,13 @@ from typing import Final
 
 from dtx.failpoint import Point
 from tests.crash.matrix.audit import Verdict, audit
-from tests.crash.matrix.cases import Condition, Row
+from tests.crash.matrix.cases import Condition, Kind, Row
 from tests.crash.matrix.stages import MatrixStage
 from tests.crash.matrix.transaction import INSISTING, UNANSWERED, Step, Transaction
 
 LINGER: Final = 4.5
 """Seconds after the end in which points are still reached: receipts are drained, the lease is renewed."""
+_PAUSE: Final = 0.05
 _LATE: Final = 12.0
 """Seconds to wait for a point that is reached behind the end."""
 MOST: Final = 4
@@ -135,6 +136,8 @@ def _begin(stage: MatrixStage, row: Row) -> Transaction:
         stage.dtx.start()
     transaction.fill()
     stage.dtx.kill9()
+    if row.case.kind is Kind.NOTHING and stage.node is not None:
+        stage.forget_markers()
     if row.case.killed_at is not None:
         reached = _die_at(stage, transaction, row.case.killed_at)
         assert reached, f"{row.name}: the first life did not end there"
@@ -151,8 +154,10 @@ def _die_at(stage: MatrixStage, transaction: Transaction, at: str) -> bool:
     if service.start_armed("--at", at, "--do", "die"):
         deadline = time.monotonic() + INSISTING
         while service.running and transaction.step is not Step.ENDED and time.monotonic() < deadline:
-            with contextlib.suppress(*UNANSWERED):
+            try:
                 transaction.proceed()
+            except UNANSWERED:
+                time.sleep(_PAUSE)
         if not service.wait_end(_LATE):
             service.kill9()
             return False
@@ -211,14 +216,18 @@ def _proceed_while_running(stage: MatrixStage, transaction: Transaction) -> None
         try:
             transaction.proceed()
         except UNANSWERED:
-            time.sleep(0.1)
+            time.sleep(_PAUSE)
 
 
 def _proceed_to_the_end(stage: MatrixStage, transaction: Transaction) -> None:
-    """The last life."""
+    """The last life, or two where dtx is stopped in order."""
+    for _ in range(2):
+        if not stage.dtx.running:
+            stage.dtx.start()
+        _proceed_while_running(stage, transaction)
     if not stage.dtx.running:
+        transaction.faults.append(f"dtx ended by itself: {stage.dtx.wait()}")
         stage.dtx.start()
-    _proceed_while_running(stage, transaction)
 
 
 def _points(stage: MatrixStage) -> list[Point]:

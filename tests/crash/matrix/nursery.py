@@ -23,7 +23,7 @@ from tests.support.processes import end, short_directory, spawn, wait_until
 
 _MODULES: Final = (
     "dtx.cli.serve",
-    "dtx.failpoint.__main__",
+    "dtx.failpoint.action",
     "dtx.server.service",
     "dtx.server.alongside.mode",
     "dtx.server.standalone.mode",

@@ -19,15 +19,17 @@ from dtx.failpoint import DIED
 from tests.crash.matrix.cases import Condition, Mode
 from tests.crash.matrix.nursery import Nursery
 from tests.support.broker import StandaloneBroker
-from tests.support.crash import Scene, work
+from tests.support.crash import RECEIPT_QUEUES, Scene, work
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Child
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
-BYSTANDERS: Final = "b-in", "b-out", "b-idle"
+IDLE: Final = "b-idle"
+BYSTANDERS: Final = "b-in", "b-out", IDLE
 SOURCES: Final = "s1", "s2"
 TARGETS: Final = "o1", "o2"
+SPARE: Final = "spare"
 FULL: Final = "full"
 """Takes one message and refuses the next."""
 _ROWS: Final = """
@@ -187,7 +189,7 @@ class MatrixStage(Scene):
         if self.condition is Condition.BROKER and self.node is not None:
             self.node.ctl("eval", "mnesia:sync_log().")  # a queue that was just declared may be in its memory alone
         self.fill("b-in", b"b1", b"b2", b"b3")
-        self.fill("b-idle", b"idle")
+        self.fill(IDLE, b"idle")
         with self.connected() as connection:
             for number in range(2):
                 xa, xid = work(connection.channel(), publish={"b-out": [b"o%d" % number]}, consume={"b-in": 1})
@@ -201,7 +203,7 @@ class MatrixStage(Scene):
         for xid, row in self.bystanders.items():
             if rows.get(xid) != row:
                 yield f"the branch {xid} that stood by was {row}, and is {rows.get(xid)}"
-        for queue, count in (("b-in", 1), ("b-out", 0), ("b-idle", 1)):
+        for queue, count in (("b-in", 1), ("b-out", 0), (IDLE, 1)):
             if (found := ready(channel, queue)) != count:
                 yield f"{queue} has {found} messages ready instead of {count}"
 
@@ -211,10 +213,16 @@ class MatrixStage(Scene):
         with self.coordinator() as coordinator:
             coordinator.commit(first)
             coordinator.rollback(second)
-        wanted = {"b-in": [b"b2", b"b3"], "b-out": [b"o0"], "b-idle": [b"idle"]}
+        wanted = {"b-in": [b"b2", b"b3"], "b-out": [b"o0"], IDLE: [b"idle"]}
         for queue, bodies in wanted.items():
             if (found := sorted(self.bodies(queue))) != bodies:
                 yield f"{queue} had {found} at last, instead of {bodies}"
+
+    def forget_markers(self) -> None:
+        """Make the broker look as if it were new to dtx, or had restarted: no receipt, and no marker."""
+        with self.broker.channel(self.vhost) as channel:
+            for queue in RECEIPT_QUEUES:
+                channel.queue_purge(queue)
 
     # -- the log
 

@@ -6,12 +6,14 @@ as decided. It insists until it has an answer, and holds every answer against wh
 fault.
 """
 
+import signal
 import time
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from typing import Final
 
+import psycopg
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError
 
@@ -23,6 +25,7 @@ from dtx.client import (
     XAER_RMERR,
     XAER_RMFAIL,
     Coordinator,
+    XaFlag,
     XAHeuristic,
     XAResource,
     XARollback,
@@ -31,9 +34,10 @@ from dtx.client import (
 from dtx.client.blocking import Coordination
 from tests.crash.matrix.cases import Case, Condition, Decision, Kind
 from tests.crash.matrix.operator import decide
-from tests.crash.matrix.stages import FULL, SOURCES, TARGETS, MatrixStage
+from tests.crash.matrix.stages import FULL, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT
+from tests.support.obstacles import Lock
 from tests.support.processes import wait_until
 
 UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError)
@@ -43,6 +47,10 @@ PATIENCE: Final = 30.0
 INSISTING: Final = 60.0
 """Seconds for which a call is repeated that finds the branch busy, or the outcome not known."""
 _PAUSE: Final = 0.05
+_END_WRITER: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'dtx writer%'
+"""
 
 
 class Step(IntEnum):
@@ -78,6 +86,8 @@ class Transaction:
         """The manager has asked for the outcome, and may not have heard the answer."""
         self.operated = False
         self.asked_to_forget = False
+        self._stopping = 0
+        """The process that was told to."""
         self.relieved: list[bytes] = []
         """What was taken out of the full queue."""
         self.faults: list[str] = []
@@ -123,6 +133,10 @@ class Transaction:
         Raises:
             UNANSWERED: the service died on the way; call it again.
         """
+        if self._stopping == self._stage.dtx.pid:
+            self._stage.dtx.wait_end(INSISTING)
+        if not self._stage.dtx.running:
+            raise XAER_RMFAIL("dtx is not there")
         if self.step is Step.NEW:
             self._work()
         elif self.step is not Step.ENDED:
@@ -133,12 +147,20 @@ class Transaction:
             channel = first.channel()
             xa = XAResource(channel, timeout=PATIENCE)
             try:
+                if self.kind is Kind.NOTHING:
+                    self._work_beside(xa)
                 xa.start(self.xid)
                 self.step = Step.BEGUN
+                if self.kind is Kind.NOTHING:
+                    xa.set_timeout(self.xid, 2 * xa.get_timeout(self.xid))
                 self._do(channel, 0)
                 if self.kind is Kind.JOINED:
                     self._join()
                 xa.end(self.xid)
+                if self.kind is Kind.ABANDONED:
+                    xa.rollback(self.xid)
+                    self._ended(Decision.ROLLBACK)
+                    return
                 self._vote(xa)
             except XARollback as error:
                 self._rolled_back(error)
@@ -153,8 +175,37 @@ class Transaction:
             xa.commit(self.xid, one_phase=True)
             self._ended(Decision.COMMIT)
             return
-        xa.prepare(self.xid)
+        flag = self._prepare_over_a_broken_connection(xa) if self.kind is Kind.CARRIED else xa.prepare(self.xid)
+        if flag is XaFlag.RDONLY:
+            if self.kind is not Kind.NOTHING:
+                self.faults.append(f"{self.xid} has work and is read-only")
+            self._ended(Decision.ROLLBACK)
+            return
         self.step, self.voted = Step.VOTED, True
+        if self.kind is Kind.STOPPED:
+            self._stopping = self._stage.dtx.pid
+            self._stage.dtx.signal(signal.SIGTERM)
+            raise XAER_RMFAIL("dtx is told to stop")
+
+    def _prepare_over_a_broken_connection(self, xa: XAResource) -> XaFlag:
+        """PostgreSQL ends the log's session while it writes the vote: whether that was committed is not known."""
+        with Lock(self._stage.database, "journal") as lock:
+            answer = self._stage.background(lambda: xa.prepare(self.xid))
+            wait_until(lambda: lock.felt or answer.done(), seconds=PATIENCE, what="a vote that is being written")
+            with psycopg.connect(self._stage.database, autocommit=True) as connection:
+                connection.execute(_END_WRITER)
+        flag = answer.result(PATIENCE)
+        assert isinstance(flag, XaFlag)
+        return flag
+
+    def _work_beside(self, xa: XAResource) -> None:
+        """What a selected channel may do outside of branches."""
+        xa.select()
+        xa.channel.queue_declare(SPARE, durable=True)
+        method, _, _ = xa.channel.basic_get(IDLE)
+        if method is not None:
+            xa.channel.basic_nack(method.delivery_tag)
+        xa.channel.queue_delete(SPARE)
 
     def _join(self) -> None:
         with self._stage.connected() as second:
@@ -171,6 +222,8 @@ class Transaction:
                 if method is None:
                     raise AMQPError(f"{queue} is empty")  # its messages are on their way back from a dead connection
                 channel.basic_ack(method.delivery_tag)
+        if self.kind is Kind.NOTHING:
+            return
         for queue in (TARGETS[part], *([FULL] if part == 0 else [])):
             for body in self.published(queue) if queue in self.targets else ():
                 channel.basic_publish("", queue, body, PERSISTENT)
