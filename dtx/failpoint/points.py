@@ -181,6 +181,8 @@ class Point(Enum):
         "a roll-back without a broker is durable; what was consumed is still held",
     )
     RETURNED_AFTER = 420, "dtx.store.postgres.branches", "what was consumed is in its place again"
+    ORDER_JUDGED = 421, "dtx.manager.operators", "an operator's order is legal; nothing of it is durable"
+    ORDER_DONE = 422, "dtx.manager.operators", "an operator's order is carried out; who gave it was not told"
 
     # -- what is sent to the broker
 

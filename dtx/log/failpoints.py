@@ -9,13 +9,16 @@ from dtx.log.records import Advance, Complete, Insert, JournalEvent, LogState, L
 Around = tuple[Point, Point]
 """The point before a record's group is sent, and the one when its commit is known and nobody was told."""
 
-_ENTERS: Final[dict[str, Around]] = {
+_ENTERS: Final[dict[LogState, Around]] = {
     LogState.TAKING: (Point.LOG_TAKING_BEFORE, Point.LOG_TAKING_AFTER),
     LogState.PREPARED: (Point.LOG_PREPARED_BEFORE, Point.LOG_PREPARED_AFTER),
     LogState.COMMITTING: (Point.LOG_COMMITTING_BEFORE, Point.LOG_COMMITTING_AFTER),
     LogState.ROLLING_BACK: (Point.LOG_ROLLING_BACK_BEFORE, Point.LOG_ROLLING_BACK_AFTER),
-    "heuristic-committing": (Point.LOG_HEURISTIC_COMMITTING_BEFORE, Point.LOG_HEURISTIC_COMMITTING_AFTER),
-    "heuristic-rolling-back": (Point.LOG_HEURISTIC_ROLLING_BACK_BEFORE, Point.LOG_HEURISTIC_ROLLING_BACK_AFTER),
+    LogState.HEURISTIC_COMMITTING: (Point.LOG_HEURISTIC_COMMITTING_BEFORE, Point.LOG_HEURISTIC_COMMITTING_AFTER),
+    LogState.HEURISTIC_ROLLING_BACK: (
+        Point.LOG_HEURISTIC_ROLLING_BACK_BEFORE,
+        Point.LOG_HEURISTIC_ROLLING_BACK_AFTER,
+    ),
     LogState.HEURISTIC: (Point.LOG_HEURISTIC_BEFORE, Point.LOG_HEURISTIC_AFTER),
 }
 _LEAVES: Final[dict[JournalEvent, Around]] = {
@@ -23,7 +26,7 @@ _LEAVES: Final[dict[JournalEvent, Around]] = {
     JournalEvent.ROLLED_BACK: (Point.LOG_ROLLED_BACK_BEFORE, Point.LOG_ROLLED_BACK_AFTER),
     JournalEvent.FORGOTTEN: (Point.LOG_FORGOTTEN_BEFORE, Point.LOG_FORGOTTEN_AFTER),
 }
-_MENDS: Final[frozenset[str]] = frozenset({"discarded", "redirected"})
+_MENDS: Final = frozenset({JournalEvent.DISCARDED, JournalEvent.REDIRECTED})
 """Events of what operators do to messages that phase two is stuck with."""
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
+from dtx import failpoint
+from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKind
 from dtx.manager.durable import log_failed
@@ -150,6 +152,7 @@ class Operators:
             if not answered.done():
                 answered.set_result(answer)
 
+        failpoint.at(Point.ORDER_JUDGED)
         entry.busy = True  # nothing has been awaited since the branch was judged
         if order.redirect is not None:
             task = self._manager.spawn(self._redirect(entry, order, reply))
@@ -171,6 +174,7 @@ class Operators:
             reason=order.reason,
             answer=answer.wire_name,
         )
+        failpoint.at(Point.ORDER_DONE)
         record = entry.record
         state = entry.branch.state if record is not None else State.UNKNOWN
         return Done(

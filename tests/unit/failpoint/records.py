@@ -25,7 +25,8 @@ def every_record() -> Iterator[LogWrite]:
     same = LogState.COMMITTING
     yield Advance(id=branch.id, expect=same, version=1, to=same, unit=a_unit())
     yield Advance(id=branch.id, expect=same, version=1, to=same, stuck="404", unit=a_unit())
-    yield Advance(id=branch.id, expect=same, version=1, to=same, journal=a_line(branch, JournalEvent.DISCARDED))
+    for event in (JournalEvent.DISCARDED, JournalEvent.REDIRECTED):
+        yield Advance(id=branch.id, expect=same, version=1, to=same, stuck="404", journal=a_line(branch, event))
     for ending, event in EVENT.items():
         if ending not in NEVER_LOGGED:
             yield Complete(id=branch.id, expect=same, version=1, journal=a_line(branch, event))
