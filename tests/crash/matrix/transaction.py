@@ -104,6 +104,11 @@ class Transaction:
         """The body of a message."""
         return b"%d %s %d" % (self._number, queue.encode(), position)
 
+    def is_of_an_earlier_one(self, body: bytes) -> bool:
+        """Whether *body* was audited in an earlier cell: its acknowledgement died with the broker of this one."""
+        number = body.split(b" ")[0]
+        return number.isdigit() and int(number) < self._number
+
     def filled(self, queue: str) -> list[bytes]:
         """What is in a source before."""
         return [self.body(queue, position) for position in range(3)]
