@@ -12,13 +12,18 @@ from typing import Final
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import content, keys, properties, requests
-from dtx.wire.amqp09.content import Close, Publish
+from dtx.wire.amqp09.content import IMMEDIATE, Close, Publish
 from dtx.wire.amqp09.frames import method_frame
 
 _FRESH: Final = 10.0
-"""Seconds for which a good judgement holds; a permission taken away later is noticed at commit."""
+"""Seconds for which a good judgement holds: after that a permission that was taken away, or an exchange that was
+deleted, is noticed. What was judged good before is published when its branch commits."""
 _CACHE: Final = 1024
 """Judgements remembered for one connection."""
+
+
+_Key = tuple[bytes, bytes, bytes, int]
+"""All that the broker judges a publish by: exchange, routing key, properties that it looks at, and immediate."""
 
 
 class Judgement(asyncio.Future[Close | None]):
@@ -36,8 +41,8 @@ class Validator:
     def __init__(self, upstream: Upstream, number: int) -> None:
         self._upstream = upstream
         self._number = number
-        self._waiting: deque[tuple[tuple[bytes, bytes, bytes], bytes, Judgement]] = deque()
-        self._good: OrderedDict[tuple[bytes, bytes, bytes], float] = OrderedDict()
+        self._waiting: deque[tuple[_Key, bytes, Judgement]] = deque()
+        self._good: OrderedDict[_Key, float] = OrderedDict()
         self._opening = False
         upstream.handlers[number] = self
 
@@ -54,7 +59,7 @@ class Validator:
         Raises:
             WireError: 502, the properties are malformed.
         """
-        key = (publish.exchange, publish.routing_key, properties.checked(raw))
+        key = (publish.exchange, publish.routing_key, properties.checked(raw), publish.flags & IMMEDIATE)
         loop = asyncio.get_running_loop()
         until = self._good.get(key)
         if until is not None and until > loop.time():
@@ -65,7 +70,7 @@ class Validator:
         )
         return judgement
 
-    def _ask(self, key: tuple[bytes, bytes, bytes], frames: bytes, judgement: Judgement) -> None:
+    def _ask(self, key: _Key, frames: bytes, judgement: Judgement) -> None:
         self._waiting.append((key, frames, judgement))
         if not self._opening:
             self._upstream.write(frames)

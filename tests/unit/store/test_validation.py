@@ -1,0 +1,209 @@
+"""Which judgements of the broker are remembered, for what, and for how long."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from dtx.store.rabbitmq import validation
+from dtx.store.rabbitmq.validation import Judgement, Validator
+from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Close, Publish
+from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import entry
+
+CHANNEL = 7
+PUBLISH = Publish(b"x", b"key", 0)
+PLAIN = properties.build({})
+
+
+def headers(**values: str) -> bytes:
+    table = b"".join(entry(name.encode(), b"S", value.encode()) for name, value in values.items())
+    return properties.build({Property.HEADERS: table})
+
+
+class Broker:
+    """The upstream connection, and what the broker says on it."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+        self.asked = 0
+
+    def write(self, data: bytes) -> None:
+        self.asked += data.count(method_frame(CHANNEL, requests.TX_ROLLBACK))
+
+    def _say(self, payload: bytes) -> None:
+        frame = method_frame(CHANNEL, payload)
+        self.handlers[CHANNEL].frame(int.from_bytes(payload[:4], "big"), frame, 0, len(frame))
+
+    def approve(self) -> None:
+        self._say(keys.TX_ROLLBACK_OK.to_bytes(4, "big"))
+
+    def refuse(self, code: int = 403) -> None:
+        self._say(requests.close(keys.CHANNEL_CLOSE, code, b"no"))
+
+    def reopen(self) -> None:
+        self._say(keys.TX_SELECT_OK.to_bytes(4, "big"))
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+async def validator(broker: Broker) -> Validator:
+    return Validator(cast("Any", broker), CHANNEL)
+
+
+class Clock:
+    """The event loop's, as the test sets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead = 0.0
+        loop = asyncio.get_running_loop()
+        right = loop.time
+        monkeypatch.setattr(loop, "time", lambda: right() + self.ahead)
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def judged_good(validator: Validator, broker: Broker, publish: Publish = PUBLISH, raw: bytes = PLAIN) -> bool:
+    """Whether *publish* is known to be good; else the broker is asked, and approves."""
+    judgement = validator.judge(publish, raw)
+    if judgement is None:
+        return True
+    broker.approve()
+    assert judgement.result() is None
+    return False
+
+
+async def test_what_was_judged_good_is_not_asked_again(validator: Validator, broker: Broker) -> None:
+    assert not judged_good(validator, broker)
+    assert judged_good(validator, broker)
+    assert broker.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("publish", "raw"),
+    [
+        (Publish(b"y", b"key", 0), PLAIN),
+        (Publish(b"x", b"other", 0), PLAIN),
+        (Publish(b"x", b"key", IMMEDIATE), PLAIN),
+        (PUBLISH, properties.build({Property.USER_ID: b"somebody"})),
+        (PUBLISH, properties.build({Property.EXPIRATION: b"1000"})),
+        (PUBLISH, headers(CC="k")),
+        (PUBLISH, headers(BCC="k")),
+    ],
+    ids=["exchange", "routing key", "immediate", "user-id", "expiration", "CC", "BCC"],
+)
+async def test_what_the_broker_judges_by_is_asked_apart(
+    validator: Validator, broker: Broker, publish: Publish, raw: bytes
+) -> None:
+    """Design: "cached per (exchange, routing key, user-id, checked headers)"."""
+    assert not judged_good(validator, broker)
+    assert not judged_good(validator, broker, publish, raw)
+    assert judged_good(validator, broker, publish, raw)
+    assert judged_good(validator, broker)
+
+
+@pytest.mark.parametrize(
+    ("publish", "raw"),
+    [
+        (Publish(b"x", b"key", MANDATORY), PLAIN),
+        (PUBLISH, properties.build({Property.DELIVERY_MODE: b"\x02", Property.CONTENT_TYPE: b"text/plain"})),
+        (PUBLISH, properties.build({Property.MESSAGE_ID: b"one of its own"})),
+    ],
+    ids=["mandatory", "content type", "message id"],
+)
+async def test_what_it_does_not_judge_by_is_not(
+    validator: Validator, broker: Broker, publish: Publish, raw: bytes
+) -> None:
+    assert not judged_good(validator, broker)
+    assert judged_good(validator, broker, publish, raw)
+
+
+async def test_headers_of_the_applications_own_share_a_judgement(validator: Validator, broker: Broker) -> None:
+    assert not judged_good(validator, broker, raw=headers(mine="1"))
+    assert judged_good(validator, broker, raw=headers(mine="2", more="3"))
+
+
+async def test_a_judgement_is_believed_for_ten_seconds_and_no_longer(
+    validator: Validator, broker: Broker, clock: Clock
+) -> None:
+    """A permission that was taken away, or an exchange that was deleted, is noticed then; use does not renew it."""
+    assert not judged_good(validator, broker)
+    for _ in range(9):
+        clock.ahead += 1
+        assert judged_good(validator, broker)
+    clock.ahead += 1.01
+    assert not judged_good(validator, broker)
+    assert broker.asked == 2
+
+
+async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broker) -> None:
+    """What was missing may be there the next moment."""
+    for code in (403, 404):
+        judgement = validator.judge(PUBLISH, PLAIN)
+        assert judgement is not None
+        broker.refuse(code)
+        broker.reopen()
+        close = judgement.result()
+        assert isinstance(close, Close)
+        assert close.reply_code == code
+    assert not judged_good(validator, broker)
+    assert broker.asked == 3
+
+
+async def test_a_refusal_ends_the_validity_of_what_was_judged_before_for_nobody_else(
+    validator: Validator, broker: Broker
+) -> None:
+    """The channel is closed by one; those behind it are asked again on the next, in their order."""
+    other = Publish(b"y", b"key", 0)
+    assert not judged_good(validator, broker, other)
+    refused, waiting = validator.judge(PUBLISH, PLAIN), validator.judge(Publish(b"z", b"key", 0), PLAIN)
+    assert isinstance(refused, Judgement)
+    assert isinstance(waiting, Judgement)
+    broker.refuse()
+    assert refused.result() is not None
+    assert not waiting.done()
+    asked = broker.asked
+    broker.reopen()
+    assert broker.asked == asked + 1
+    broker.approve()
+    assert waiting.result() is None
+    assert judged_good(validator, broker, other)
+
+
+async def test_a_revoked_permission_is_noticed_when_the_judgement_is_old(
+    validator: Validator, broker: Broker, clock: Clock
+) -> None:
+    assert not judged_good(validator, broker)
+    clock.ahead += 10.01
+    judgement = validator.judge(PUBLISH, PLAIN)
+    assert judgement is not None
+    broker.refuse()
+    broker.reopen()
+    assert judgement.result() is not None
+    assert not judged_good(validator, broker), "the old one does not come back"
+
+
+async def test_the_oldest_of_too_many_judgements_is_forgotten(
+    validator: Validator, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "_CACHE", 3)
+    targets = [Publish(b"x", b"%d" % number, 0) for number in range(4)]
+    for target in targets:
+        assert not judged_good(validator, broker, target)
+    assert [judged_good(validator, broker, target) for target in reversed(targets)] == [True, True, True, False]
+
+
+async def test_a_lost_connection_leaves_no_judgement_waiting(validator: Validator) -> None:
+    judgement = validator.judge(PUBLISH, PLAIN)
+    assert judgement is not None
+    validator.lost("the test says so")
+    assert judgement.cancelled()
