@@ -21,7 +21,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
 from tests.support.rabbitmq_install import Kind, find_rabbitmq
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 DEFAULTS = {
     "loopback_users": "none",
     # guest is dtx's own user in most tests: impersonator is what the documentation asks for
