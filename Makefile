@@ -15,11 +15,14 @@ BENCH ?= branches passthrough restart queue
 # seconds for which `make soak` does harm, both modes together
 SOAK ?= 600
 
+# seconds that `make fuzz` spends on each target
+FUZZ ?= 60
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test soak check format bench
+.PHONY: help install run demo test soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +60,14 @@ test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=3600 ARGS="--mode alongside --seed 1")
 	@$(BIN)/python -m tests.soak --seconds $(SOAK) $(ARGS)
 	@DTX_SOAK_SECONDS=$$(($(SOAK) / 4)) $(BIN)/python -m pytest -q -rP tests/crash/test_standalone_soak.py
+
+overload: install ## 12,000 clients, some of which behave badly: how long others wait, what memory it takes; 3 minutes
+	@DTX_OVERLOAD=long $(BIN)/python -m pytest -q -rP tests/overload $(ARGS)
+
+fuzz: install ## look for input that dtx does not stand, FUZZ seconds for each target (ARGS="--keep table": into the corpus)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev,fuzz]'
+	@$(BIN)/python -m tests.fuzz.campaign --seconds $(FUZZ) $(ARGS)
 
 check: install ## lint, format, types, import contracts
 	$(BIN)/ruff check
