@@ -13,7 +13,7 @@ from dtx.cli.output import new_table, show_table
 from dtx.cli.text import json_line, safe
 from dtx.config import Settings
 from dtx.log.account_tables import TAGS
-from dtx.store.postgres.permissions import Patterns
+from dtx.store.postgres.permissions import Patterns, TopicPatterns
 from dtx.store.postgres.users import User
 
 _MAX_LINE: Final = 64 * 1024
@@ -51,6 +51,19 @@ Examples:
   dtx user grant alice --vhost shop --read '^(orders|invoices)$'
 """
 
+_TOPICS = """\b
+Who may use a topic exchange at all (dtx user grant) may use every routing key of it, unless topic permissions for this
+exchange say which. A pattern is a regular expression that is searched in the routing key; {username} and {vhost} in it
+stand for the names.
+  write      publish with such routing keys
+  read       bind and unbind with such routing keys
+What is not given stays as it was; at first nothing is permitted.
+
+\b
+Examples:
+  dtx user grant-topic alice amq.topic --write '^{username}\\.' --read '^(news|{username})\\.'
+  dtx user revoke-topic alice amq.topic
+"""
 _TAGS = """\b
 administrator   everything in the console
 monitoring      look at the console
@@ -199,6 +212,36 @@ def rm(settings: Settings, name: str) -> int:
     return Exit.OK
 
 
+@user.command("grant-topic", cls=SettingsCommand, epilog=_TOPICS)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@click.argument("exchange")
+@_vhost
+@click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish.")
+@click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind.")
+def grant_topic(settings: Settings, name: str, exchange: str, vhost: str, write: str | None, read: str | None) -> int:
+    """Say with which routing keys a user may use a topic exchange."""
+    if write is None and read is None:
+        raise click.UsageError("say what is granted: --write, --read")
+    with editor(settings) as accounts:
+        now = accounts.grant_topic(name, vhost, exchange, write=write, read=read)
+    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {_words(now)}")
+    return Exit.OK
+
+
+@user.command("revoke-topic", cls=SettingsCommand)
+@with_settings(*DATABASE_SETTINGS)
+@_name
+@click.argument("exchange", required=False)
+@_vhost
+def revoke_topic(settings: Settings, name: str, exchange: str | None, vhost: str) -> int:
+    """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
+    with editor(settings) as accounts:
+        count = accounts.revoke_topic(name, vhost, exchange)
+    click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
+    return Exit.OK
+
+
 def _password(name: str, *, stdin: bool) -> bytes:
     """The password, from the terminal or from the first line of stdin."""
     if stdin:
@@ -215,6 +258,10 @@ def _value(found: User) -> dict[str, object]:
         "name": found.name,
         "tags": sorted(found.tags),
         "permissions": [{"vhost": where, **patterns._asdict()} for where, patterns in found.grants.items()],
+        "topic_permissions": [
+            {"vhost": where, "exchange": exchange, **patterns._asdict()}
+            for (where, exchange), patterns in found.topics.items()
+        ],
     }
 
 
@@ -227,7 +274,20 @@ def _show(users: list[User]) -> None:
             head = (found.name, tags) if number == 0 else ("", "")
             table.add_row(*(Text(safe(cell)) for cell in (*head, *row)))
     show_table(table)
+    _show_topics([found for found in users if found.topics])
 
 
-def _words(patterns: Patterns) -> str:
+def _show_topics(users: list[User]) -> None:
+    if not users:
+        return
+    click.echo()
+    table = new_table("user", "vhost", "topic exchange", "write", "read")
+    for found in users:
+        for (where, exchange), patterns in found.topics.items():
+            cells = (found.name, where, exchange, *map(repr, patterns))
+            table.add_row(*(Text(safe(cell)) for cell in cells))
+    show_table(table)
+
+
+def _words(patterns: Patterns | TopicPatterns) -> str:
     return ", ".join(f"{word} '{safe(pattern)}'" for word, pattern in patterns._asdict().items())

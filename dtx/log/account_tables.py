@@ -1,4 +1,4 @@
-"""The tables of standalone mode's users: virtual hosts, accounts, permissions.
+"""The tables of standalone mode's users: virtual hosts, accounts, permissions, permissions on topics.
 
 Operators change them while dtx runs, with ``dtx user`` and ``dtx vhost``; no lease is needed. Triggers count every
 change in ``account_version``, so that a running dtx notices by reading one number, whoever made the change.
@@ -68,6 +68,28 @@ permission: Final = Table(
     ForeignKeyConstraint(
         ["rm", "vhost"], ["dtx.vhost.rm", "dtx.vhost.name"], name="permission_vhost_fkey", ondelete="CASCADE"
     ),
+)
+
+topic_permission: Final = Table(
+    "topic_permission",
+    metadata,
+    _word("rm"),
+    _word("account"),
+    _word("vhost"),
+    _word("exchange"),
+    _word("write"),
+    _word("read"),
+    PrimaryKeyConstraint("rm", "account", "vhost", "exchange", name="topic_permission_pkey"),
+    ForeignKeyConstraint(
+        ["rm", "account"],
+        ["dtx.account.rm", "dtx.account.name"],
+        name="topic_permission_account_fkey",
+        ondelete="CASCADE",
+    ),
+    ForeignKeyConstraint(
+        ["rm", "vhost"], ["dtx.vhost.rm", "dtx.vhost.name"], name="topic_permission_vhost_fkey", ondelete="CASCADE"
+    ),
+    CheckConstraint("octet_length(exchange) BETWEEN 1 AND 255", name="topic_permission_exchange_check"),
 )
 
 account_version: Final = Table(

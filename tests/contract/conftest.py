@@ -1,5 +1,6 @@
 """Logs of both kinds, and brokers of both kinds, for contracts that both must obey."""
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 from tests.support.standalone import Client, OpenClient
+from tests.support.users import RabbitUsers, StandaloneUsers, Users
 
 OpenLog = Callable[..., Coroutine[Any, Any, MessageLog]]
 
@@ -77,6 +79,24 @@ def either_url(request: pytest.FixtureRequest) -> str:
     if request.param == "RabbitMQ":
         return cast("RabbitNode", request.getfixturevalue("rabbitmq")).url()
     return cast("DtxService", request.getfixturevalue("standalone_service")).url()
+
+
+@pytest.fixture(params=["RabbitMQ", "standalone"])
+def users(request: pytest.FixtureRequest) -> Users:
+    """The users of either of them."""
+    if request.param == "RabbitMQ":
+        return RabbitUsers(request.getfixturevalue("rabbitmq"))
+    return StandaloneUsers(request.getfixturevalue("standalone_service"))
+
+
+@pytest.fixture
+def alice(users: Users) -> Iterator[str]:
+    """A user with all permissions in ``/``."""
+    name = f"alice-{secrets.token_hex(4)}"
+    users.add(name)
+    users.permit(name)
+    yield name
+    users.remove(name)
 
 
 @pytest.fixture

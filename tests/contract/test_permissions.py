@@ -13,12 +13,10 @@ from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
 from tests.support.peer import Peer
-from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
-from tests.support.service import DtxService
 from tests.support.topology import table
-from tests.support.users import RabbitUsers, StandaloneUsers, Users
+from tests.support.users import Users, outcome
 
 CONFIGURE, WRITE, READ = Permission.CONFIGURE, Permission.WRITE, Permission.READ
 
@@ -32,31 +30,6 @@ DEAD_TO_DEFAULT = table({"x-dead-letter-exchange": ""})
 OTHERWISE = table({"alternate-exchange": ALTERNATE.decode()})
 
 Pair = tuple[Permission, bytes]
-
-
-@pytest.fixture(scope="module")
-def standalone(postgres: PostgresServer) -> Iterator[DtxService]:
-    database = postgres.create_database()
-    with DtxService(database=database) as running:
-        yield running
-    postgres.drop_database(database)
-
-
-@pytest.fixture(params=["RabbitMQ", "standalone"])
-def users(request: pytest.FixtureRequest) -> Users:
-    if request.param == "RabbitMQ":
-        return RabbitUsers(request.getfixturevalue("rabbitmq"))
-    return StandaloneUsers(request.getfixturevalue("standalone"))
-
-
-@pytest.fixture
-def alice(users: Users) -> Iterator[str]:
-    """A user with all permissions in ``/``."""
-    name = f"alice-{secrets.token_hex(4)}"
-    users.add(name)
-    users.permit(name)
-    yield name
-    users.remove(name)
 
 
 # -- what each operation needs -----------------------------------------------------------------------------------------
@@ -200,23 +173,6 @@ def stage(users: Users) -> Iterator[Stage]:
     made = Stage(users)
     yield made
     made.close()
-
-
-def outcome(client: RawClient, frames: bytes) -> int:
-    """The code of the channel exception that *frames* end with on channel 1, 0 when there is none."""
-    client.open(1)
-    client.send_frames(frames)
-    client.send(1, requests.qos(0))  # which everybody may, behind what was asked for
-    while True:
-        payload = client.next_method(1)
-        key = int.from_bytes(payload[:4], "big")
-        if key == keys.CHANNEL_CLOSE:
-            client.send(1, requests.CHANNEL_CLOSE_OK)
-            return content.close(payload).reply_code
-        if key == keys.BASIC_QOS_OK:
-            client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
-        elif key == keys.CHANNEL_CLOSE_OK:
-            return 0
 
 
 def patterns(needs: Iterable[Pair]) -> dict[str, str]:

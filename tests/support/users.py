@@ -1,9 +1,11 @@
-"""The users of both kinds of server, changed in the same words."""
+"""The users of both kinds of server, changed in the same words, and what they are refused."""
 
 from typing import Protocol
 
 from dtx.store.postgres.editing import AccountEditor
+from dtx.wire.amqp09 import content, keys, requests
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import RawClient
 from tests.support.service import DtxService
 
 
@@ -18,6 +20,12 @@ class Users(Protocol):
 
     def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         """What *user* may do in ``/``."""
+
+    def permit_topic(self, user: str, exchange: str, write: str = ".*", read: str = ".*") -> None:
+        """Which routing keys *user* may use at a topic exchange of ``/``."""
+
+    def lift_topics(self, user: str) -> None:
+        """Every routing key will do again."""
 
     def revoke(self, user: str) -> None:
         """It may not enter ``/`` any more."""
@@ -43,6 +51,13 @@ class RabbitUsers:
 
     def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         self._node.set_permissions(user, configure=configure, write=write, read=read)
+
+    def permit_topic(self, user: str, exchange: str, write: str = ".*", read: str = ".*") -> None:
+        body = {"exchange": exchange, "write": write, "read": read}
+        self._node.api("PUT", f"/api/topic-permissions/%2F/{user}", body)
+
+    def lift_topics(self, user: str) -> None:
+        self._node.api("DELETE", f"/api/topic-permissions/%2F/{user}")
 
     def revoke(self, user: str) -> None:
         self._node.api("DELETE", f"/api/permissions/%2F/{user}")
@@ -71,6 +86,12 @@ class StandaloneUsers:
     def permit(self, user: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         self._editor.grant(user, "/", configure=configure, write=write, read=read)
 
+    def permit_topic(self, user: str, exchange: str, write: str = ".*", read: str = ".*") -> None:
+        self._editor.grant_topic(user, "/", exchange, write=write, read=read)
+
+    def lift_topics(self, user: str) -> None:
+        self._editor.revoke_topic(user, "/")
+
     def revoke(self, user: str) -> None:
         self._editor.revoke(user, "/")
 
@@ -83,3 +104,26 @@ class StandaloneUsers:
 
     def remove(self, user: str) -> None:
         self._editor.remove_user(user)
+
+
+def refusal(client: RawClient, frames: bytes) -> content.Close | None:
+    """The channel exception that *frames* end with on channel 1, if they do."""
+    client.open(1)
+    client.send_frames(frames)
+    client.send(1, requests.qos(0))  # which everybody may, behind what was asked for
+    while True:
+        payload = client.next_method(1)
+        key = int.from_bytes(payload[:4], "big")
+        if key == keys.CHANNEL_CLOSE:
+            client.send(1, requests.CHANNEL_CLOSE_OK)
+            return content.close(payload)
+        if key == keys.BASIC_QOS_OK:
+            client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
+        elif key == keys.CHANNEL_CLOSE_OK:
+            return None
+
+
+def outcome(client: RawClient, frames: bytes) -> int:
+    """The code of that channel exception, 0 when there is none."""
+    close = refusal(client, frames)
+    return 0 if close is None else close.reply_code

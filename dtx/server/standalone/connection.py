@@ -27,8 +27,10 @@ from dtx.server.standalone.outbox import Outbox
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.exchanges import Queue, describe
+from dtx.store.postgres.matching import ExchangeType
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.postgres.values import text
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors, keys, replies, requests
@@ -242,6 +244,26 @@ class Connection:
             what = describe(kind, name, self.who.vhost)
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{self.who.user}'")
         self._allowed.add((permission, name))
+
+    def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
+        """Refuse a routing key that the client may not use at a topic exchange; at others every key will do.
+
+        Args:
+            permission: write to publish, read to bind and unbind.
+            exchange: its name.
+            key: the routing key.
+
+        Raises:
+            XaError: 403.
+        """
+        found = self.vhost.exchanges.get(exchange)
+        if found is None or found.kind is not ExchangeType.TOPIC:
+            return
+        if not self.account.may_use_topic(self.who.vhost, permission, exchange, key):
+            what = describe("exchange", exchange, self.who.vhost)
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED, f"access to topic '{text(key)}' in {what} refused for user '{self.who.user}'"
+            )
 
     # -- queues that go
 

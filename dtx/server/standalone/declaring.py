@@ -167,6 +167,7 @@ class Declaring:
             check_not_default(destination)
         check_not_default(source)
         demand(Permission.READ, "exchange", source)
+        self._connection.demand_topic(Permission.READ, source, routing_key)
         act = vhost.bind if key in (keys.QUEUE_BIND, keys.EXCHANGE_BIND) else vhost.unbind
         define = act(source, kind, destination, routing_key, asked.arguments, self._connection)
         binding = vhost.binding(source, kind, destination, routing_key, asked.arguments) if act == vhost.bind else None

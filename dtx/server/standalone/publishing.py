@@ -161,6 +161,7 @@ class Publishing:
         exchange, key, flags = publish
         channel.connection.demand(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
+        channel.connection.demand_topic(Permission.WRITE, exchange, key)
         view, is_plain = _known(raw) if len(raw) <= _SHORT else _look(raw)
         if not is_plain:
             self._judge(view)

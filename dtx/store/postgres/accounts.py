@@ -24,7 +24,7 @@ from dtx.log.queries import Query
 from dtx.log.session import connect, session_settings
 from dtx.store.postgres.editing import AccountEditor
 from dtx.store.postgres.passwords import Verifier
-from dtx.store.postgres.permissions import Permission, allows
+from dtx.store.postgres.permissions import Permission, allows, allows_topic, expand
 from dtx.store.postgres.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.telemetry import get_logger
 
@@ -94,6 +94,23 @@ class Account:
         if user is None or (patterns := user.grants.get(vhost)) is None:
             return False
         return allows(patterns, permission, name)
+
+    def may_use_topic(self, vhost: str, permission: Permission, exchange: bytes, key: bytes) -> bool:
+        """Whether the user may use the routing key *key* at the topic exchange *exchange* in *vhost*; if not, 403.
+
+        Args:
+            vhost: the connection's.
+            permission: write to publish, read to bind and unbind.
+            exchange: octets of the name.
+            key: octets of the routing key.
+        """
+        user = self._user
+        if user is None:
+            return False
+        if not user.topics:
+            return True
+        patterns = user.topics.get((vhost, exchange.decode("utf-8", "surrogateescape")))
+        return patterns is None or allows_topic(expand(patterns, user.name, vhost), permission, key)
 
     @property
     def _user(self) -> User | None:

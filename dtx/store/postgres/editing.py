@@ -9,13 +9,13 @@ from sqlalchemy import Connection, Table, delete, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from dtx.log.account_tables import account, account_version, permission, vhost
+from dtx.log.account_tables import account, account_version, permission, topic_permission, vhost
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.migrate import engine
 from dtx.log.tables import branch, exchange, queue
 from dtx.store.postgres.passwords import hash_password
-from dtx.store.postgres.permissions import BadPattern, Patterns, check_pattern
+from dtx.store.postgres.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand
 from dtx.store.postgres.users import DEFAULT_PASSWORD, DEFAULT_USER, DEFAULT_VHOST, EVERYTHING, Snapshot, snapshot
 
 MAX_NAME: Final = 255
@@ -133,12 +133,7 @@ class AccountEditor:
         given = {"configure": configure, "write": write, "read": read}
         changed = {word: pattern for word, pattern in given.items() if pattern is not None}
         for word, pattern in changed.items():
-            try:
-                if "\0" in pattern:
-                    raise BadPattern("it holds a NUL")
-                check_pattern(pattern)
-            except BadPattern as error:
-                raise EditError(f"the pattern {pattern!r} of --{word} cannot be used: {error}") from None
+            _check_pattern(word, pattern, pattern)
         with self._changing() as connection:
             self._demand_user(connection, name)
             self._demand_vhost(connection, where)
@@ -161,6 +156,62 @@ class AccountEditor:
             gone = delete(permission).where(permission.c.account == name, *self._in(where))
             if connection.execute(gone).rowcount == 0:
                 raise EditError(f"user {name!r} has no permissions in virtual host {where!r}")
+
+    def grant_topic(
+        self, name: str, where: str, exchange_name: str, *, write: str | None = None, read: str | None = None
+    ) -> TopicPatterns:
+        """Say with which routing keys a user may use a topic exchange, besides what it needs to use it at all.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            exchange_name: need not be there yet, nor a topic exchange.
+            write: regular expression, in which ``{username}`` and ``{vhost}`` stand for the names; ``None`` leaves what
+                there is, which is nothing at first.
+            read: likewise.
+
+        Returns:
+            What it may use now.
+        """
+        given = {"write": write, "read": read}
+        changed = {word: pattern for word, pattern in given.items() if pattern is not None}
+        for word, pattern in changed.items():
+            _check_pattern(word, pattern, expand(TopicPatterns(pattern, ""), name, where).write)
+        _check_name("exchange", exchange_name)
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            self._demand_vhost(connection, where)
+            key = {"rm": self._rm, "account": name, "vhost": where, "exchange": exchange_name}
+            new = insert(topic_permission).values(**key, **(dict.fromkeys(given, "") | changed))
+            new = (
+                new.on_conflict_do_update(constraint="topic_permission_pkey", set_=changed)
+                if changed
+                else new.on_conflict_do_nothing()
+            )
+            connection.execute(new)
+            columns = (topic_permission.c.write, topic_permission.c.read)
+            found = connection.execute(select(*columns).where(*self._topics(name, where, exchange_name)))
+            return TopicPatterns(*found.one())
+
+    def revoke_topic(self, name: str, where: str, exchange_name: str | None = None) -> int:
+        """Lift what :meth:`grant_topic` has limited: every routing key will do again.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            exchange_name: at this exchange; ``None``: at all.
+
+        Returns:
+            At how many exchanges.
+        """
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            gone = delete(topic_permission).where(*self._topics(name, where, exchange_name))
+            count = connection.execute(gone).rowcount
+            if not count:
+                at = "" if exchange_name is None else f" for exchange {exchange_name!r}"
+                raise EditError(f"user {name!r} has no topic permissions{at} in virtual host {where!r}")
+            return count
 
     def add_vhost(self, name: str) -> None:
         """Make a virtual host."""
@@ -185,6 +236,11 @@ class AccountEditor:
 
     def _in(self, where: str) -> tuple[Any, ...]:
         return permission.c.rm == self._rm, permission.c.vhost == where
+
+    def _topics(self, name: str, where: str, exchange_name: str | None) -> tuple[Any, ...]:
+        at = () if exchange_name is None else (topic_permission.c.exchange == exchange_name,)
+        mine = topic_permission.c.account == name
+        return topic_permission.c.rm == self._rm, topic_permission.c.vhost == where, mine, *at
 
     def _demand_user(self, connection: Connection, name: str) -> None:
         # locked: it is still there when the change that needs it is written
@@ -219,13 +275,22 @@ class AccountEditor:
             raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(error)}") from None
 
 
+def _check_pattern(word: str, given: str, expanded: str) -> None:
+    try:
+        if "\0" in expanded:
+            raise BadPattern("it holds a NUL")
+        check_pattern(expanded)
+    except BadPattern as error:
+        raise EditError(f"the pattern {given!r} of --{word} cannot be used: {error}") from None
+
+
 def _check_name(what: str, name: str) -> None:
     try:
         octets = len(name.encode())
     except UnicodeEncodeError:
-        raise EditError(f"the name of a {what} must be UTF-8") from None
+        raise EditError(f"the name of the {what} must be UTF-8") from None
     if not 1 <= octets <= MAX_NAME or "\0" in name:
-        raise EditError(f"the name of a {what} has 1 to {MAX_NAME} octets, and no NUL")
+        raise EditError(f"the name of the {what} has 1 to {MAX_NAME} octets, and no NUL")
 
 
 def _hashed(password: bytes) -> str:

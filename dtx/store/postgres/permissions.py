@@ -31,6 +31,7 @@ _PROBES: Final = frozenset(b"a0 ")
 
 # regex reads {e<=1} as "with an error at most"; PCRE reads any such brace as itself. Neither is worth guessing.
 _STRANGE_BRACE: Final = regex.compile(r"(?:^|[^\\])(?:\\\\)*\{(?!\d+(?:,\d*)?\})")
+_VARIABLE: Final = regex.compile(r"\{(?:username|vhost)\}")
 # \g{1} is a reference to a group for PCRE, and twice the letter for regex.
 _STRANGE_REFERENCE: Final = regex.compile(r"(?:^|[^\\])(?:\\\\)*\\g")
 
@@ -59,6 +60,21 @@ class Patterns(NamedTuple):
     read: str
 
 
+class TopicPatterns(NamedTuple):
+    """With which routing keys an account may use one topic exchange; where there are none, with all.
+
+    ``{username}`` and ``{vhost}`` in them stand for the names, each character for itself. (RabbitMQ reads names as
+    patterns there: to it a user ``.*`` is everybody.)
+
+    Args:
+        write: publish.
+        read: bind and unbind.
+    """
+
+    write: str
+    read: str
+
+
 class BadPattern(ValueError):
     """A pattern that would not work; the message says why, in a few words."""
 
@@ -66,8 +82,25 @@ class BadPattern(ValueError):
 def allows(patterns: Patterns, permission: Permission, name: bytes) -> bool:
     """Whether *patterns* give *permission* on the exchange or queue *name*."""
     pattern: str = getattr(patterns, permission)
+    return _matches(pattern, name or b"amq.default")
+
+
+@lru_cache(_PATTERNS)
+def expand(patterns: TopicPatterns, user: str, vhost: str) -> TopicPatterns:
+    """*patterns* with names in the place of ``{username}`` and ``{vhost}``."""
+    names = {"{username}": regex.escape(user), "{vhost}": regex.escape(vhost)}
+    return TopicPatterns(*(_VARIABLE.sub(lambda found: names[found[0]], pattern) for pattern in patterns))
+
+
+def allows_topic(patterns: TopicPatterns, permission: Permission, key: bytes) -> bool:
+    """Whether *patterns*, expanded, give *permission*, write or read, for the routing key *key*."""
+    pattern: str = getattr(patterns, permission)
+    return _matches(pattern, key)
+
+
+def _matches(pattern: str, name: bytes) -> bool:
     try:
-        return _search(pattern, name or b"amq.default")
+        return _search(pattern, name)
     except TimeoutError:
         log.warning("a pattern of a permission took too long and counts as no match", pattern=pattern, name=name)
     except BadPattern as error:

@@ -8,8 +8,8 @@ from typing import Final
 
 from sqlalchemy import Select, Text, bindparam, select
 
-from dtx.log.account_tables import account, account_version, permission, vhost
-from dtx.store.postgres.permissions import Patterns
+from dtx.log.account_tables import account, account_version, permission, topic_permission, vhost
+from dtx.store.postgres.permissions import Patterns, TopicPatterns
 
 LOOPBACK_USERS: Final = frozenset({"guest"})
 """Who may only connect from this machine, since their password is known to all: RabbitMQ's rule ``loopback_users``."""
@@ -28,7 +28,18 @@ PERMISSIONS: Final = (
     .where(permission.c.rm == _RM)
     .order_by(permission.c.account, permission.c.vhost)
 )
-EVERYTHING: Final[tuple[Select[tuple[object, ...]], ...]] = (VERSION, VHOSTS, ACCOUNTS, PERMISSIONS)
+TOPICS: Final = (
+    select(
+        topic_permission.c.account,
+        topic_permission.c.vhost,
+        topic_permission.c.exchange,
+        topic_permission.c.write,
+        topic_permission.c.read,
+    )
+    .where(topic_permission.c.rm == _RM)
+    .order_by(topic_permission.c.account, topic_permission.c.vhost, topic_permission.c.exchange)
+)
+EVERYTHING: Final[tuple[Select[tuple[object, ...]], ...]] = (VERSION, VHOSTS, ACCOUNTS, PERMISSIONS, TOPICS)
 """To be read in one snapshot of the database, in this order, for :func:`snapshot`."""
 
 
@@ -41,12 +52,14 @@ class User:
         password_hash: never shown.
         tags: what else it is; words of ``dtx.log.account_tables.TAGS``.
         grants: by virtual host; where there is none the user may not enter.
+        topics: by virtual host and topic exchange; where there are none every routing key will do.
     """
 
     name: str
     password_hash: str = field(repr=False)
     tags: frozenset[str]
     grants: Mapping[str, Patterns]
+    topics: Mapping[tuple[str, str], TopicPatterns] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +82,12 @@ def snapshot(
     vhosts: Iterable[tuple[str]],
     accounts: Iterable[tuple[str, str, list[str]]],
     permissions: Iterable[tuple[str, str, str, str, str]],
+    topic_permissions: Iterable[tuple[str, str, str, str, str]],
 ) -> Snapshot:
     """The rows of :data:`EVERYTHING` as one value."""
+    topics: defaultdict[str, dict[tuple[str, str], TopicPatterns]] = defaultdict(dict)
+    for name, where, exchange, write, read in topic_permissions:
+        topics[name][where, exchange] = TopicPatterns(write=write, read=read)
     grants: defaultdict[str, dict[str, Patterns]] = defaultdict(dict)
     for name, where, configure, write, read in permissions:
         grants[name][where] = Patterns(configure=configure, write=write, read=read)
@@ -79,7 +96,13 @@ def snapshot(
         vhosts=frozenset(name for (name,) in vhosts),
         users=MappingProxyType(
             {
-                name: User(name=name, password_hash=stored, tags=frozenset(tags), grants=grants.get(name, {}))
+                name: User(
+                    name=name,
+                    password_hash=stored,
+                    tags=frozenset(tags),
+                    grants=grants.get(name, {}),
+                    topics=topics.get(name, {}),
+                )
                 for name, stored, tags in accounts
             }
         ),

@@ -93,11 +93,13 @@ def test_a_user_is_made_granted_listed_and_removed(dtx: Dtx) -> None:
                 {"vhost": "/", "configure": ".*", "write": ".*", "read": "x"},
                 {"vhost": "shop", "configure": "", "write": "^orders$", "read": ""},
             ],
+            "topic_permissions": [],
         },
         {
             "name": "guest",
             "tags": ["administrator"],
             "permissions": [{"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+            "topic_permissions": [],
         },
     ]
     table = dtx("user", "list")
@@ -107,6 +109,41 @@ def test_a_user_is_made_granted_listed_and_removed(dtx: Dtx) -> None:
     assert dtx("user", "revoke", "alice", "--vhost", "shop") == "user alice may not enter shop\n"
     assert dtx("user", "rm", "alice") == "user alice is removed\n"
     assert not dtx.may_log_in("alice", SECRET.encode())
+
+
+def test_topics_are_granted_listed_and_lifted(dtx: Dtx) -> None:
+    grant = ("user", "grant-topic", "guest", "amq.topic")
+    said = dtx(*grant, "--write", "^{username}[.]")
+    assert said == "user guest in /, topics of exchange amq.topic: write '^{username}[.]', read ''\n"
+    assert dtx(*grant, "--read", "^news").endswith("write '^{username}[.]', read '^news'\n")  # what was given stays
+    dtx("user", "grant-topic", "guest", "events", "--write", "a", "--read", "b")
+    (guest,) = [json.loads(line) for line in dtx("user", "list", "--json").splitlines()]
+    assert guest["topic_permissions"] == [
+        {"vhost": "/", "exchange": "amq.topic", "write": "^{username}[.]", "read": "^news"},
+        {"vhost": "/", "exchange": "events", "write": "a", "read": "b"},
+    ]
+    table = dtx("user", "list")
+    assert ["user", "vhost", "topic", "exchange", "write", "read"] in [line.split() for line in table.splitlines()]
+    assert "'^{username}[.]'" in table
+    assert dtx("user", "revoke-topic", "guest", "events").endswith("again at 1 exchange\n")
+    assert dtx("user", "revoke-topic", "guest").endswith("again at 1 exchange\n")
+    assert json.loads(dtx("user", "list", "--json"))["topic_permissions"] == []
+
+
+def test_topics_that_cannot_be_granted_say_why(dtx: Dtx) -> None:
+    dtx("user", "grant-topic", "guest", "x", code=2)
+    for words, why in (
+        (("guest", "x", "--write", "("), "the pattern '(' of --write cannot be used"),
+        (("guest", "x", "--read", "{client_id}"), "must be written \\{"),
+        (("guest", "x", "--write", "(a|aa)+$"), "matching it can take too long"),
+        (("guest", "", "--write", "a"), "the name of the exchange has 1 to 255 octets"),
+        (("nobody", "x", "--write", "a"), "there is no user 'nobody'"),
+        (("guest", "x", "--write", "a", "--vhost", "nowhere"), "there is no virtual host 'nowhere'"),
+    ):
+        dtx("user", "grant-topic", *words, code=1)
+        assert why in dtx.err
+    dtx("user", "revoke-topic", "guest", code=1)
+    assert "user 'guest' has no topic permissions in virtual host '/'" in dtx.err
 
 
 def test_tags_are_given_when_the_user_is_made(dtx: Dtx) -> None:
