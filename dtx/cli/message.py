@@ -24,5 +24,7 @@ def message_value(work: Work, size: int, preview_length: int) -> dict[str, objec
         "properties": decode_properties(work.properties),
         "preview": preview(work.body, preview_length, size),
     }
-    value["mandatory" if work.kind is WorkKind.PUBLISH else "redelivered"] = bool(work.flags & 1)
+    value["mandatory" if work.kind is WorkKind.PUBLISH else "redelivered"] = (
+        None if work.flags is None else bool(work.flags & 1)
+    )
     return value

@@ -160,8 +160,8 @@ def _where(work: Work) -> str:
     source = f"exchange {name_text(work.exchange) or '(default)'} key {name_text(work.routing_key)}"
     if work.kind is WorkKind.PUBLISH:
         into = "" if work.queue is None else f" into queue {name_text(work.queue)}"
-        return f"publish to {source}{into}{', mandatory' if work.flags & 1 else ''}"
-    again = ", redelivered" if work.flags & 1 else ""
+        return f"publish to {source}{into}{', mandatory' if (work.flags or 0) & 1 else ''}"
+    again = ", redelivered" if (work.flags or 0) & 1 else ""
     return f"consumed from queue {name_text(work.queue or b'')}{again} ({source})"
 
 

@@ -314,6 +314,7 @@ class MemoryLog:
                         exchange=message.exchange,
                         routing_key=message.routing_key,
                         queue=name if publish else name or b"",
+                        flags=None,
                         properties=message.properties,
                         body=message.body,
                     )

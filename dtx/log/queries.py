@@ -171,7 +171,7 @@ def kept(branch_id: UUID | BindParameter[Any]) -> CompoundSelect[Any]:
         return (
             select(
                 (found.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
-                message.c.routing_key, name, literal(0), message.c.properties, message.c.body, null(), null(),
+                message.c.routing_key, name, null(), message.c.properties, message.c.body, null(), null(),
             )
             .select_from(
                 branch.join(found, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)

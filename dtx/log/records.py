@@ -69,7 +69,7 @@ class Work:
         exchange: where it is (was) published.
         routing_key: with which key.
         queue: where it was consumed from; ``None`` for a publish that is not routed yet.
-        flags: publish: bit 0 mandatory; consume: bit 0 redelivered.
+        flags: publish: bit 0 mandatory; consume: bit 0 redelivered; ``None`` where that is not kept (standalone mode).
         properties: content header from the property flags on, as received.
         body: the message body.
         unit: number of the unit that takes it; ``None`` for a publish.
@@ -81,7 +81,7 @@ class Work:
     exchange: bytes
     routing_key: bytes
     queue: bytes | None = None
-    flags: int = 0
+    flags: int | None = 0
     properties: bytes
     body: bytes
     unit: int | None = None

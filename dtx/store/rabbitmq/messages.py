@@ -80,7 +80,9 @@ def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(item.properties, ID, message_id(branch_id, item.position))
-        frames.append(method_frame(channel, requests.publish(item.exchange, item.routing_key, item.flags & MANDATORY)))
+        frames.append(
+            method_frame(channel, requests.publish(item.exchange, item.routing_key, (item.flags or 0) & MANDATORY))
+        )
         frames.append(header_frame(channel, _BASIC, len(item.body), raw))
         frames.extend(body_frames(channel, item.body, frame_max))
     return frames
@@ -110,7 +112,7 @@ def _marked(branch_id: UUID, item: Work) -> bytes:
         values[_KEY] = (b"S", item.routing_key)
     if view.header(ID) is None:
         values[ID] = (b"S", here)
-    values[_REDELIVERED] = (b"t", bytes((item.flags & 1,)))
+    values[_REDELIVERED] = (b"t", bytes(((item.flags or 0) & 1,)))
     return properties.set_headers(raw, values)
 
 

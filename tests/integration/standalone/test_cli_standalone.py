@@ -146,6 +146,8 @@ def test_show_has_the_messages_of_a_branch(dtx: Command, scene: Scene) -> None:
         ("publish", "copies", "second"),
         ("consume", "orders", "first"),
     ]
+    # the rows do not tell, so neither is said
+    assert (moved["in_log"]["work"][0]["mandatory"], moved["in_log"]["work"][1]["redelivered"]) == (None, None)
     assert "consumed from queue orders" in dtx("show", str(scene.moved))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -189,5 +190,7 @@ def test_a_message_is_shown_with_where_it_goes_and_how_large_it_is() -> None:
         position=0, kind=WorkKind.CONSUME, exchange=b"", routing_key=b"q", queue=b"q", properties=b"\x00\x00", body=b"",
         unit=1,
     )  # fmt: skip
-    assert not message_value(taken, 0, 80)["redelivered"]
+    assert message_value(taken, 0, 80)["redelivered"] is False
+    assert message_value(replace(taken, flags=None), 0, 80)["redelivered"] is None  # nobody knows
+    assert message_value(replace(work, flags=None), 0, 80)["mandatory"] is None
     assert re.fullmatch(r"[a-z_]+", "".join(message_value(taken, 0, 80)))
