@@ -49,6 +49,8 @@ class Recorder:
         """What the log does not have yet."""
         self.unsure: set[int] = set()
         """Those durable queues among it of which writing has failed so far: nothing is put there."""
+        self._refused: set[int] = set()
+        """Numbers of definitions that nobody writes again until somebody asks: see :meth:`defined`."""
 
     async def close(self) -> None:
         """Write what waits, and stop to try again."""
@@ -218,11 +220,22 @@ class Recorder:
         return asyncio.shield(future)
 
     def defined(self, thing: Thing | None = None) -> Awaitable[None] | None:
-        """When the log has *thing*, or all topology so far; as :meth:`define`. ``None`` where it has it already."""
+        """When the log has *thing*, or all topology so far; as :meth:`define`. ``None`` where it has it already.
+
+        What a constraint of the database has refused is written again for who asks for it: nobody else would, and what
+        was in its way may be gone.
+        """
         if not self._defines and not self.undefined:
             return None
-        definition = self._defines[-1] if thing is None else self.undefined.get(thing)
-        return None if definition is None else asyncio.shield(definition.future)
+        if thing is None:
+            return asyncio.shield(self._defines[-1].future) if self._defines else None
+        definition = self.undefined.get(thing)
+        if definition is None:
+            return None
+        if definition.number in self._refused:
+            self._refused.discard(definition.number)
+            return self.define(definition.record)
+        return asyncio.shield(definition.future)
 
     def defined_queues(self, queues: Iterable[int]) -> "asyncio.Future[None] | None":
         """As :meth:`defined`, for some queues; to be shielded from who waits."""
@@ -282,6 +295,7 @@ class Recorder:
                 if not isinstance(error, LogConflict):
                     await asyncio.sleep(_PAUSE)
                     continue
+                self._refused.add(definition.number)  # those behind it do not wait for it
             else:
                 self._defined(definition)
             self._defines.popleft()
