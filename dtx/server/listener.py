@@ -11,6 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
 from dtx.server.front import ClientSession
+from dtx.server.memory import Leftovers
 from dtx.server.tls import TlsServer
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
@@ -177,6 +178,7 @@ class Listener:
         self._tls_servers: list[TlsServer] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._full = False
+        self._leftovers = Leftovers(lambda: len(self.sessions))
 
     async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Take an address; port 0 lets the system choose. Nobody is accepted before :meth:`accept`.
@@ -257,6 +259,7 @@ class Listener:
         finally:
             self.sessions.discard(session)
             self._left.discard(session)
+            self._leftovers.add()
 
     def stop_accepting(self) -> None:
         """No new sockets."""
@@ -278,3 +281,4 @@ class Listener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._leftovers.close()

@@ -1,7 +1,9 @@
-"""When garbage is collected: a log of many branches is loaded into objects that stay."""
+"""When garbage is collected: a log of many branches is loaded into objects that stay, and connections come and go."""
 
+import asyncio
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,3 +26,62 @@ def loading() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
         gc.enable()
+
+
+_FEW: Final = 300
+"""Connections whose leftovers are not worth a look at everything: some megabytes."""
+_SHARE: Final = 4
+"""The part of those that are there (a fourth) that must have left before it is worth one."""
+_LATER: Final = 2.0
+"""Seconds from then to the look: of a fleet that leaves at once all are gone by then, and they cost one look."""
+_REST: Final = 100
+"""How many times as long as the last look took nobody is kept waiting by another one: a hundredth of all time."""
+
+
+class Leftovers:
+    """What connections leave behind.
+
+    Their parts know each other, so they are not freed with the last use, but when garbage is collected. Those that
+    lasted are looked at only with everything else, and with the thresholds above that is far away: a hundred thousand
+    connections would have left a gigabyte by then.
+
+    Args:
+        live: how many connections there are.
+        collect: looks at everything.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[], int],
+        *,
+        collect: Callable[[], object] = gc.collect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live = live
+        self._collect = collect
+        self._clock = clock
+        self._left = 0
+        self._rest_until = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self) -> None:
+        """A connection has ended."""
+        self._left += 1
+        if self._timer is None and self._left >= max(_FEW, self._live() // _SHARE):
+            wait = max(_LATER, self._rest_until - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._left = 0
+        began = self._clock()
+        self._collect()
+        now = self._clock()
+        self._rest_until = now + _REST * (now - began)
+
+    def close(self) -> None:
+        """The service ends, and all with it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,162 @@
+"""One client's connection on an event loop, as cheap as Python has it: thousands of them share a process."""
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final, Self, cast
+from urllib.parse import unquote, urlsplit
+
+from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitter, method_frame
+from tests.support.peer import HEADER_0_9_1
+
+FRAME_MAX: Final = 131_072
+PATIENCE: Final = 120.0
+"""Seconds for one answer: far beyond what is measured, so that what hangs is told from what is slow."""
+RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: the socket goes with a reset, whatever is still to be sent."""
+
+
+class Left(Exception):
+    """The server has ended the connection or the channel, with these words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to connect, as whom; picklable."""
+
+    host: str
+    port: int
+    user: bytes
+    password: bytes
+    vhost: bytes
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read ``amqp://user:password@host:port/vhost``."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        words = (unquote(word or "").encode() for word in (parts.username, parts.password, parts.path[1:]))
+        return cls(parts.hostname, parts.port, *words)
+
+
+class Link(asyncio.Protocol):
+    """One connection. What it waits for is asked for one by one, as a program does.
+
+    Args:
+        server: to connect to.
+    """
+
+    __slots__ = ("_answer", "_splitter", "_wanted", "delivered", "deliveries", "ended", "server", "transport")
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.deliveries = 0
+        """Bodies that came, of whatever message."""
+        self.delivered = 0
+        """Tag of the last delivery."""
+        self.ended = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport
+        self._splitter = FrameSplitter(FRAME_MAX)
+        self._wanted: tuple[int, ...] = ()
+        self._answer: asyncio.Future[bytes] | None = None
+
+    @classmethod
+    async def connect(cls, server: Server, source: str) -> Self:
+        """Connect from the address *source*, and no more."""
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(lambda: cls(server), server.host, server.port, local_addr=(source, 0))
+        return link
+
+    async def log_in(self, heartbeat: int = 0) -> Self:
+        """The handshake, and a channel."""
+        self.transport.write(HEADER_0_9_1)
+        await self.wait(keys.CONNECTION_START)
+        offered = handshake.decode_tune(await self.ask(self.start_ok(), keys.CONNECTION_TUNE, 0))
+        agreed = handshake.Tune(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
+        self.say(handshake.encode_tune_ok(agreed), 0)
+        await self.ask(handshake.encode_open(self.server.vhost), keys.CONNECTION_OPEN_OK, 0)
+        await self.ask(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)
+        return self
+
+    def start_ok(self) -> bytes:
+        """The payload of connection.start-ok."""
+        response = handshake.plain(self.server.user, self.server.password)
+        return handshake.encode_start_ok(
+            handshake.StartOk(client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US")
+        )
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Octets from the server."""
+        buffer, frames = self._splitter.feed(data)
+        for key, _, start, end in frames:
+            if key == HEARTBEAT:
+                self.transport.write(HEARTBEAT_FRAME)
+            elif key in self._wanted:
+                self._take(buffer[start + 7 : end - 1])
+            elif key == BODY:
+                self.deliveries += 1
+            elif key == keys.BASIC_DELIVER:
+                self.delivered = content.deliver(buffer[start + 7 : end - 1]).delivery_tag
+            elif key in (keys.CHANNEL_CLOSE, keys.CONNECTION_CLOSE):
+                closed = content.close(buffer[start + 7 : end - 1])
+                self._fail(f"{closed.reply_code} {closed.reply_text.decode(errors='replace')}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self._fail(f"the connection is gone: {exc or 'closed'}")
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _take(self, payload: bytes) -> None:
+        self._wanted = ()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(payload)
+
+    def _fail(self, words: str) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(Left(words))
+
+    # -- what members of a crowd do
+
+    def say(self, payload: bytes, channel: int = 1) -> None:
+        """Send one method."""
+        self.transport.write(method_frame(channel, payload))
+
+    async def ask(self, payload: bytes, answer: int, channel: int = 1) -> bytes:
+        """Send one method and wait for its answer."""
+        self.say(payload, channel)
+        return await self.wait(answer)
+
+    async def wait(self, *keys: int) -> bytes:
+        """The payload of the next method that is one of *keys*.
+
+        Raises:
+            Left: the server would rather have us go.
+            TimeoutError: it says nothing.
+        """
+        if self.ended.done():
+            raise Left("the connection is gone")
+        self._wanted = keys
+        self._answer = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(PATIENCE):
+            return await self._answer
+
+    async def close(self) -> None:
+        """Leave in order."""
+        await self.ask(requests.close(keys.CONNECTION_CLOSE, 200, b"bye"), keys.CONNECTION_CLOSE_OK, 0)
+        self.transport.abort()
+
+    def vanish(self) -> None:
+        """Leave with a reset."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.transport.abort()

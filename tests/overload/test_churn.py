@@ -1,0 +1,53 @@
+"""Clients that come in thousands, stay for a while and go, again and again: memory is used again."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.overload.crowd import Crowd
+from tests.overload.test_overload import KIB, MIB, open_files
+from tests.support.postgres import PostgresServer
+from tests.support.processes import resident, wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+COUNT = 2000
+WAVES = 3
+MOST = 16 * MIB
+"""How much more later waves may take than the first one: what was left of the first is used again, or nearly all."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["alongside", "standalone"])
+def test_clients_that_come_and_go_cost_memory_once(
+    mode: Literal["alongside", "standalone"], postgres: PostgresServer, request: pytest.FixtureRequest
+) -> None:
+    with open_files() as allowed:
+        options: tuple[str, ...] = ("--max-connections", str(COUNT + 10))
+        count = min(COUNT, (allowed - 500) // 2)
+        broker = None
+        if mode == "alongside":
+            node: RabbitNode = request.getfixturevalue("own_rabbitmq")
+            broker, options = node.url(), (*options, "--management", node.management_url)
+        database = postgres.create_database()
+        with DtxService(broker=broker, database=database, options=options) as service:
+            used = [wave(service, count) for _ in range(1 + WAVES)]
+        postgres.drop_database(database)
+    print(f"MiB after each wave of {count}: {', '.join(f'{octets / MIB:.0f}' for octets in used)}")
+    assert max(used) - used[0] <= MOST, f"{(used[-1] - used[0]) / WAVES / count / KIB:.1f} KiB of each client stay"
+
+
+def wave(service: DtxService, count: int) -> int:
+    """All come, and go; memory afterwards, as soon as it is what it will be."""
+    before = descriptors(service)
+    with Crowd(service.url(), {"idle": count}, processes=2):
+        pass
+    wait_until(lambda: descriptors(service) <= before + 10, seconds=60, what="all sockets closed")
+    return resident(service.pid)
+
+
+def descriptors(service: DtxService) -> int:
+    """How many files dtx has open."""
+    return len(list(Path(f"/proc/{service.pid}/fd").iterdir()))

@@ -1,0 +1,117 @@
+"""When what connections leave behind is looked for."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from dtx.server import memory
+from dtx.server.memory import Leftovers
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_LATER", 0.0)
+
+
+class Part:
+    """Something that knows something that knows it."""
+
+    def __init__(self) -> None:
+        self.other = self
+
+
+class Clock:
+    """Time as the test has it; each look takes as long as it says."""
+
+    def __init__(self, *, takes: float = 0.0) -> None:
+        self.now = 1000.0
+        self.takes = takes
+        self.looks = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def look(self) -> None:
+        self.looks += 1
+        self.now += self.takes
+
+
+async def turn() -> None:
+    """Let what is due happen."""
+    for _ in range(3):
+        await asyncio.sleep(0.001)
+
+
+async def test_what_has_left_is_freed_without_anything_else_happening() -> None:
+    left = [Part() for _ in range(300)]
+    seen = [weakref.ref(part) for part in left]
+    gc.collect()  # they are old now, as those of clients that stayed for a while
+    gc.disable()
+    try:
+        leftovers = Leftovers(lambda: 0)
+        while left:
+            left.pop()
+            leftovers.add()
+        assert all(part() is not None for part in seen)
+        await turn()
+        assert all(part() is None for part in seen)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("live", "enough"), [(0, 300), (1199, 300), (4000, 1000), (12_000, 3000)])
+async def test_nobody_is_kept_waiting_for_a_few(live: int, enough: int) -> None:
+    clock = Clock()
+    leftovers = Leftovers(lambda: live, collect=clock.look, clock=clock)
+    for _ in range(enough - 1):
+        leftovers.add()
+    await turn()
+    assert clock.looks == 0
+    leftovers.add()
+    await turn()
+    assert clock.looks == 1
+
+
+async def test_a_fleet_that_leaves_at_once_costs_one_look() -> None:
+    clock = Clock()
+    leftovers = Leftovers(lambda: 0, collect=clock.look, clock=clock)
+    for _ in range(5000):
+        leftovers.add()
+    await turn()
+    assert clock.looks == 1
+
+
+async def test_looks_take_a_hundredth_of_all_time_at_most() -> None:
+    """What takes long, since there is much to look at, is done the more rarely."""
+    clock = Clock(takes=0.25)
+    leftovers = Leftovers(lambda: 0, collect=clock.look, clock=clock)
+    waits: list[float] = []
+
+    def later(wait: float, _: object) -> asyncio.TimerHandle:
+        waits.append(wait)
+        return asyncio.get_running_loop().call_at(0, leftovers._look)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "call_later", later, raising=False)
+        for _ in range(300):
+            leftovers.add()
+        patch.undo()
+        await turn()
+        patch.setattr(asyncio.get_running_loop(), "call_later", later, raising=False)
+        for _ in range(300):
+            leftovers.add()
+    assert waits == [0.0, 25.0]
+    leftovers.close()
+
+
+async def test_the_end_forgets_what_is_due() -> None:
+    clock = Clock()
+    leftovers = Leftovers(lambda: 0, collect=clock.look, clock=clock)
+    for _ in range(300):
+        leftovers.add()
+    leftovers.close()
+    leftovers.close()
+    await turn()
+    assert clock.looks == 0
