@@ -1,7 +1,6 @@
 """The transaction log as the manager sees it. Two implementations obey one contract: PostgreSQL and in memory."""
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -24,6 +23,10 @@ class LogUnavailable(LogError):
 
 class LeaseLost(LogError):
     """Another dtx holds the lease (or ours ran out). Nothing was written."""
+
+
+Told = Callable[[LogError | None], None]
+"""Hears of the outcome of a write: ``None`` when it is durable."""
 
 
 class TransactionLog(Protocol):
@@ -55,10 +58,16 @@ class TransactionLog(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether so many records wait that those who :meth:`submit` should pause."""
+        """Whether so many records wait that those who :meth:`post` should pause."""
 
-    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
-        """As ``write``, without waiting: the future is done when *record* is durable, or has the LogError."""
+    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+        """As ``write``, without waiting.
+
+        Args:
+            record: what to write.
+            told: hears of the outcome once, after this returned.
+            urgent: as for ``write``.
+        """
 
     def load(self) -> AsyncIterator[BranchRecord]:
         """Every logged branch of this resource manager, without work; for the start."""

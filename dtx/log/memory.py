@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Final, assert_never
 from uuid import UUID
 
-from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
 from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
 from dtx.log.memory_messages import MemoryMessages
 from dtx.log.records import (
@@ -92,6 +92,7 @@ class MemoryLog:
         self.reachable = True
         """False: every call ends in LogUnavailable, and the lease is not valid."""
         self._rm = rm
+        self._posted: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Take the lease; waits while another log holds it."""
@@ -152,9 +153,18 @@ class MemoryLog:
         """Never: nothing waits in memory."""
         return False
 
-    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
         """Write *record* without waiting for it; in the order of the calls."""
-        return asyncio.ensure_future(self.write(record, urgent=urgent))
+
+        def ended(write: "asyncio.Task[None]") -> None:
+            self._posted.discard(write)
+            if not write.cancelled():
+                error = write.exception()
+                told(error if error is None or isinstance(error, LogError) else LogError(type(error).__name__))
+
+        write = asyncio.get_running_loop().create_task(self.write(record, urgent=urgent))
+        self._posted.add(write)
+        write.add_done_callback(ended)
 
     async def settled(self) -> None:
         """Every write here has a known outcome, unless the database is away."""

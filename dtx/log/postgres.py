@@ -10,7 +10,7 @@ from uuid import UUID
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log import checks, retention
-from dtx.log.api import LeaseLost, LogUnavailable
+from dtx.log.api import LeaseLost, LogUnavailable, Told
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.dsn import Dsn
 from dtx.log.lease import Lease
@@ -191,11 +191,11 @@ class PostgresLog:
         """See :class:`dtx.log.api.TransactionLog`."""
         return self._writer is not None and self._writer.congested
 
-    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
+    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
         """As :meth:`write`, without waiting."""
         if self._writer is None:
             raise LogUnavailable("the log is not open")
-        return self._writer.submit(record, urgent=urgent)
+        self._writer.post(record, told, urgent=urgent)
 
     async def settled(self) -> None:
         """Return when the outcome of every write is known."""

@@ -6,7 +6,7 @@ mode everything up to the sync is one implicit transaction: it commits at the sy
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 from uuid import UUID
 
@@ -62,6 +62,8 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._socket = self._pgconn.socket
         self._waiter: asyncio.Future[None] | None = None
+        self._patience_ends = 0.0
+        self._watch: asyncio.TimerHandle | None = None
         self._results: list[PGresult] = []
         self._error: PGresult | None = None
         self._alive = True
@@ -124,11 +126,14 @@ class Session:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
         await self._exchange()
 
-    async def run(self, statements: Sequence[Bound], *, sent: Point | None = None) -> list[PGresult]:
+    async def run(
+        self, statements: Sequence[Bound], *, meanwhile: Callable[[], None] | None = None, sent: Point | None = None
+    ) -> list[PGresult]:
         """Execute in one round trip and one transaction; returns after its commit.
 
         Args:
             statements: what to execute.
+            meanwhile: called when all of it is on its way.
             sent: the failpoint at which all of it is on its way.
 
         Raises:
@@ -144,27 +149,37 @@ class Session:
         except psycopg.Error as error:
             self._lose(self._dsn.explain(error))
             raise SessionLost(self._dsn.explain(error)) from None
-        return await self._exchange(sent)
+        return await self._exchange(meanwhile, sent)
 
-    async def _exchange(self, sent: Point | None = None) -> list[PGresult]:
+    async def _exchange(self, meanwhile: Callable[[], None] | None = None, sent: Point | None = None) -> list[PGresult]:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiter = waiter
         self._results = []
         self._error = None
-        timer = self._loop.call_later(self._answer_timeout, self._lose, "the database does not answer")
+        self._patience_ends = self._loop.time() + self._answer_timeout
+        if self._watch is None:
+            self._watch = self._loop.call_at(self._patience_ends, self._overdue)
         try:
-            try:
-                self._pgconn.pipeline_sync()
-            except psycopg.Error as error:
-                self._lose(self._dsn.explain(error))
+            self._pgconn.pipeline_sync()
+        except psycopg.Error as error:
+            self._lose(self._dsn.explain(error))
+        else:
+            self._flush()
+        if failpoint.armed and sent is not None:
+            failpoint.at(sent)
+        if meanwhile is not None:
+            meanwhile()
+        await waiter
+        return self._results
+
+    def _overdue(self) -> None:
+        """One timer watches all exchanges: to make and cancel one for each would cost more than to look again."""
+        self._watch = None
+        if self._waiter is not None:
+            if self._loop.time() >= self._patience_ends:
+                self._lose("the database does not answer")
             else:
-                self._flush()
-            if failpoint.armed and sent is not None:
-                failpoint.at(sent)
-            await waiter
-            return self._results
-        finally:
-            timer.cancel()
+                self._watch = self._loop.call_at(self._patience_ends, self._overdue)
 
     def _flush(self) -> None:
         """Send what libpq holds; where the socket takes no more, go on when it does."""
@@ -235,6 +250,9 @@ class Session:
             self._loop.remove_reader(self._socket)
             if self._writing:
                 self._loop.remove_writer(self._socket)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(SessionLost(why))

@@ -27,7 +27,7 @@ import psycopg
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log import checks, fence
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
 from dtx.log.changes import Change, Define, Store
 from dtx.log.dsn import Dsn
 from dtx.log.failpoints import around
@@ -54,17 +54,17 @@ log = get_logger()
 
 
 class Pending:
-    """A record on its way, and the future that its writer awaits.
+    """A record on its way, and who is to be told of its outcome.
 
     Its *subject* occurs once in a group: the branch, or topology as a whole.
     """
 
-    __slots__ = ("alone", "deadline", "future", "line_id", "record", "size", "subject")
+    __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
 
-    def __init__(self, record: LogWrite, line_id: bytes, future: "asyncio.Future[None]", deadline: float) -> None:
+    def __init__(self, record: LogWrite, line_id: bytes, told: Told, deadline: float) -> None:
         self.record = record
         self.line_id = line_id
-        self.future = future
+        self._told: Told | None = told
         self.deadline = deadline
         self.alone = False
         self.size = _ROW_BYTES
@@ -87,15 +87,19 @@ class Pending:
         if change is not None:
             self.size += change.size
 
-    def succeed(self) -> None:
-        """It is durable."""
-        if not self.future.done():
-            self.future.set_result(None)
+    @property
+    def answered(self) -> bool:
+        """Whether the outcome was told."""
+        return self._told is None
 
-    def fail(self, error: LogError) -> None:
-        """It failed, and *error* says what is known."""
-        if not self.future.done():
-            self.future.set_exception(error)
+    def answer(self, error: LogError | None = None) -> None:
+        """Tell the outcome, unless that was done: it is durable, or *error* says what is known."""
+        told, self._told = self._told, None
+        if told is not None:
+            try:
+                told(error)
+            except Exception:
+                log.exception("who waited for a write failed when it was told")
 
 
 class Writer:
@@ -140,6 +144,7 @@ class Writer:
         self._queue: deque[Pending] = deque()
         self._under_way: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
         self._carried: list[Pending] = []
+        self._committed: list[Pending] = []  # committed, and nobody was told yet
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -189,29 +194,34 @@ class Writer:
         while len(self._queue) >= MAX_QUEUED and self._end is None:
             self._room.clear()
             await self._room.wait()
-        await self.submit(record, urgent=urgent)
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def told(error: LogError | None) -> None:
+            if future.done():
+                return  # who waited has gone
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.post(record, told, urgent=urgent)
+        await future
 
     @property
     def congested(self) -> bool:
-        """Whether so many records wait that those who :meth:`submit` should pause."""
+        """Whether so many records wait that those who :meth:`post` should pause."""
         return len(self._queue) >= MAX_QUEUED
 
-    def submit(self, record: LogWrite, *, urgent: bool = True) -> "asyncio.Future[None]":
-        """Queue *record*, however many wait: see :attr:`congested`.
-
-        Returns:
-            Done when it is durable; fails as :meth:`write` does.
-        """
-        future: asyncio.Future[None] = self._loop.create_future()
+    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+        """Queue *record*, however many wait: see :attr:`congested`. *told* hears what :meth:`write` would raise."""
         if self._end is not None:
-            future.set_exception(type(self._end)(str(self._end)))
-            return future
-        self._queue.append(Pending(record, next(self._line_ids), future, time.monotonic() + self._retry_window))
+            self._loop.call_soon(told, type(self._end)(str(self._end)))
+            return
+        self._queue.append(Pending(record, next(self._line_ids), told, time.monotonic() + self._retry_window))
         if urgent:
             self._wake()
         elif self._patience is None:
             self._patience = self._loop.call_later(_PATIENCE, self._wake)
-        return future
 
     def _wake(self) -> None:
         if self._patience is not None:
@@ -234,18 +244,23 @@ class Writer:
     def _stop(self, error: LogError) -> None:
         """No write succeeds from now on."""
         self._end = self._end or error
-        for pending in (*self._under_way, *self._carried, *self._queue):
-            pending.fail(type(error)(str(error)))
+        self._tell()
+        waiting = (*self._under_way, *self._carried, *self._queue)
         self._queue.clear()
         self._room.set()
+        for pending in waiting:
+            pending.answer(type(error)(str(error)))
 
     async def _run(self) -> None:
         try:
             while self._end is None:
+                if not self._queue:
+                    self._tell()
                 if self._carried or self._queue:
                     if self._session is not None and self._session.alive:
                         await self._work()
                     else:
+                        self._tell()
                         await self._reconnect()
                 elif self._closing.is_set():
                     return
@@ -260,13 +275,14 @@ class Writer:
 
     async def _work(self) -> None:
         if self._carried:
+            self._tell()
             await self._settle()
             return
         group = self._under_way = self._take()
         try:
             await self._commit(group)
         except LeaseLost:
-            self._queue.extendleft(reversed([pending for pending in group if not pending.future.done()]))
+            self._queue.extendleft(reversed([pending for pending in group if not pending.answered]))
             await self._prove_again()
         except SessionLost as error:
             log.warning("the connection to the database was lost", error=str(error), records=len(group))
@@ -318,7 +334,7 @@ class Writer:
             if failpoint.armed:
                 for pending in group:
                     failpoint.at(around(pending.record)[0])
-            await session.run(bound, sent=Point.LOG_SENT)
+            await session.run(bound, meanwhile=self._tell, sent=Point.LOG_SENT)
         except SessionLost:
             self._carried = group
             self._known.clear()
@@ -335,15 +351,23 @@ class Writer:
         if failpoint.armed:
             for pending in group:
                 failpoint.at(around(pending.record)[1])
-        for pending in group:
-            pending.succeed()
+        self._committed = group
         if self._observe is not None:
             self._observe(len(group), time.perf_counter() - began)
+
+    def _tell(self) -> None:
+        """Answer for the group that has committed.
+
+        Where another one waits, that is sent first: PostgreSQL writes it while the answers to this one go out.
+        """
+        group, self._committed = self._committed, []
+        for pending in group:
+            pending.answer()
 
     async def _commit_apart(self, group: list[Pending]) -> None:
         for index, pending in enumerate(group):
             if time.monotonic() > pending.deadline:
-                pending.fail(LogUnavailable("the database is too slow, nothing was written"))
+                pending.answer(LogUnavailable("the database is too slow, nothing was written"))
                 continue
             try:
                 await self._commit([pending])
@@ -354,18 +378,18 @@ class Writer:
     async def _refused(self, pending: Pending, error: Exception) -> None:
         """Answer for a record that was refused when it came alone."""
         if not isinstance(error, Refused):
-            pending.fail(LogError(f"the log cannot keep the record: {error}"))
+            pending.answer(LogError(f"the log cannot keep the record: {error}"))
         elif error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
-            pending.fail(LogConflict(error.message))
+            pending.answer(LogConflict(error.message))
         elif error.sqlstate in {"40001", "40P01", "55P03"} and time.monotonic() < pending.deadline:
             # serialization failure, deadlock, lock timeout: somebody else's lock was in the way
             await asyncio.sleep(_PAUSE_MIN)
             pending.alone = True
             self._queue.appendleft(pending)
         elif error.sqlstate.startswith(("22", "54")):
-            pending.fail(LogError(f"the log cannot keep the record: {error.message}"))
+            pending.answer(LogError(f"the log cannot keep the record: {error.message}"))
         else:
-            pending.fail(LogUnavailable(f"the database refused the record: {error.message}"))
+            pending.answer(LogUnavailable(f"the database refused the record: {error.message}"))
 
     async def _connect(self) -> None:
         """A new session under a new epoch: no earlier session of ours writes any more."""
@@ -408,15 +432,14 @@ class Writer:
     def _expire(self, why: str) -> None:
         """Answer whoever has waited for the retry window."""
         now = time.monotonic()
+        late = [pending for pending in self._queue if pending.deadline <= now]
+        self._queue = deque([pending for pending in self._queue if pending.deadline > now])
+        self._room.set()
         for pending in self._carried:
             if pending.deadline <= now:
-                pending.fail(LogUnavailable(f"the database is away, the outcome of the write is not known: {why}"))
-        waiting = [pending for pending in self._queue if pending.deadline > now]
-        for pending in self._queue:
-            if pending.deadline <= now:
-                pending.fail(LogUnavailable(f"the database is away, nothing was written: {why}"))
-        self._queue = deque(waiting)
-        self._room.set()
+                pending.answer(LogUnavailable(f"the database is away, the outcome of the write is not known: {why}"))
+        for pending in late:
+            pending.answer(LogUnavailable(f"the database is away, nothing was written: {why}"))
 
     async def _settle(self) -> None:
         """Find out whether the carried group was committed: all of it was, or none."""
@@ -436,12 +459,12 @@ class Writer:
         log.info("a write of unknown outcome is settled", committed=applied, records=len(group))
         for pending in reversed(group):
             if applied:
-                pending.succeed()
+                pending.answer()
             elif time.monotonic() > pending.deadline:
-                pending.fail(
+                pending.answer(
                     LogUnavailable("the connection to the database was lost again and again, nothing was written")
                 )
-            elif not pending.future.done():
+            elif not pending.answered:
                 # Who was told "not known" in the meantime reads the row again and decides anew. The others come one by
                 # one: where a record is what ends the connection, it ends alone.
                 pending.alone = True

@@ -198,10 +198,14 @@ class TransactionManager:
             Whether all of them finished within *seconds*.
         """
         self.draining = True
-        writes = self._quick.writes if self._quick is not None else set()
-        if self._tasks or writes:
-            await asyncio.wait({*self._tasks, *writes}, timeout=seconds)
-        return not self._tasks and not writes
+        waits = {*self._tasks}
+        if self._quick is not None and self._quick.under_way.count:
+            waits.add(asyncio.create_task(self._quick.under_way.none()))
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=seconds)
+            for task in late - self._tasks:
+                task.cancel()
+        return not self._tasks and (self._quick is None or not self._quick.under_way.count)
 
     async def close(self) -> None:
         """Stop the timers and whatever still runs."""
@@ -209,8 +213,8 @@ class TransactionManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for write in self._quick.writes if self._quick is not None else ():
-            write.cancel()  # it goes on, and nobody hears of it
+        if self._quick is not None:
+            self._quick.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work* on behalf of the manager: it outlives the connection that asked for it."""

@@ -5,12 +5,13 @@ takes no task: its effects are the same, in the same order, and the rest of them
 is durable, or not. What is not that simple is not begun here.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Insert, LogWrite
+from dtx.log.underway import UnderWay
 from dtx.manager.effects import Reply, give
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
@@ -36,8 +37,13 @@ class Quick:
         self._durable = durable
         self._done = done
         self._clock = time.monotonic
-        self.writes: set[asyncio.Future[None]] = set()
-        """What is under way."""
+        self._closed = False
+        self.under_way: Final = UnderWay()
+        """Writes that nobody has heard of yet."""
+
+    def close(self) -> None:
+        """Nobody waits any more: what is under way goes on, and nobody hears of it."""
+        self._closed = True
 
     def begin(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
         """Begin a request, unless it has to wait for something else than one write.
@@ -70,24 +76,20 @@ class Quick:
         except XaError:
             return False  # the long way says so
         entry.busy = True
-        future = self._log.submit(record)
-        self.writes.add(future)
-        future.add_done_callback(_Rest(self, entry, branch, record, ending, answer.flag, reply))
+        self._log.post(record, _Rest(self, entry, branch, record, ending, answer.flag, reply))
+        self.under_way.begin()
         return True
 
-    def finish(self, rest: "_Rest", future: "asyncio.Future[None]") -> None:
+    def finish(self, rest: "_Rest", error: LogError | None) -> None:
         """The write is durable, or may not be: the effects behind it."""
-        self.writes.discard(future)
+        self.under_way.end()
+        if self._closed:
+            return
         entry, record, ending = rest.entry, rest.record, rest.ending
-        if future.cancelled():
-            return  # the manager has closed: nobody waits
         try:
-            error = future.exception()
-            if isinstance(error, LogError):
+            if error is not None:
                 what = f"writing {State.PREPARED}" if ending is None else f"writing the end ({ending})"
                 rest.reply(self._durable.failed(entry, record, what, error))
-            elif error is not None:
-                raise error
             else:
                 if ending is not None:
                     self._durable.ended(entry, ending)
@@ -126,5 +128,5 @@ class _Rest:
         self.flag = flag
         self.reply = reply
 
-    def __call__(self, future: "asyncio.Future[None]") -> None:
-        self.quick.finish(self, future)
+    def __call__(self, error: LogError | None) -> None:
+        self.quick.finish(self, error)

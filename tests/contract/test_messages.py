@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtx.log.api import LogConflict, MessageLog
+from dtx.log.api import LogConflict, LogError, MessageLog
 from dtx.log.changes import Change, Define, Definitions, DestinationKind, ExchangeKey, QueueContents, Slot, Store
 from dtx.log.records import JournalEvent, LogState, Note
 from tests.contract.conftest import OpenLog
@@ -92,9 +92,16 @@ async def test_a_slot_that_is_put_and_dropped_in_one_group_is_gone(log: MessageL
 
 async def test_submitted_records_are_written_in_order(log: MessageLog) -> None:
     messages = [a_message() for _ in range(10)]
-    futures = [log.submit(Store(change=puts(message))) for message in messages]
-    futures += [log.submit(Store(change=drops(message)), urgent=False) for message in messages[::2]]
-    await asyncio.gather(*futures)
+    told: list[LogError | None] = []
+    for message in messages:
+        log.post(Store(change=puts(message)), told.append)
+    for message in messages[::2]:
+        log.post(Store(change=drops(message)), told.append, urgent=False)
+    assert not told, "nobody is told before the call has returned"
+    done: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+    log.post(Store(change=Change()), done.set_result)
+    await done
+    assert told == [None] * 15
     assert await positions_in(log) == [message.position for message in messages[1::2]]
     await log.settled()
     assert not log.congested

@@ -8,12 +8,13 @@ that was sent without acknowledgement, topology) is written again until it is th
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, MessageLog
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, MessageLog, Told
 from dtx.log.changes import BindingRow, Change, Define, ExchangeKey, Slot, Store, StoredMessage
+from dtx.log.underway import UnderWay
 from dtx.telemetry import get_logger
 
 DROPS_AT_ONCE: Final = 5_000
@@ -27,7 +28,6 @@ log = get_logger(part="store")
 
 Thing = int | ExchangeKey | BindingRow
 """Something durable of the topology: a queue by its id, an exchange, a binding."""
-Written = Callable[[LogError | None], None]
 
 
 class Recorder:
@@ -41,7 +41,7 @@ class Recorder:
         self._log = log_
         self._gone: list[Slot] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._under_way = UnderWay()
         self._numbers = count()
         self._defines: deque[_Definition] = deque()
         self._defining: asyncio.Task[None] | None = None
@@ -55,7 +55,7 @@ class Recorder:
     async def close(self) -> None:
         """Write what waits, and stop to try again."""
         self._flush()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._under_way.none()
         for definition in list(self._defines):
             await asyncio.wait((definition.future,))
             if definition.future.exception() is not None:
@@ -64,11 +64,13 @@ class Recorder:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _submit(self, change: Change, *, urgent: bool = True) -> "asyncio.Future[None]":
-        future = self._log.submit(Store(change=change), urgent=urgent)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
+    def _post(self, change: Change, told: Told, *, urgent: bool = True) -> None:
+        def ended(error: LogError | None) -> None:
+            self._under_way.end()
+            told(error)
+
+        self._log.post(Store(change=change), ended, urgent=urgent)
+        self._under_way.begin()
 
     def spawn(self, work: Awaitable[None]) -> None:
         """Let *work* run until the store closes; what it raises is logged."""
@@ -85,17 +87,9 @@ class Recorder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def submit(self, change: Change, done: Callable[[LogError | None], None]) -> None:
-        """Write *change*; *done* hears of the outcome, and is never called before this returns."""
-
-        def finished(future: "asyncio.Future[None]") -> None:
-            error = future.exception()
-            if error is None or isinstance(error, LogError):
-                done(error)
-            else:  # pragma: no cover - the log lets nothing else out
-                done(LogError(f"{type(error).__name__} in the log"))
-
-        self._submit(change).add_done_callback(finished)
+    def submit(self, change: Change, told: Told) -> None:
+        """Write *change*; *told* hears of the outcome, and is never called before this returns."""
+        self._post(change, told)
 
     async def settled(self) -> None:
         """Return when the log knows what it has written.
@@ -152,15 +146,12 @@ class Recorder:
             self._drop(gone[start : start + DROPS_AT_ONCE])
 
     def _drop(self, slots: Sequence[Slot]) -> None:
-        future = self._submit(Change(drops=slots), urgent=False)
-
-        def finished(future: "asyncio.Future[None]") -> None:
-            error = future.exception()
+        def told(error: LogError | None) -> None:
             if error is not None and not isinstance(error, LeaseLost):
                 log.warning("settled messages could not be removed, trying again", error=str(error), count=len(slots))
                 self.spawn(self._again(slots))
 
-        future.add_done_callback(finished)
+        self._post(Change(drops=slots), told, urgent=False)
 
     async def _again(self, slots: Sequence[Slot]) -> None:
         await asyncio.sleep(_PAUSE)
@@ -197,7 +188,7 @@ class Recorder:
 
     def mark(self, delivered: Sequence[tuple[int, int]]) -> None:
         """Keep up to where messages were delivered, by queue id; a mark that is lost comes again with the next."""
-        self._submit(Change(delivered=delivered), urgent=False).add_done_callback(asyncio.Future.exception)
+        self._post(Change(delivered=delivered), _ignore, urgent=False)
 
     # -- topology -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +250,7 @@ class Recorder:
             except LogError:
                 await asyncio.sleep(_PAUSE)
 
-    def behind(self, queues: Collection[int], written: Written) -> Written:
+    def behind(self, queues: Collection[int], written: Told) -> Told:
         """Hold back that messages are written until the log has the queues that they are in.
 
         A restart does not keep a message whose queue the log does not have.
@@ -315,6 +306,10 @@ class Recorder:
         if not definition.future.done():
             definition.future.set_exception(error)
             definition.future.exception()  # the asker may have gone
+
+
+def _ignore(error: LogError | None) -> None:
+    """What is lost comes again with the next."""
 
 
 class _Definition(NamedTuple):

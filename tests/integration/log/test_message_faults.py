@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dtx.log import fence, statements, writer
-from dtx.log.api import LogUnavailable
+from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.dsn import Dsn
 from dtx.log.postgres import PostgresLog
@@ -151,7 +151,7 @@ async def test_a_log_that_is_not_open_reads_no_messages() -> None:
         with pytest.raises(LogUnavailable, match="the log is not open"):
             await call
     with pytest.raises(LogUnavailable, match="the log is not open"):
-        log.submit(Define())
+        log.post(Define(), print)
     with pytest.raises(LogUnavailable, match="the log is not open"):
         await anext(log.load_queues([1]))
 
@@ -159,8 +159,9 @@ async def test_a_log_that_is_not_open_reads_no_messages() -> None:
 async def test_what_is_submitted_to_a_closed_log_fails(open_log: OpenLog) -> None:
     log = await open_log()
     await log.close()
-    with pytest.raises(LogUnavailable):
-        await log.submit(Define())
+    told: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+    log.post(Define(), told.set_result)
+    assert isinstance(await told, LogUnavailable)
 
 
 async def test_bodies_count_for_the_size_of_a_group(open_log: OpenLog) -> None:
