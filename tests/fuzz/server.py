@@ -115,12 +115,15 @@ def be_strict() -> None:
     structlog.configure(processors=[_complain], cache_logger_on_first_use=False)
 
 
-async def converse(reads: Iterable[bytes], *, enter: bool = True) -> bytes:
+async def converse(
+    reads: Iterable[bytes], *, enter: bool = True, look: Callable[[Metrics], None] = lambda _: None
+) -> bytes:
     """One client's conversation with a server that is made for it.
 
     Args:
         reads: what its socket returns, read by read.
         enter: begin with a handshake that succeeds; else *reads* are all that the client says.
+        look: is shown the server's numbers before the client goes.
 
     Returns:
         What the client was sent.
@@ -149,6 +152,7 @@ async def converse(reads: Iterable[bytes], *, enter: bool = True) -> bytes:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
         sent = bytes(wire.sent)
+        look(metrics)
         connection.client_gone()
         async with asyncio.timeout(10):
             await connection.ended
@@ -188,6 +192,7 @@ def _check_nothing_is_left(connection: Connection, manager: TransactionManager, 
     """The client is gone, and with it all that was its own; a branch that it has ended goes on."""
     assert not connection.channels
     assert manager.metrics.channels._value.get() == 0
+    assert manager.metrics.selected_channels._value.get() == 0
     held = sum(entry.work._charged for entry in manager._branches.values() if entry.work is not None)
     assert manager.budget.used == held, "memory that nobody has is counted"
     branches = sum(len(entry.work.items) for entry in manager._branches.values() if entry.work is not None)

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from pika import frame as pika_frame
 
 from dtx.wire.amqp09 import handshake, keys, requests
+from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.xa.xid import Xid
 from tests.fuzz import server
 from tests.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation
 
+SELECT = method_frame(1, encode_call(Select()))
 DECLARED = method_frame(1, requests.queue_declare(b"q", durable=True))
 
 
@@ -78,6 +81,24 @@ def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> N
 def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
     start_ok = method_frame(0, handshake.encode_start_ok(server.AMQPLAIN)) if amqplain else server.START_OK
     assert keys.CONNECTION_OPEN_OK in keys_of(talk(start_ok, server.TUNE_OK, server.OPEN, enter=False))
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ([], 0),
+        ([SELECT], 1),
+        ([SELECT, SELECT], 1),
+        ([SELECT, method_frame(1, encode_call(Forget(xid=Xid(1, b"unknown"))))], 0),  # 404: the channel is closed
+        ([SELECT, method_frame(1, requests.close(keys.CHANNEL_CLOSE, 200, b""))], 0),
+        ([SELECT, method_frame(2, SELECT[7:-1])], 2),
+    ],
+)
+def test_channels_that_have_selected_are_counted_while_they_are_there(said: list[bytes], counted: int) -> None:
+    seen: list[float] = []
+    reads = [server.TWO_CHANNELS, *said]
+    asyncio.run(server.converse(reads, look=lambda metrics: seen.append(metrics.selected_channels._value.get())))
+    assert seen == [counted]
 
 
 def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

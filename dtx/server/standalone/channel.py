@@ -144,6 +144,7 @@ class Channel:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {self.mode.value} mode")
         self.mode = Mode.DISTRIBUTED
         self.context = context
+        self.connection.metrics.selected_channels.inc()
 
     # -- the order of things
 
@@ -389,6 +390,8 @@ class Channel:
             self.consuming.let_go()
             self.context.let_go()
             self.transactions.let_go()
+            if self.mode is Mode.DISTRIBUTED:
+                self.connection.metrics.selected_channels.dec()
         self.connection.release(self)
 
 

@@ -4,221 +4,25 @@ import contextlib
 import os
 import random
 import secrets
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import handshake, keys, properties, requests, tables
-from dtx.wire.amqp09.calls import (
-    Call,
-    DtxMethod,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    Select,
-    SetTimeout,
-    Start,
-    encode_call,
-)
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
-from dtx.xa.xid import Xid
+from dtx.wire.amqp09 import handshake, keys, tables
+from dtx.wire.amqp09.frames import method_frame
+from tests.fuzz import corpus
+from tests.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation, flip
 from tests.support.broker import Broker, Mode
-from tests.support.client import bodies, new_xid
-from tests.support.peer import Peer, message
+from tests.support.client import bodies
+from tests.support.peer import Peer
+from tests.support.processes import resident
 from tests.support.service import DtxService
 
 STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
 SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
-Mutation = Callable[[random.Random, list[bytes]], list[bytes]]
-
-
-def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
-    """Frames of a client that uses everything, on channels 1 and 2, without waiting for answers.
-
-    All but basic.cancel: RabbitMQ 3.10 loses the channel when that comes right behind basic.consume.
-    """
-    xid, other = new_xid(), new_xid()
-    raw = properties.build({properties.Property.USER_ID: b"guest"})
-    rich = (
-        method_frame(2, requests.publish(b"", queue, 1))
-        + header_frame(2, 60, 5, raw)
-        + b"".join(body_frames(2, b"12345", 4096))
-    )
-    plain = [
-        method_frame(1, requests.queue_declare(b"", exclusive=True)),
-        method_frame(1, requests.qos(rng.randrange(50))),
-        message(1, queue, secrets.token_bytes(rng.choice((0, 1, 5000)))),
-        method_frame(1, requests.queue_bind(b"", b"amq.fanout", b"")),
-        message(1, b"", b"to itself", exchange=b"amq.fanout"),
-        method_frame(1, requests.get(b"")),
-        method_frame(1, requests.ack(1)),
-        message(1, b"", b"to itself", exchange=b"amq.fanout"),
-        method_frame(1, requests.consume(b"", b"tag-1")),
-    ]
-    work = [
-        method_frame(2, encode_call(Select())),
-        *[message(2, queue, b"%d" % number) for number in range(5)],
-        method_frame(2, requests.get(queue)),
-        method_frame(2, requests.consume(queue, b"tag-2")),
-        message(2, queue, b"outside"),
-        method_frame(2, encode_call(Start(xid=xid))),
-        rich,
-        method_frame(2, requests.ack(1)),
-        message(2, queue, secrets.token_bytes(9000), size=4096),
-        method_frame(2, encode_call(End(xid=xid))),
-        method_frame(2, encode_call(GetTimeout(xid=xid))),
-        method_frame(2, encode_call(SetTimeout(xid=xid, timeout=30))),
-        method_frame(2, encode_call(Rollback(xid=xid))),
-        method_frame(2, encode_call(Start(xid=other))),
-        method_frame(2, requests.reject(2)),
-        method_frame(2, requests.ack(0, multiple=True)),
-        method_frame(2, encode_call(End(xid=other, suspend=True))),
-        method_frame(2, encode_call(End(xid=other))),
-        *coordination(rng, other),
-        method_frame(2, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"),
-    ]
-    frames = [frame for pair in zip(plain, work, strict=False) for frame in pair] + work[len(plain) :]
-    return [*frames, method_frame(rng.choice((1, 2)), requests.close(keys.CHANNEL_CLOSE, 200, b""))]
-
-
-def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
-    """The same of a client that uses what only dtx without a broker answers by itself."""
-    exchange = b"fuzzed-" + secrets.token_hex(4).encode()
-    limits = tables.entry(b"x-max-length", b"l", (3).to_bytes(8, "big"))
-    limits += tables.entry(b"x-dead-letter-exchange", b"S", exchange)
-    limits += tables.entry(b"x-max-priority", b"b", b"\x05") + tables.entry(b"x-message-ttl", b"s", b"\x03\xe8")
-    nested = tables.entry(b"deep", b"F", tables.entry(b"list", b"A", b"t\x01S" + tables.put_long(b"x")))
-    headers = tables.entry(b"CC", b"A", b"S" + tables.put_long(b"one") + b"S" + tables.put_long(b"two")) + nested
-    rich = properties.build(
-        {properties.Property.PRIORITY: b"\x07", properties.Property.EXPIRATION: b"50"},
-    )
-    rich = properties.put(rich, properties.Property.HEADERS, headers)
-    asking = properties.build({properties.Property.REPLY_TO: b"amq.rabbitmq.reply-to"})
-
-    def method(key: int, arguments: bytes) -> bytes:
-        return key.to_bytes(4, "big") + b"\x00\x00" + arguments
-
-    def publish(channel: int, exchange: bytes, key: bytes, raw: bytes, flags: int = 0) -> bytes:
-        parts = (method_frame(channel, requests.publish(exchange, key, flags)), header_frame(channel, 60, 5, raw))
-        return b"".join((*parts, *body_frames(channel, b"12345", 4096)))
-
-    kind = rng.choice((b"direct", b"fanout", b"topic", b"headers"))
-    name = tables.put_short(exchange)
-    first = [
-        requests.CONFIRM_SELECT,
-        requests.consume(b"amq.rabbitmq.reply-to", b"replies", no_ack=True),
-        method(keys.ACCESS_REQUEST, tables.put_short(b"/data") + b"\x1f")[:4] + tables.put_short(b"/data") + b"\x1f",
-        method(keys.EXCHANGE_DECLARE, name + tables.put_short(kind) + b"\x04" + tables.put_long(b"")),
-        requests.queue_declare(b"", exclusive=True, arguments=limits),
-        requests.queue_bind(b"", exchange, b"one.*", nested),
-        method(keys.EXCHANGE_BIND, tables.put_short(b"amq.fanout") + name + tables.put_short(b"k") + b"\x00\0\0\0\0"),
-        method(keys.EXCHANGE_BIND, name),  # exchange.query of the preview
-        method(keys.BINDING_QUERY, name + tables.put_short(b"") + tables.put_short(b"one.*") + tables.put_long(nested)),
-        keys.EXECUTION_FLUSH.to_bytes(4, "big"),
-        requests.get(b""),
-        requests.queue_purge(b""),
-        requests.queue_delete(b"", if_unused=True),
-    ]
-    publishes = [
-        publish(1, exchange, b"one.two", rich, rng.randrange(2)),
-        publish(1, b"", b"nowhere", asking, 1),
-        publish(2, exchange, b"one.three", rich),
-        publish(2, b"", queue, b"\x00\x00"),
-    ]
-    second = [
-        requests.TX_SELECT,
-        requests.get(queue),
-        requests.nack(1, multiple=True, requeue=rng.random() < 0.5),
-        rng.choice((requests.TX_COMMIT, requests.TX_ROLLBACK)),
-        keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x00",
-        requests.queue_declare(queue, passive=True),
-        requests.TX_COMMIT,
-    ]
-    frames = [method_frame(1, payload) for payload in first]
-    others = [*publishes, *(method_frame(2, payload) for payload in second), *publishes]
-    places = sorted((rng.randrange(4, len(frames) + 1) for _ in others), reverse=True)
-    for place, frame in zip(places, reversed(others), strict=True):  # each of the two keeps its order
-        frames.insert(place, frame)
-    return frames
-
-
-def coordination(rng: random.Random, xid: Xid) -> Sequence[bytes]:
-    """The end of a branch, always rolled back: the queue must stay as it is."""
-    calls: list[Call] = [
-        Prepare(xid=xid),
-        Recover(startscan=True, endscan=rng.random() < 0.5),
-        Forget(xid=xid),
-        Rollback(xid=xid),
-    ]
-    return [method_frame(rng.choice((1, 2)), encode_call(call)) for call in calls]
-
-
-def flip(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    data = bytearray(b"".join(frames))
-    for _ in range(rng.choice((1, 2, 8))):
-        data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0xFF, rng.randrange(256)))
-    return [bytes(data)]
-
-
-def flip_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """Whole frames, whose arguments are others."""
-    position = rng.randrange(len(frames))
-    frame = bytearray(frames[position])
-    for _ in range(rng.choice((1, 3))):
-        frame[rng.randrange(7, len(frame) - 1)] = rng.randrange(256)
-    return [*frames[:position], bytes(frame), *frames[position + 1 :]]
-
-
-def cut_arguments(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A method frame that ends too early, but is whole as a frame."""
-    position = rng.randrange(len(frames))
-    kind, channel, size = struct.unpack_from(">BHI", frames[position])
-    payload = frames[position][7 : 7 + rng.randrange(size + 1)]
-    short = struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
-    return [*frames[:position], short, *frames[position + 1 :]]
-
-
-def drop(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    return [frame for frame in frames if rng.random() > 0.2]
-
-
-def repeat(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    return [frame for frame in frames for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-
-
-def shuffle(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    return rng.sample(frames, len(frames))
-
-
-def truncate(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    data = b"".join(frames)
-    return [data[: rng.randrange(len(data))]]
-
-
-def change_channel(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    position = rng.randrange(len(frames))
-    frame = frames[position]
-    other = struct.pack(">H", rng.choice((0, 1, 2, 3, 2047, 2046, 2045, 2048, 65535)))
-    return [*frames[:position], frame[:1] + other + frame[3:], *frames[position + 1 :]]
-
-
-def insert_call(rng: random.Random, frames: list[bytes]) -> list[bytes]:
-    """A method of one of the dtx classes with any arguments, anywhere."""
-    key = rng.choice((*DtxMethod, 101 << 16 | rng.randrange(65536), 105 << 16 | rng.randrange(65536)))
-    call = method_frame(rng.choice((1, 2)), key.to_bytes(4, "big") + secrets.token_bytes(rng.randrange(40)))
-    position = rng.randrange(len(frames))
-    return [*frames[:position], call, *frames[position:]]
-
-
-MUTATIONS: Sequence[Mutation] = (
-    flip, flip_arguments, cut_arguments, drop, repeat, shuffle, truncate, change_channel, insert_call,
-    lambda _, frames: frames,
-)  # fmt: skip
+MOST_MEMORY = 64 << 20
+"""Octets that all streams of a test may cost dtx together: nothing of a client stays when it is gone."""
 
 
 def speak(
@@ -255,6 +59,7 @@ def test_mutated_streams_harm_nobody(
     bystander = through.channel()
     bystander.confirm_delivery()
     bystander.queue_declare(fuzzed, durable=True)
+    before = resident(service.pid)
     try:
         for number in range(STREAMS):
             with_all = mode == "standalone" and number % 2
@@ -263,13 +68,49 @@ def test_mutated_streams_harm_nobody(
             assert service.running
             healthy(service)
         assert bodies(broker, queue) == [b"%d" % number for number in range(STREAMS)]
+        assert resident(service.pid) - before < MOST_MEMORY
     finally:
         bystander.queue_delete(fuzzed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["conversation", "opening"])
+def test_what_fuzzing_has_found_harms_nobody(
+    name: str, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
+) -> None:
+    """The conversations that reach most of the code, over a real socket, in front of a real broker too."""
+    bystander = through.channel()
+    bystander.confirm_delivery()
+    inputs = corpus.stored(name)
+    assert inputs
+    vhost = broker.add_vhost()  # what they declare there goes with it
+    before = resident(service.pid)
+    for number, path in enumerate(inputs):
+        with Peer(service.url(vhost=vhost)) as peer, contextlib.suppress(OSError):
+            if name == "opening":
+                peer.begin()
+            else:
+                peer.log_in()
+                peer.open(1, 2)
+            peer.send(path.read_bytes()[1:])  # the first octet is the fuzzer's own
+            peer.socket.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                peer.drain()
+        bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+        assert service.running, path
+        healthy(service)
+    broker.delete_vhost(vhost)
+    assert bodies(broker, queue) == [b"%d" % number for number in range(len(inputs))]
+    assert resident(service.pid) - before < MOST_MEMORY
+
+
+@pytest.mark.parametrize("amqplain", [False, True], ids=["PLAIN", "AMQPLAIN"])
 @pytest.mark.parametrize("step", ["header", "start-ok", "tune-ok", "open"])
-def test_mutated_handshakes_harm_nobody(service: DtxService, through: BlockingConnection, step: str) -> None:
-    rng = random.Random(f"{SEED} {step}")
+def test_mutated_handshakes_harm_nobody(
+    service: DtxService, through: BlockingConnection, step: str, amqplain: bool
+) -> None:
+    login = tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest")
+    rng = random.Random(f"{SEED} {step} {amqplain}")
     print(f"DTX_FUZZ_SEED={SEED}")
     for _ in range(25):
         with Peer(service.url(), patience=0.1) as peer, contextlib.suppress(OSError, AssertionError):
@@ -278,7 +119,7 @@ def test_mutated_handshakes_harm_nobody(service: DtxService, through: BlockingCo
                 peer.drain()
                 continue
             peer.begin()
-            said = peer.start_ok()
+            said = peer.start_ok(handshake.AMQPLAIN, login) if amqplain else peer.start_ok()
             if step != "start-ok":
                 peer.say(0, said)
                 peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
