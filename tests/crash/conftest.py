@@ -1,6 +1,6 @@
 """Stages for tests of crashes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -38,16 +38,17 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 @pytest.fixture
 def pair_with(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[Callable[..., Pair]]:
-    """Makes an active dtx and a standby, with further options for both; ``server``: a PostgreSQL of the test's own."""
+    """Makes an active dtx and a standby, with further options and environment for both, on a PostgreSQL *server*."""
     with ExitStack() as stack:
 
-        def make(*options: str, server: PostgresServer = postgres) -> Pair:
+        def make(*options: str, server: PostgresServer = postgres, env: Mapping[str, str] | None = None) -> Pair:
             scene: Scene
             if mode == "standalone":
-                scene = StandaloneStage(server, options=options)
+                scene = StandaloneStage(server, options=options, env=env)
             else:
                 node = request.getfixturevalue("shared_rabbitmq")
-                scene = Stage(node, server, replay="receipts", options=("--upstream-heartbeat", "2", *options))
+                words = ("--upstream-heartbeat", "2", *options)
+                scene = Stage(node, server, replay="receipts", options=words, env=env)
             return Pair(stack.enter_context(scene))
 
         yield make
@@ -61,7 +62,7 @@ def pair(pair_with: Callable[..., Pair]) -> Pair:
 
 @pytest.fixture(scope="package")
 def impatient_rabbitmq() -> Iterator[RabbitNode]:
-    """A second broker, which closes the channel of a consumer that has not acknowledged for three or four seconds."""
-    with RabbitNode(config={"consumer_timeout": "3000"}) as node:
-        node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")  # how often it looks; else 60 s
+    """A second broker, where a consumer has a second to acknowledge; but it looks only when a test tells it to."""
+    with RabbitNode(config={"consumer_timeout": "1000"}) as node:
+        node.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 3600000).")
         yield node

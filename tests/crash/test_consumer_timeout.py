@@ -13,9 +13,14 @@ from tests.support.rabbitmq import RabbitNode
 
 @pytest.fixture(scope="module")
 def impatient(impatient_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
-    """A stage whose broker waits three or four seconds for an acknowledgement; what comes before may take one."""
+    """A stage whose broker closes channels for what they have not acknowledged when :func:`look` tells it to."""
     with Stage(impatient_rabbitmq, postgres, replay="receipts") as made:  # whatever a busy node answers about itself
         yield made
+
+
+def look(node: RabbitNode) -> None:
+    """Let all channels look whether somebody has not acknowledged in time, as they do each minute by themselves."""
+    node.ctl("eval", "[Channel ! tick || Channel <- rabbit_channel:list_local()], ok.")
 
 
 def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(impatient: Stage) -> None:
@@ -32,7 +37,13 @@ def test_a_branch_whose_deliveries_the_broker_took_back_can_only_be_rolled_back(
         _, idle = work(channels[1], publish={"out": [b"b"]}, consume={"idle": 1})
         xa, voted = work(channels[2], publish={"out": [b"c"]}, consume={"voted": 1})
         assert xa.prepare(voted) is XaFlag.OK
-        stage.wait_for(lambda: connection.process_data_events(0.05) or len(closed) >= 2, "the end of two channels")
+
+        def two_have_ended() -> bool:
+            look(stage.node)
+            connection.process_data_events(0.05)
+            return len(closed) >= 2
+
+        stage.wait_for(two_have_ended, "the end of two channels")
         assert [(code, "delivery acknowledgement on channel" in text) for code, text in closed] == [(406, True)] * 2
         for xid in (active, idle):
             with pytest.raises(XA_RBROLLBACK):
@@ -60,6 +71,12 @@ def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(i
         with stage.node.suspended(*RECEIPT_QUEUES, vhost=stage.vhost):
             answer = stage.background(lambda: xa.prepare(xid))
             stage.wait_for_state(xid, "taking")
+
+            def answered() -> bool:
+                look(stage.node)
+                return answer.done()
+
+            stage.wait_for(answered, "the end of its channel")
             with pytest.raises(XAER_RMFAIL):  # its connection is ended, so that its lock becomes free
                 answer.result(30)
             assert stage.states() == {xid: "taking"}

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Self
 
@@ -29,6 +29,7 @@ class Scene:
 
     Args:
         postgres: where a fresh database is made.
+        env: further environment variables of every dtx.
     """
 
     service: DtxService
@@ -37,8 +38,9 @@ class Scene:
     vhost: str
     database: str
 
-    def __init__(self, postgres: PostgresServer) -> None:
+    def __init__(self, postgres: PostgresServer, env: Mapping[str, str] | None = None) -> None:
         self.postgres = postgres
+        self._env = env
         self._stack = contextlib.ExitStack()
         self._threads = ThreadPoolExecutor(thread_name_prefix="stage")
 
@@ -152,6 +154,7 @@ class Stage(Scene):
         replay: what dtx does with units whose outcome it does not know.
         options: further words of its command line.
         start: whether entering starts dtx.
+        env: further environment variables of every dtx.
     """
 
     def __init__(
@@ -162,8 +165,9 @@ class Stage(Scene):
         replay: Replay = "auto",
         options: Sequence[str] = (),
         start: bool = True,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(postgres)
+        super().__init__(postgres, env)
         self.node = self.broker = node
         self._start = start
         self.proxy = Proxy("127.0.0.1", node.port)
@@ -190,7 +194,9 @@ class Stage(Scene):
         port = self.proxy.port if through_proxy else self.node.port
         broker = f"amqp://guest:guest@127.0.0.1:{port}/"
         words = (*self.options, *options)
-        return self._stack.enter_context(DtxService(broker=broker, database=self.database, options=words, start=start))
+        return self._stack.enter_context(
+            DtxService(broker=broker, database=self.database, options=words, env=self._env, start=start)
+        )
 
     def queues(self) -> list[str]:
         """The queues of the vhost that are not dtx's own."""
@@ -218,10 +224,13 @@ class StandaloneStage(Scene):
     Args:
         postgres: where a fresh database is made.
         options: further words of its command line.
+        env: further environment variables of every dtx.
     """
 
-    def __init__(self, postgres: PostgresServer, *, options: Sequence[str] = ()) -> None:
-        super().__init__(postgres)
+    def __init__(
+        self, postgres: PostgresServer, *, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(postgres, env)
         self._options = ("--lease-ttl", "2", *options)
 
     def __enter__(self) -> Self:
@@ -236,7 +245,7 @@ class StandaloneStage(Scene):
     def another_service(self, *options: str, start: bool = True) -> DtxService:
         """A further dtx on the same database; like every one ended with the stage."""
         words = (*self._options, *options)
-        return self._stack.enter_context(DtxService(database=self.database, options=words, start=start))
+        return self._stack.enter_context(DtxService(database=self.database, options=words, env=self._env, start=start))
 
     def queues(self) -> list[str]:
         """The durable queues."""

@@ -77,6 +77,9 @@ class Pair:
         return int(row[0])
 
 
+_deciding = threading.Lock()
+
+
 @dataclass
 class Transfer:
     """What a branch does.
@@ -84,12 +87,26 @@ class Transfer:
     Args:
         own: the message that it adds to ``out``.
         moved: the message that it takes from ``in`` to ``out``; ``None``: there was none.
-        commits: whether its transaction manager has decided that; else it is presumed to be rolled back.
+        commits: what its transaction manager has decided; ``None``: nothing yet.
     """
 
     own: bytes
     moved: bytes | None = None
-    commits: bool = False
+    commits: bool | None = None
+
+    def decide(self, *, commit: bool) -> bool:
+        """Decide, once and for all: who asks later is told what was decided first.
+
+        Args:
+            commit: what it shall be, if nothing was decided.
+
+        Returns:
+            Whether it commits.
+        """
+        with _deciding:
+            if self.commits is None:
+                self.commits = commit
+            return self.commits
 
 
 class Application(threading.Thread):
@@ -133,11 +150,7 @@ class Application(threading.Thread):
             xa.end(xid)
             if xa.prepare(xid) is not XaFlag.OK:
                 continue
-            if self.done % 4:
-                transfer.commits = True
-                xa.commit(xid)
-            else:
-                xa.rollback(xid)
+            (xa.commit if transfer.decide(commit=self.done % 4 != 0) else xa.rollback)(xid)
             self.done += 1
 
 
@@ -175,11 +188,12 @@ class Crowd:
 
     def wait_for(self, more: int) -> None:
         """Wait until so many more branches were completed."""
-        goal = self._done + more
-        wait_until(lambda: self._done >= goal, seconds=60, what=f"{more} more branches")
+        goal = self.done + more
+        wait_until(lambda: self.done >= goal, seconds=60, what=f"{more} more branches")
 
     @property
-    def _done(self) -> int:
+    def done(self) -> int:
+        """How many branches were completed."""
         return sum(application.done for application in self._applications)
 
     def stop(self) -> None:
@@ -191,7 +205,7 @@ class Crowd:
             assert not application.is_alive(), f"{application.name} hangs"
 
     def recover(self, of: Collection[Xid] | None = None) -> int:
-        """Complete what is in doubt as it was decided; presumed abort.
+        """Complete what is in doubt as it was decided.
 
         Args:
             of: these alone, while others are still being decided.
@@ -202,7 +216,8 @@ class Crowd:
         with self._pair.scene.coordinator(self._pair.serving) as coordinator:
             found = [xid for xid in coordinator.recover() if of is None or xid in of]
             for xid in found:
-                self._insist(coordinator.commit if self.books[xid].commits else coordinator.rollback, xid)
+                commits = self.books[xid].decide(commit=False)  # presumed abort
+                self._insist(coordinator.commit if commits else coordinator.rollback, xid)
         return len(found)
 
     def _insist(self, decide: Callable[[Xid], object], xid: Xid) -> None:
@@ -236,11 +251,26 @@ class Crowd:
         moved = [transfer.moved for transfer in committed if transfer.moved is not None]
         expected = Counter(moved + [transfer.own for transfer in committed])
         left = Counter(self._filled) - Counter(moved)
-        scene.wait_for(lambda: scene.count("out") >= expected.total(), "every message of committed branches")
-        scene.wait_for(lambda: scene.count("in") >= left.total(), "every other message")
-        assert Counter(scene.bodies("out")) == expected
-        assert Counter(scene.bodies("in")) == left
+        with contextlib.suppress(TimeoutError):  # then the comparison says what is missing
+            scene.wait_for(lambda: scene.count("out") >= expected.total(), "every message of committed branches")
+            scene.wait_for(lambda: scene.count("in") >= left.total(), "every other message")
+        self._compare("out", Counter(scene.bodies("out")), expected)
+        self._compare("in", Counter(scene.bodies("in")), left)
         assert self._told() == {xid: "committed" for xid, transfer in self.books.items() if transfer.commits}
+
+    def _compare(self, queue: str, found: Counter[bytes], expected: Counter[bytes]) -> None:
+        lost, surplus = expected - found, found - expected
+        if lost or surplus:
+            concerned = {body: self._about(body) for body in lost | surplus}
+            raise AssertionError(f"{queue}: lost {dict(lost)}, surplus {dict(surplus)}; {concerned}")
+
+    def _about(self, body: bytes) -> list[str]:
+        """Which branches had *body*, for people."""
+        return [
+            f"{xid} commits={transfer.commits}: {self._pair.scene.history(xid)}"
+            for xid, transfer in self.books.items()
+            if body in (transfer.own, transfer.moved)
+        ]
 
     def _told(self) -> dict[Xid, str]:
         """What the journal says of everything that ended by a commit."""
