@@ -37,10 +37,11 @@ def main() -> int:
         seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
         say(f"{mode}, seed {seed}")
         soak = Soak(mode, seed, say)
-        reports.append(
-            soak.run(arguments.seconds / len(modes), each=arguments.round, broker_deaths=lambda number: number % 3 == 2)
-        )
-        print(table(reports[-1]), flush=True)
+        reports.append(soak.report)
+        try:
+            soak.run(arguments.seconds / len(modes), each=arguments.round, broker_deaths=lambda number: number % 3 == 1)
+        finally:
+            print(table(soak.report), flush=True)
     return 1 if any(report.bad for report in reports) else 0
 
 

@@ -132,10 +132,11 @@ class Teller(threading.Thread):
             self._desk.count(f"rolled back: {type(error).__name__}")
             self._give_up(transfer, voted)
         except BROKEN as error:
-            self._desk.count("rolled back: a participant was away")
+            begun = "rolled back: a participant was away" if transfer.sides else "not begun, nobody was there"
+            self._desk.count(begun)
             self._desk.count(f"met {type(error).__name__}")
             self._abandon(transfer, voted)
-            self.stop.wait(self._random.uniform(0.05, 0.4))
+            self.stop.wait(self._random.uniform(0.1, 1.0))
         else:
             return True
         return False

@@ -238,7 +238,7 @@ class World:
             server.wait_ready(seconds=180)
         if self.node is not None:
             self.node.mend()
-        wait_until(self.dtx_answers, seconds=120, what="the return of dtx")
+        wait_until(self.dtx_answers, seconds=240, what="the return of dtx")
 
     def dtx_answers(self) -> bool:
         """Whether clients can connect."""
