@@ -17,6 +17,11 @@ _COMMANDS = {
     "vhost": ("dtx.cli.vhost", "vhost", "Virtual hosts of a dtx without a broker."),
     "in-doubt": ("dtx.cli.in_doubt", "in_doubt", "List the branches whose outcome is open."),
     "show": ("dtx.cli.show", "show", "Show all that is known about one xid."),
+    "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch in the place of its transaction manager."),
+    "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch in the place of its transaction manager."),
+    "forget": ("dtx.cli.orders", "forget", "Forget a heuristic outcome."),
+    "retry": ("dtx.cli.orders", "retry", "Try again what a decided branch is stuck with."),
+    "token": ("dtx.cli.token", "token", "Tokens for the operators' API."),
     "doctor": (
         "dtx.cli.doctor.command",
         "doctor",

@@ -17,6 +17,7 @@ DATABASE_SETTINGS: Final = ("database", "data_dir", "rm")
 BROKER_SETTINGS: Final = ("broker", "broker_ca", "management")
 _PREFIX: Final = "setting_"
 _METAVARS: Final = {
+    "admin_listen": "ADDRESS",
     "broker": "URL",
     "coordinator": "USER",
     "data_dir": "DIR",

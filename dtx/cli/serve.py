@@ -57,18 +57,24 @@ def serve(settings: Settings) -> int:
 def _check_certificates(settings: Settings) -> None:
     """Say which file is wrong; OpenSSL does not."""
     authorities = (("tls_ca", settings.tls_ca), ("broker_ca", settings.broker_ca))
-    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key), *authorities):
+    pairs = (
+        ("tls_cert", settings.tls_cert, settings.tls_key),
+        ("admin_tls_cert", settings.admin_tls_cert, settings.admin_tls_key),
+    )
+    ours = [item for name, cert, key in pairs for item in ((name, cert), (name.replace("cert", "key"), key))]
+    for name, path in (*ours, *authorities):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise ConfigError(f"{name}: {path} is not a file that can be read")
-    if settings.tls_cert is not None and settings.tls_key is not None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        try:
-            # An encrypted key would be asked for on the terminal, where nobody sits.
-            context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
-        except (ssl.SSLError, ValueError) as error:
-            raise ConfigError(
-                f"{settings.tls_cert} and {settings.tls_key} are not a PEM certificate and its unencrypted key: {error}"
-            ) from None
+    for _, cert, key in pairs:
+        if cert is not None and key is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            try:
+                # An encrypted key would be asked for on the terminal, where nobody sits.
+                context.load_cert_chain(cert, key, password="")
+            except (ssl.SSLError, ValueError) as error:
+                raise ConfigError(
+                    f"{cert} and {key} are not a PEM certificate and its unencrypted key: {error}"
+                ) from None
     for name, path in authorities:
         if path is not None:
             try:

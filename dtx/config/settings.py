@@ -52,6 +52,7 @@ class _Group:
 
     CLIENTS: Final = "Clients"
     BROKER: Final = "Broker"
+    OPERATORS: Final = "Operators"
     DATABASE: Final = "Database"
     TRANSACTIONS: Final = "Transactions"
     LIMITS: Final = "Limits"
@@ -115,6 +116,18 @@ class Settings(BaseSettings):
     lanes: int = _setting(
         16, _Group.BROKER, "Channels of dtx's own broker connection that run commits at the same time.", ge=1, le=256
     )
+
+    # -- operators
+    admin_listen: Annotated[tuple[Address, ...], NoDecode, BeforeValidator(parse_listen)] = _setting(
+        (Address("127.0.0.1", 15673),),
+        _Group.OPERATORS,
+        "Where the operators' HTTP API listens: one host:port or [ipv6]:port. Port 0 lets the system choose.",
+    )
+    no_admin: bool = _setting(False, _Group.OPERATORS, "Serve no HTTP API.")
+    admin_tls_cert: Path | None = _setting(
+        None, _Group.OPERATORS, "Certificate chain (PEM) that makes the API HTTPS. Needs admin_tls_key."
+    )
+    admin_tls_key: Path | None = _setting(None, _Group.OPERATORS, "Private key (PEM) of admin_tls_cert.")
 
     # -- database
     database: DatabaseUrl | None = _setting(
@@ -262,7 +275,7 @@ class Settings(BaseSettings):
     def _data_dir(cls, value: object) -> Path:
         return default_data_dir() if value is None else Path(str(value))
 
-    @field_validator("tls_cert", "tls_key", "tls_ca", "broker_ca", "data_dir")
+    @field_validator("tls_cert", "tls_key", "tls_ca", "broker_ca", "admin_tls_cert", "admin_tls_key", "data_dir")
     @classmethod
     def _home(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser()
@@ -272,6 +285,13 @@ class Settings(BaseSettings):
     def _listens(cls, value: tuple[Address, ...]) -> tuple[Address, ...]:
         if not value:
             raise ValueError("at least one host:port is needed")
+        return value
+
+    @field_validator("admin_listen")
+    @classmethod
+    def _admin_listens(cls, value: tuple[Address, ...]) -> tuple[Address, ...]:
+        if len(value) != 1:
+            raise ValueError("exactly one host:port is needed")
         return value
 
     @field_validator("rm")
@@ -292,6 +312,8 @@ class Settings(BaseSettings):
     def _agree(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together, only one of them is given")
+        if (self.admin_tls_cert is None) != (self.admin_tls_key is None):
+            raise ValueError("admin_tls_cert and admin_tls_key go together, only one of them is given")
         if self.tls_ca is not None and self.tls_cert is None:
             raise ValueError("tls_ca needs tls_cert and tls_key")
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):

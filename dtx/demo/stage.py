@@ -89,7 +89,7 @@ class Stage:
     def start_dtx(self) -> None:
         """Start ``dtx serve`` and wait until it says READY. Nobody's own settings for dtx reach it."""
         listen, log = f"127.0.0.1:{self.port}", self.directory / "dtx.log"
-        words = ["serve", "--listen", listen, "--data-dir", str(self.directory / "dtx")]
+        words = ["serve", "--no-admin", "--listen", listen, "--data-dir", str(self.directory / "dtx")]
         if self._broker is not None:
             words += ["--broker", self._broker]
         with log.open("ab") as errors:

@@ -19,8 +19,8 @@ from sqlalchemy import (
 
 from dtx.log.tables import metadata
 
-TAGS: Final = ("administrator", "monitoring", "impersonator")
-"""What an account may be besides its permissions: the words are RabbitMQ's."""
+TAGS: Final = ("administrator", "monitoring", "impersonator", "operator")
+"""What an account may be besides its permissions: the words are RabbitMQ's, and one more for who decides."""
 
 
 def _word(name: str) -> Column[str]:

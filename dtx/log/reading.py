@@ -12,6 +12,7 @@ import psycopg
 from sqlalchemy import (
     Connection,
     Executable,
+    FromClause,
     Select,
     Table,
     case,
@@ -206,10 +207,10 @@ class LogReader:
 
     def in_doubt(self, wanted: Filter | None = None, *, limit: int | None = None) -> Iterator[InDoubt]:
         """Branches in doubt, oldest first, as a stream."""
-        concerned = _concerned()
+        names = concerned(branch)
         statement = (
-            select(*BRANCH_COLUMNS, branch.c.rm, _age(branch), concerned.c.queues, concerned.c.exchanges)
-            .select_from(branch.join(concerned, true()))
+            select(*BRANCH_COLUMNS, branch.c.rm, age_of(branch), names.c.queues, names.c.exchanges)
+            .select_from(branch.join(names, true()))
             .order_by(branch.c.started_at, branch.c.id)
             .limit(limit)
         )
@@ -223,6 +224,10 @@ class LogReader:
                 exchanges=tuple(exchanges or ()),
             )
 
+    def rows(self, statement: Executable) -> Sequence[Sequence[Any]]:
+        """All rows of *statement*."""
+        return self._all(statement)
+
     def totals(self, wanted: Filter | None = None) -> list[Totals]:
         """Sums by state; states without a branch are left out."""
         statement = select(
@@ -232,7 +237,7 @@ class LogReader:
             func.sum(branch.c.consumes),
             func.sum(branch.c.bytes),
             func.count(branch.c.stuck),
-            func.max(_age(branch)),
+            func.max(age_of(branch)),
         ).group_by(branch.c.state)
         return [
             Totals(
@@ -287,6 +292,16 @@ class LogReader:
             statement = statement.where(journal.c.vhost == vhost)
         if rm is not None:
             statement = statement.where(journal.c.rm == rm)
+        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
+
+    def transaction(self, gtrid: bytes, *, rm: str, limit: int = 10_000) -> list[Line]:
+        """The journal of all branches of one global transaction, oldest first."""
+        statement = (
+            select(journal.c.rm, *JOURNAL_COLUMNS)
+            .where(journal.c.gtrid == gtrid, journal.c.rm == rm)
+            .order_by(journal.c.at, journal.c.id)
+            .limit(limit)
+        )
         return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
 
     def endings(self, *, limit: int = 20, rm: str | None = None) -> list[Line]:
@@ -375,20 +390,18 @@ def _prepare_session(driver: psycopg.Connection, _: object) -> None:
     driver.commit()
 
 
-def _concerned() -> Any:
+def concerned(table: FromClause) -> Any:
     """The queues where a branch consumed, and the exchanges where it publishes, whatever the mode."""
-    published, consumed = slots(branch.c.published, "p"), slots(branch.c.consumed, "c")
+    published, consumed = slots(table.c.published, "p"), slots(table.c.consumed, "c")
     stored = (message.c.queue == published.c.queue) & (message.c.position == published.c.position)
     names = union_all(
         select(
             work.c.queue.label("queue"), case((work.c.kind == str(WorkKind.PUBLISH), work.c.exchange)).label("exchange")
         )
-        .where(work.c.branch_id == branch.c.id, or_(work.c.fate.is_(None), work.c.fate == str(Fate.UNSURE)))
-        .correlate(branch),
-        select(null(), message.c.exchange).select_from(published.join(message, stored)).correlate(branch),
-        select(queue.c.name, null())
-        .select_from(consumed.join(queue, queue.c.id == consumed.c.queue))
-        .correlate(branch),
+        .where(work.c.branch_id == table.c.id, or_(work.c.fate.is_(None), work.c.fate == str(Fate.UNSURE)))
+        .correlate(table),
+        select(null(), message.c.exchange).select_from(published.join(message, stored)).correlate(table),
+        select(queue.c.name, null()).select_from(consumed.join(queue, queue.c.id == consumed.c.queue)).correlate(table),
     ).subquery("names")
     return select(
         func.array_agg(distinct(names.c.queue)).filter(names.c.queue.is_not(None)).label("queues"),
@@ -396,7 +409,8 @@ def _concerned() -> Any:
     ).lateral()
 
 
-def _age(table: Table) -> Any:
+def age_of(table: FromClause) -> Any:
+    """Seconds since branches of *table* were started, by the database's clock."""
     return func.extract("epoch", func.clock_timestamp() - table.c.started_at)
 
 
@@ -414,5 +428,5 @@ def _filtered(statement: Select[Any], wanted: Filter) -> Select[Any]:
         if value is not None:
             statement = statement.where(column == str(value))
     if wanted.older_than is not None:
-        statement = statement.where(_age(branch) >= wanted.older_than)
+        statement = statement.where(age_of(branch) >= wanted.older_than)
     return statement

@@ -1,7 +1,10 @@
 """A client's connection as the listener sees it, and its socket as the connection sees it; the same in both modes."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
+
+from dtx.manager.manager import Who
 
 
 class ClientTransport(Protocol):
@@ -39,8 +42,14 @@ class ClientSession(Protocol):
     """One client, from its protocol header to its end."""
 
     id: int
+    who: Who
+    """User and virtual host; empty during the handshake."""
     ended: asyncio.Future[None]
     """Done when nothing is left of it."""
+
+    @property
+    def channels(self) -> Mapping[int, object]:
+        """Those that are open, by number."""
 
     async def connect(self) -> None:
         """Begin the handshake."""

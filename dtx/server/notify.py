@@ -5,10 +5,16 @@ import socket
 from collections.abc import Sequence
 
 
-def say_ready(addresses: Sequence[tuple[str, int]]) -> None:
-    """Print the line with ``READY`` that scripts wait for, and notify systemd."""
+def say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
+    """Print the line with ``READY`` that scripts wait for, and notify systemd.
+
+    Args:
+        addresses: where clients connect.
+        admin: where the operators' API is.
+    """
     listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
-    print(f"READY listen={listen} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
+    api = "" if admin is None else f" admin={admin}"
+    print(f"READY listen={listen}{api} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
     notify("READY=1")
 
 

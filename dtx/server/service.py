@@ -9,20 +9,26 @@ import os
 import resource
 import signal
 import ssl
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
 from dtx import failpoint
+from dtx.admin.desk import Active, Desk, LaneFacts
+from dtx.admin.identity import Gate
+from dtx.admin.server import AdminServer
 from dtx.config import Settings, redact
 from dtx.failpoint import Point
 from dtx.log import migrate
 from dtx.log.embedded import EmbeddedPostgres
+from dtx.log.operators import OperatorLog
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory, notify
 from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
 from dtx.server.listener import Listener
 from dtx.server.standalone.mode import open_standalone
+from dtx.store.postgres.accounts import Accounts
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors
 from dtx.wire.amqp09.errors import HardCode
@@ -124,19 +130,33 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     tls = _server_tls(settings)
     addresses = [await listener.bind(address.host, address.port, tls) for address in settings.listen]
     stack.callback(listener.stop_accepting)
+    admin = _admin_server(settings, stack)
     broker = None if settings.broker is None else broker_of(settings)
     if broker is not None:
         await require_broker(broker)
     url = await _database(settings, stack)
+    await _migrate(url)
+    desk = _begin_admin(settings, url, admin, metrics, stack)  # a standby answers, too: that it is one
     log = await _open_log(settings, url, stack, stop, metrics)
+    lanes: Callable[[], Mapping[str, LaneFacts]] = dict
     with memory.loading():
         if broker is not None:
-            manager, new_session = await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
+            parts = await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
+            manager, new_session, lanes = parts
         else:
             manager, new_session = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
     await listener.accept(new_session)
+    if desk is not None:
+        desk.activate(
+            Active(
+                manager=manager,
+                connections=lambda: list(listener.sessions),
+                lanes=lanes,
+                lease_valid=lambda: log.lease_valid,
+            )
+        )
     failpoint.at(Point.READY_BEFORE)
-    notify.say_ready(addresses)
+    notify.say_ready(addresses, None if admin is None else admin.url)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker="none" if broker is None else str(broker), rm=settings.rm)
@@ -154,10 +174,37 @@ async def _database(settings: Settings, stack: AsyncExitStack) -> str:
     return url
 
 
-async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
+async def _migrate(url: str) -> None:
     failpoint.at(Point.MIGRATION_BEFORE)
     revision = await asyncio.to_thread(migrate.upgrade, url)
     failpoint.at(Point.MIGRATION_AFTER)
+    _log.info("the tables are there", database=redact(url), revision=revision)
+
+
+def _admin_server(settings: Settings, stack: AsyncExitStack) -> AdminServer | None:
+    """The operators' API, listening; nobody is answered yet."""
+    if settings.no_admin:
+        return None
+    (address,) = settings.admin_listen
+    server = AdminServer(address.host, address.port, certificate=settings.admin_tls_cert, key=settings.admin_tls_key)
+    stack.push_async_callback(server.close)
+    return server
+
+
+def _begin_admin(
+    settings: Settings, url: str, server: AdminServer | None, metrics: Metrics, stack: AsyncExitStack
+) -> Desk | None:
+    if server is None:
+        return None
+    accounts = Accounts(url, settings.rm)
+    stack.push_async_callback(accounts.close)
+    trail = OperatorLog(url, settings.rm)
+    desk = Desk(url=url, rm=settings.rm, gate=Gate(accounts, trail), trail=trail, metrics=metrics)
+    server.begin(desk)
+    return desk
+
+
+async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
     log = PostgresLog(
         url,
         settings.rm,
@@ -168,7 +215,7 @@ async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _
         on_lease_lost=stop.lease_lost,
         on_failed=stop.log_failed,
     )
-    _log.info("taking the lease", rm=settings.rm, database=redact(url), revision=revision)
+    _log.info("taking the lease", rm=settings.rm, database=redact(url))
     await log.open()
     stack.push_async_callback(log.close)
     metrics.lease_held.set(1)

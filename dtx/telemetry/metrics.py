@@ -21,8 +21,11 @@ BRANCH_STATES: Final = (
     "prepared",
     "committing",
     "rolling-back",
+    "heuristic-committing",
+    "heuristic-rolling-back",
     "heuristic",
 )
+OPERATOR_ACTIONS: Final = ("commit", "rollback", "forget", "retry", "discard", "redirect")
 UnitResult = Literal["applied", "failed", "repeated"]
 
 _FAST_SECONDS: Final = (
@@ -94,6 +97,11 @@ class Metrics:
         self.units_applied: Final = units.labels("applied")
         self.units_failed: Final = units.labels("failed")
         self.units_repeated: Final = units.labels("repeated")
+        orders = Counter(
+            "dtx_operator_orders", "Orders of operators that were carried out.", ["action"], registry=registry
+        )
+        self.orders: Final = {action: orders.labels(action) for action in OPERATOR_ACTIONS}
+        """One counter for each action of operators."""
         validations = Counter(
             "dtx_validations", "Publishes judged before the vote, by cache result.", ["cache"], registry=registry
         )

@@ -15,6 +15,8 @@ from urllib.parse import quote
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
 START_SECONDS = 60.0
+ADMIN = ("--admin-listen", "127.0.0.1:0")
+"""Words of a command line that let a service have an API for operators."""
 
 
 class DtxService:
@@ -37,6 +39,8 @@ class DtxService:
         env: Mapping[str, str] | None = None,
         start: bool = True,
     ) -> None:
+        self.admin_url = ""
+        """Where the operators' API is; there is none unless *options* say where (``*ADMIN``)."""
         self.broker = broker
         self.database = database
         self.options = options
@@ -101,6 +105,8 @@ class DtxService:
             words += ["--broker", self.broker]
         if self.database is not None:
             words += ["--database", self.database]
+        if "--admin-listen" not in self.options:
+            words.append("--no-admin")  # so that services beside each other do not want one port
         return [*words, *self.options]
 
     def start(self, *, wait: bool = True) -> None:
@@ -146,6 +152,8 @@ class DtxService:
                         if word.startswith("listen="):
                             host, _, port = word.removeprefix("listen=").partition(",")[0].rpartition(":")
                             self.host, self.port = host, int(port)
+                        if word.startswith("admin="):
+                            self.admin_url = word.removeprefix("admin=")
                     ready.set()
         ready.set()  # it ended: nobody waits for nothing
 

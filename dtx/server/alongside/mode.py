@@ -1,5 +1,6 @@
 """Putting alongside mode together: a broker behind dtx has the messages."""
 
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 from dtx.config import Settings
@@ -8,7 +9,7 @@ from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session
 from dtx.server.listener import ClientConnection, NewSession
-from dtx.store.rabbitmq.lane import LaneSettings
+from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.management import Management
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
@@ -52,8 +53,8 @@ async def require_broker(broker: Broker) -> None:
 
 async def open_alongside(
     settings: Settings, broker: Broker, log: PostgresLog, limits: Limits, metrics: Metrics, stack: AsyncExitStack
-) -> tuple[TransactionManager, NewSession]:
-    """The manager, its branches loaded, and what makes the session of a client.
+) -> tuple[TransactionManager, NewSession, Callable[[], Mapping[str, Lane]]]:
+    """The manager, its branches loaded, what makes the session of a client, and what tells the lanes.
 
     Args:
         settings: of the service.
@@ -82,7 +83,7 @@ async def open_alongside(
     def new_session(connection: ClientConnection, header: bytes) -> Session:
         return Session(manager, store, metrics, session_limits, connection, header)
 
-    return manager, new_session
+    return manager, new_session, lambda: store.lanes
 
 
 def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog) -> LaneSettings:

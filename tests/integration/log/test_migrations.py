@@ -21,7 +21,7 @@ from dtx.log.dsn import Dsn
 from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 
-HEAD = "0006"
+HEAD = "0007"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:

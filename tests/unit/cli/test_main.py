@@ -20,7 +20,9 @@ from dtx.config.settings import group_of
 from dtx.log.api import LeaseLost, LogUnavailable
 from dtx.log.embedded import EmbeddedPostgresError
 
-COMMANDS = ("serve", "migrate", "user", "vhost", "in-doubt", "show", "doctor")
+COMMANDS = (
+    "serve", "migrate", "user", "vhost", "in-doubt", "show", "commit", "rollback", "forget", "retry", "token", "doctor",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

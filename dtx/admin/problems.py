@@ -1,0 +1,84 @@
+"""Errors as problem+json (RFC 9457): one mapping from what is raised inside to what a peer is told."""
+
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dtx.log.api import LogError
+from dtx.log.operators import TokenError
+from dtx.telemetry import get_logger
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="admin")
+MEDIA_TYPE: Final = "application/problem+json"
+STATUS: Final = {
+    ReplyCode.ACCESS_REFUSED: HTTPStatus.FORBIDDEN,
+    ReplyCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    ReplyCode.RESOURCE_LOCKED: HTTPStatus.CONFLICT,
+    ReplyCode.PRECONDITION_FAILED: HTTPStatus.PRECONDITION_FAILED,
+    ReplyCode.SYNTAX_ERROR: HTTPStatus.BAD_REQUEST,
+    ReplyCode.COMMAND_INVALID: HTTPStatus.CONFLICT,
+    ReplyCode.RESOURCE_ERROR: HTTPStatus.SERVICE_UNAVAILABLE,
+    ReplyCode.NOT_ALLOWED: HTTPStatus.CONFLICT,
+    ReplyCode.NOT_IMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    ReplyCode.INTERNAL_ERROR: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""What an XaError becomes; 541 says that the outcome is not known, so it is to be asked for again."""
+
+
+class Problem(Exception):
+    """A request cannot be served.
+
+    Args:
+        status: of the answer.
+        detail: lower case, no full stop, for whoever asked.
+        headers: of the answer.
+    """
+
+    def __init__(self, status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
+
+
+def answer(status: HTTPStatus, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The problem as an answer."""
+    content = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
+    return JSONResponse(content, status.value, headers, MEDIA_TYPE)
+
+
+def as_problem(error: Exception) -> Problem:
+    """What a peer is told of *error*; what is unexpected is logged, and told as no more than that."""
+    match error:
+        case Problem():
+            return error
+        case XaError():
+            return Problem(STATUS[error.code], error.reason)
+        case TokenError():
+            return Problem(HTTPStatus.CONFLICT, str(error))
+        case LogError():
+            return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        case RequestValidationError():
+            said = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
+            return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, said)
+        case HTTPException():
+            return Problem(HTTPStatus(error.status_code), str(error.detail).lower())
+        case _:
+            _log.error("request failed", exc_info=error)
+            return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+
+
+def install(app: FastAPI) -> None:
+    """Let *app* answer every error so."""
+
+    async def handle(_: Request, error: Exception) -> JSONResponse:
+        problem = as_problem(error)
+        return answer(problem.status, problem.detail, problem.headers)
+
+    for kind in (Problem, XaError, LogError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)

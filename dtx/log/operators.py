@@ -1,0 +1,235 @@
+"""Tokens of operators, and the trail of what they did: in the database of the log, for API and command line alike.
+
+A token is 256 random bits, so a plain hash of it is as good as a slow one: nobody can try them out. It is shown once.
+The trail is written before an action begins and completed when its result is known: what has no result may have
+happened.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import Connection, delete, event, func, insert, select, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.migrate import engine
+from dtx.log.operator_tables import Role, audit, token
+from dtx.log.queries import as_floats
+
+PREFIX: Final = "dtx_"
+"""What tokens begin with, so that scanners of leaked secrets find them."""
+MAX_NAME: Final = 64
+
+
+class TokenError(LogError):
+    """What was asked cannot be done; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token without its secret.
+
+    Args:
+        name: of whoever has it; stands in journal and trail.
+        role: what it permits.
+        made_by: who made it.
+        made_at, expires_at: seconds since the epoch; ``None`` for never.
+    """
+
+    name: str
+    role: Role
+    made_by: str
+    made_at: float
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    """A line of the trail.
+
+    Args:
+        id: grows.
+        at: seconds since the epoch.
+        actor, role: who, and in which role.
+        address: from where.
+        action: what.
+        subject: about what: virtual host and xid, or what else it is.
+        reason: why.
+        detail: what was asked for in particular, as JSON.
+        result: how it ended; ``None`` where dtx died before that was known.
+    """
+
+    id: int
+    at: float
+    actor: str
+    role: str
+    address: str
+    action: str
+    subject: str
+    reason: str
+    detail: str
+    result: str | None
+
+
+class OperatorLog:
+    """Reads and writes tokens and trail; every call is a transaction of its own, and blocks.
+
+    Every method raises LogError where the tables are missing, and LogUnavailable where the database is away.
+
+    Args:
+        url: the log's database.
+        rm: name of the resource manager.
+    """
+
+    def __init__(self, url: str, rm: str) -> None:
+        self._dsn = Dsn(url)
+        self._engine = engine(self._dsn)
+        self._rm = rm
+        event.listen(self._engine, "connect", _prepare)
+
+    # -- tokens
+
+    def make_token(self, name: str, role: Role, made_by: str, *, seconds: float | None = None) -> str:
+        """A new token; its text is told once and kept nowhere.
+
+        Args:
+            name: of whoever gets it.
+            role: what it permits.
+            made_by: for people.
+            seconds: until it expires.
+
+        Raises:
+            TokenError: the name is taken, or is none.
+        """
+        if not 1 <= len(name.encode()) <= MAX_NAME or not name.isprintable() or ":" in name:
+            raise TokenError(f"{name!r} is not a name of 1 to {MAX_NAME} printable octets without colons")
+        secret = PREFIX + secrets.token_urlsafe(32)
+        new = insert(token).values(
+            rm=self._rm,
+            name=name,
+            role=str(role),
+            hash=_hash(secret),
+            made_by=made_by,
+            made_at=func.now(),
+            expires_at=None if seconds is None else func.now() + func.make_interval(0, 0, 0, 0, 0, 0, seconds),
+        )
+        try:
+            with self._transaction() as connection:
+                connection.execute(new)
+        except _TakenError:
+            raise TokenError(f"there is a token of the name {name!r} already") from None
+        return secret
+
+    def revoke_token(self, name: str) -> None:
+        """From now on it permits nothing.
+
+        Raises:
+            TokenError: there is none.
+        """
+        with self._transaction() as connection:
+            gone = delete(token).where(token.c.rm == self._rm, token.c.name == name)
+            if connection.execute(gone).rowcount == 0:
+                raise TokenError(f"there is no token of the name {name!r}")
+
+    def tokens(self) -> list[Token]:
+        """All tokens, by name."""
+        with self._transaction() as connection:
+            return [_token(row) for row in connection.execute(_TOKENS.where(token.c.rm == self._rm)).all()]
+
+    def find_token(self, secret: str) -> Token | None:
+        """The token of that text, unless it has expired or was revoked."""
+        if not secret.startswith(PREFIX):
+            return None
+        wanted = _TOKENS.where(
+            token.c.rm == self._rm,
+            token.c.hash == _hash(secret),
+            func.coalesce(token.c.expires_at > func.now(), True),
+        )
+        with self._transaction() as connection:
+            row = connection.execute(wanted).first()
+        return None if row is None else _token(row)
+
+    # -- the trail
+
+    def begin(self, *, actor: str, role: str, address: str, action: str, subject: str, reason: str, detail: str) -> int:
+        """Write down what somebody is about to do.
+
+        Returns:
+            The line's number, for :meth:`finish`.
+        """
+        line = {"actor": actor, "role": role, "address": address, "action": action}
+        line |= {"subject": subject, "reason": reason, "detail": detail}
+        line = {key: _storable(value) for key, value in line.items()}
+        with self._transaction() as connection:
+            new = insert(audit).values(rm=self._rm, **line).returning(audit.c.id)
+            return int(connection.execute(new).scalar_one())
+
+    def finish(self, number: int, result: str) -> None:
+        """Write down how it ended."""
+        with self._transaction() as connection:
+            connection.execute(update(audit).where(audit.c.id == number).values(result=_storable(result)))
+
+    def trail(self, *, before: int | None = None, limit: int = 100) -> list[AuditLine]:
+        """The latest lines first.
+
+        Args:
+            before: only lines with smaller numbers.
+            limit: how many at most.
+        """
+        columns = [audit.c[name] for name in AuditLine.__slots__]
+        statement = select(*columns).where(audit.c.rm == self._rm).order_by(audit.c.id.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(audit.c.id < before)
+        with self._transaction() as connection:
+            rows = connection.execute(statement).all()
+        return [AuditLine(**dict(zip(AuditLine.__slots__, row, strict=True))) for row in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+            if isinstance(cause, psycopg.errors.UniqueViolation):
+                raise _TakenError from None
+            if isinstance(cause, psycopg.errors.UndefinedTable):
+                raise LogError(f"there are no tables of dtx in {self._dsn.shown}: run dtx migrate") from None
+            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(cause)}") from None
+        except (psycopg.Error, OSError) as error:
+            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(error)}") from None
+
+
+class _TakenError(Exception):
+    """Somebody else has that key."""
+
+
+_TOKENS: Final = select(token.c.name, token.c.role, token.c.made_by, token.c.made_at, token.c.expires_at).order_by(
+    token.c.name
+)
+
+
+def _token(row: Any) -> Token:
+    name, role, made_by, made_at, expires_at = row
+    return Token(name=name, role=Role(role), made_by=made_by, made_at=made_at, expires_at=expires_at)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _storable(text: str) -> str:
+    """What PostgreSQL cannot keep is escaped."""
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _prepare(driver: psycopg.Connection, _: object) -> None:
+    as_floats(driver)
+    driver.execute("SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)")
+    driver.commit()
