@@ -16,9 +16,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.crash.matrix.cases import Condition, Decision, Kind
 from tests.crash.matrix.stages import FULL, SOURCES, TARGETS, MatrixStage, ready
 from tests.crash.matrix.transaction import INSISTING, Transaction
-from tests.support.broker import take_all
 from tests.support.crash import ids
 from tests.support.processes import wait_until
+from tests.support.queues import take_all
 
 _ASIDE = frozenset({"stuck", "hazard", "repeated"})
 """Events that tell of trouble on the way, and change nothing."""
