@@ -2,14 +2,13 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterator
 from typing import Any, Final, Literal, Protocol
 
-import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.store.postgres.editing import AccountEditor
+from tests.support.queues import QueueAccess, Taken
 from tests.support.service import DtxService
 
 Mode = Literal["alongside", "standalone"]
@@ -32,8 +31,8 @@ class Broker(Protocol):
     def count(self, queue: str, vhost: str = ...) -> int:
         """How many messages are ready in *queue*."""
 
-    def take_all(self, queue: str, vhost: str = ...) -> list[tuple[bytes, pika.BasicProperties, bool]]:
-        """Take every ready message out of *queue*: body, properties, redelivered."""
+    def take_all(self, queue: str, vhost: str = ...) -> list[Taken]:
+        """Take every ready message out of *queue*."""
 
     def add_vhost(self, name: str | None = None) -> str:
         """Make a virtual host that guest may use; returns its name."""
@@ -50,7 +49,7 @@ class Broker(Protocol):
         """Remove a user."""
 
 
-class StandaloneBroker:
+class StandaloneBroker(QueueAccess):
     """A service without a broker, on a database of its own.
 
     Args:
@@ -65,25 +64,9 @@ class StandaloneBroker:
     def mend(self) -> None:
         """Nothing is ever left broken."""
 
-    @contextlib.contextmanager
-    def channel(self, vhost: str = "/", user: str = "guest") -> Iterator[BlockingChannel]:
-        """A channel of its own connection."""
-        connection = pika.BlockingConnection(pika.URLParameters(self.service.url(user, vhost=vhost)))
-        try:
-            yield connection.channel()
-        finally:
-            if connection.is_open:
-                connection.close()
-
-    def count(self, queue: str, vhost: str = "/") -> int:
-        """How many messages are ready in *queue*."""
-        with self.channel(vhost) as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
-
-    def take_all(self, queue: str, vhost: str = "/") -> list[tuple[bytes, pika.BasicProperties, bool]]:
-        """Take every ready message out of *queue*: body, properties, redelivered."""
-        with self.channel(vhost) as channel:
-            return take_all(channel, queue)
+    def url(self, user: str = "guest", password: str | None = None, vhost: str = "/") -> str:
+        """Where to connect as *user*; the password is the name unless given."""
+        return self.service.url(user, password, vhost)
 
     def add_vhost(self, name: str | None = None) -> str:
         """Make a virtual host that guest may use; returns its name."""
@@ -115,13 +98,3 @@ class StandaloneBroker:
     def delete_user(self, name: str) -> None:
         """Remove a user."""
         self._users.remove_user(name)
-
-
-def take_all(channel: BlockingChannel, queue: str) -> list[tuple[bytes, pika.BasicProperties, bool]]:
-    """Take every ready message out of *queue*: body, properties, redelivered."""
-    taken: list[tuple[bytes, pika.BasicProperties, bool]] = []
-    while True:
-        method, properties, body = channel.basic_get(queue, auto_ack=True)
-        if method is None:
-            return taken
-        taken.append((body, properties, bool(method.redelivered)))

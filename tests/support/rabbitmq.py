@@ -16,9 +16,9 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import pika
-from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.support.processes import end, forget_log, free_port, short_directory, show_on_failure, spawn, wait_until
+from tests.support.queues import QueueAccess
 from tests.support.rabbitmq_install import Kind, find_rabbitmq
 
 START_SECONDS = 180.0
@@ -38,7 +38,7 @@ class NodeEnded(RuntimeError):
     """A node ended while it started; the message has what it said."""
 
 
-class RabbitNode:
+class RabbitNode(QueueAccess):
     """One broker node. Use as a context manager; everything it made is removed afterwards.
 
     Args:
@@ -350,31 +350,6 @@ class RabbitNode:
         self.ctl("eval", f"[begin {{ok, Q}} = {found}, ok = {call}(amqqueue:get_pid(Q)) end || Name <- [{names}]].")
 
     # -- messages -----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def channel(self, vhost: str = "/", user: str = "guest") -> Iterator[BlockingChannel]:
-        """A channel straight to the broker, past dtx."""
-        connection = pika.BlockingConnection(pika.URLParameters(self.url(user, vhost=vhost)))
-        try:
-            yield connection.channel()
-        finally:
-            if connection.is_open:
-                connection.close()
-
-    def count(self, queue: str, vhost: str = "/") -> int:
-        """How many messages are ready in *queue* at this moment (unacked ones are not)."""
-        with self.channel(vhost) as channel:
-            return int(channel.queue_declare(queue, passive=True).method.message_count)
-
-    def take_all(self, queue: str, vhost: str = "/") -> list[tuple[bytes, pika.BasicProperties, bool]]:
-        """Take every ready message out of *queue*: body, properties, redelivered."""
-        taken: list[tuple[bytes, pika.BasicProperties, bool]] = []
-        with self.channel(vhost) as channel:
-            while True:
-                method, properties, body = channel.basic_get(queue, auto_ack=True)
-                if method is None:
-                    return taken
-                taken.append((body, properties, bool(method.redelivered)))
 
     # -- files and processes ------------------------------------------------------------------------------------------
 

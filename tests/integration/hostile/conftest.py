@@ -1,15 +1,12 @@
 """One service of each mode for clients that do not keep to the protocol; it must live on, so tests share it."""
 
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import cast
 
 import pytest
-from pika.adapters.blocking_connection import BlockingConnection
 
 from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
-from tests.support.client import connected
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
@@ -65,22 +62,3 @@ def broker(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> B
     if mode == "standalone":
         return StandaloneBroker(service)
     return cast("RabbitNode", request.getfixturevalue("rabbitmq"))
-
-
-@pytest.fixture
-def queue(broker: Broker) -> Iterator[str]:
-    """A fresh durable queue."""
-    name = f"hostile-{secrets.token_hex(6)}"
-    with broker.channel() as channel:
-        channel.queue_declare(name, durable=True)
-    yield name
-    broker.mend()
-    with broker.channel() as channel:
-        channel.queue_delete(name)
-
-
-@pytest.fixture
-def through(service: DtxService, broker: Broker) -> Iterator[BlockingConnection]:
-    """A connection to the service."""
-    with connected(service.url()) as open_connection:
-        yield open_connection

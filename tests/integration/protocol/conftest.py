@@ -7,7 +7,7 @@ import pytest
 
 from dtx.xa.xid import Xid
 from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
-from tests.support.client import fresh_queue, new_xid
+from tests.support.client import new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
@@ -60,13 +60,6 @@ def vhost(broker: Broker) -> Iterator[str]:
     name = broker.add_vhost()
     yield name
     broker.delete_vhost(name)
-
-
-@pytest.fixture
-def queue(broker: Broker) -> Iterator[str]:
-    """A fresh durable queue."""
-    with fresh_queue(broker) as name:
-        yield name
 
 
 @pytest.fixture

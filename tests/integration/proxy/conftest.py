@@ -1,6 +1,5 @@
 """One node and one service for all tests of the proxy that leave them alive."""
 
-import secrets
 from collections.abc import Iterator
 from typing import cast
 
@@ -8,6 +7,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from tests.integration.proxy.channels import fill, select
+from tests.support.broker import Broker
 from tests.support.client import connected
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
@@ -46,22 +46,9 @@ def channel(connection: BlockingConnection) -> BlockingChannel:
 
 
 @pytest.fixture
-def queue(rabbitmq: RabbitNode) -> Iterator[str]:
-    """A fresh durable queue, made past dtx."""
-    name = f"proxy-{secrets.token_hex(6)}"
-    with rabbitmq.channel() as channel:
-        channel.queue_declare(name, durable=True)
-    yield name
-    rabbitmq.mend()
-    with rabbitmq.channel() as channel:
-        channel.queue_delete(name)
-
-
-@pytest.fixture
-def through(service: DtxService, rabbitmq: RabbitNode) -> Iterator[BlockingConnection]:
-    """A connection through dtx alone."""
-    with connected(service.url()) as open_connection:
-        yield open_connection
+def broker(rabbitmq: RabbitNode) -> Broker:
+    """Where the service has its messages."""
+    return rabbitmq
 
 
 @pytest.fixture
