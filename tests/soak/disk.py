@@ -21,16 +21,24 @@ class SmallDisk:
         self.place = place
         self.real = False
         """Whether it is one: else *place* is a directory like any other, and cannot be filled."""
+        self._heir: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         words = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=0711", "dtx-soak", str(self.place)]
         with contextlib.suppress(OSError):
             self.real = subprocess.run(words, capture_output=True, check=False).returncode == 0
+        if self.real:
+            # Reads until we let go of the other end, or are dead: a file system would stay for ever.
+            self._heir = subprocess.Popen(
+                ["sh", "-c", 'cat; exec umount --lazy "$0"', str(self.place)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.real:
-            subprocess.run(["umount", "--lazy", str(self.place)], check=False)
+        if self._heir is not None:
+            self._heir.communicate()
 
     def fill(self) -> None:
         """Leave no octet free."""

@@ -1,17 +1,20 @@
 """What the nemesis works with does what it says."""
 
 import errno
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.soak.clock import Clock
 from tests.soak.disk import SmallDisk
-from tests.support.processes import short_directory
+from tests.support.processes import short_directory, wait_until
 
+HERE = Path(__file__).parents[2]
 _CLOCKS = "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
 
 
@@ -35,6 +38,24 @@ def test_the_disk_goes_away_with_its_directory(left_out: Callable[[str], None]) 
                 left_out("a full disk: only root can make a small file system")
             (place / "file").touch()
         assert disk.real is not (place / "file").exists()
+
+
+def test_the_disk_goes_away_with_whoever_made_it(left_out: Callable[[str], None]) -> None:
+    """Also with a run that is killed."""
+    with short_directory("disk") as place:
+        program = f"""
+import os, signal
+from pathlib import Path
+from tests.soak.disk import SmallDisk
+with SmallDisk(Path({str(place)!r})) as disk:
+    print(disk.real, os.path.ismount({str(place)!r}), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        died = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=HERE)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        if died.stdout != "True True\n":
+            left_out("a full disk: only root can make a small file system")
+        wait_until(lambda: not place.is_mount(), what="the end of the file system")
 
 
 def test_a_clock_is_wrong_by_what_it_was_told(left_out: Callable[[str], None]) -> None:
