@@ -15,7 +15,7 @@ from tests.soak.sides import BankSide, QueueSide
 from tests.soak.world import World
 from tests.support.broker import Mode
 from tests.support.processes import wait_until
-from tests.support.soak import declare
+from tests.support.soak import declare, insist
 
 QUIET_SECONDS: Final = 120.0
 """Until everything must have come to rest when nobody does harm any more: a branch that has not voted times out, a
@@ -120,6 +120,7 @@ class Soak:
         declare(world.service.url(), *QUEUES)
         opening = Transfer(gtrid="opening", kind="opening")
         side = QueueSide(world.service.url())
+        insist(lambda: side.xa.select())  # the first one waits for dtx's own connection to a busy broker
         side.start(opening.gtrid)
         for queue in QUEUES:
             for coin in list(opening.coins(*[OPENING_AMOUNT] * OPENING_COINS)):
