@@ -58,6 +58,10 @@ class QueueSide:
             self._connection = BlockingConnection(pika.URLParameters(self._url))
         return self._connection
 
+    def select(self) -> None:
+        """Have branches on this channel; the first of all waits for dtx's own connection to the broker."""
+        self.xa.select()
+
     def start(self, gtrid: str) -> None:
         """Begin a branch."""
         self.xa.start(xid_of(gtrid))

@@ -120,7 +120,7 @@ class Soak:
         declare(world.service.url(), *QUEUES)
         opening = Transfer(gtrid="opening", kind="opening")
         side = QueueSide(world.service.url())
-        insist(lambda: side.xa.select())  # the first one waits for dtx's own connection to a busy broker
+        insist(side.select)
         side.start(opening.gtrid)
         for queue in QUEUES:
             for coin in list(opening.coins(*[OPENING_AMOUNT] * OPENING_COINS)):
