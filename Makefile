@@ -22,7 +22,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test soak overload fuzz check format bench
+.PHONY: help install run demo test crash soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+crash: install ## kill dtx, PostgreSQL and RabbitMQ at every failpoint, hours (ARGS="--only standalone --every 4 --results FILE")
+	@$(BIN)/python -m tests.crash.matrix $(ARGS)
 
 soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=3600 ARGS="--mode alongside --seed 1")
 	@$(BIN)/python -m tests.soak --seconds $(SOAK) $(ARGS)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from tests.crash.matrix import rotation
 from tests.crash.matrix.cases import Condition, Mode, Row, all_rows
 from tests.crash.matrix.cells import MOST, Cell, learn, play
 from tests.crash.matrix.stages import MatrixStage, Servers
@@ -22,9 +23,13 @@ class Run:
         figures: where the results go.
         most: how often one point is tried in a row.
         until: monotonic time after which no cell is begun.
+        every: play each so-manieth cell of a row alone.
+        learn: only learn which points the cases reach.
     """
 
-    def __init__(self, figures: Figures, most: int, until: float) -> None:
+    def __init__(self, figures: Figures, most: int, until: float, *, every: int = 1, learn: bool = False) -> None:
+        self._every = every
+        self._learn = learn
         self._figures = figures
         self._most = most
         self._until = until
@@ -43,16 +48,25 @@ class Run:
             for position, row in enumerate(rows):
                 if self.over:
                     return
-                trace = learn(stage, row)
-                if trace.verdict.wrong or trace.verdict.lost:
-                    say(f"{row.name}: WRONG without any death: {trace.verdict}")
-                self._figures.learned(row, (*trace.start, *trace.rest))
-                most = self._most if condition is Condition.DTX else 1
-                cells = trace.cells(start=starts or row.case.killed_at is not None, most=most)
+                cells = self._figures.plan(row)
+                if cells is None:
+                    cells = self._learn_row(stage, row, starts=starts)
                 starts = False
-                self._row(stage, row, cells, f"{position + 1}/{len(rows)}")
+                if not self._learn:
+                    self._row(stage, row, cells[position % self._every :: self._every], f"{position + 1}/{len(rows)}")
             for fault in stage.finish_bystanders():
                 say(f"{mode}, {condition}: WRONG: {fault}")
+
+    def _learn_row(self, stage: MatrixStage, row: Row, *, starts: bool) -> list[Cell]:
+        trace = learn(stage, row)
+        if broken := trace.verdict.broken(may_repeat=row.may_repeat):
+            say(f"{row.name}: WRONG without any further death: {broken}")
+        most = self._most if row.condition is Condition.DTX else 1
+        cells = trace.cells(start=starts or row.case.killed_at is not None, most=most)
+        self._figures.learned(row, (*trace.start, *trace.rest), cells)
+        if self._learn:
+            say(f"{row.name}: {len(cells)} cells")
+        return cells
 
     def _row(self, stage: MatrixStage, row: Row, cells: list[Cell], where: str) -> None:
         left = [cell for cell in cells if not self._figures.has(row, cell)]
@@ -63,9 +77,9 @@ class Run:
             self._figures.add(row, cell, result)
             self._played += 1
             self._spent += result.seconds
-            if result.verdict.wrong or result.verdict.lost or not result.reached:
-                verdict = result.verdict if result.reached else f"not reached; {result.verdict}"
-                say(f"    {row.name} at {cell.at}: {verdict}")
+            broken = result.verdict.broken(may_repeat=row.may_repeat)
+            if broken or not result.reached:
+                say(f"    {row.name} at {cell.at}: {'; '.join(broken) or 'not reached'}")
             if number % 20 == 19:
                 eta = self._spent / self._played * (len(left) - number - 1)
                 say(f"    {number + 1}/{len(left)} cells of {row.name}, {eta:.0f} s to go")
@@ -90,24 +104,29 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="keep results there, and go on where an earlier run stopped")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so many seconds")
     parser.add_argument("--most", type=int, default=MOST, help="how often a point is tried that a case reaches often")
+    parser.add_argument("--every", type=int, default=1, help="play each so-manieth cell of a row alone")
     parser.add_argument("--readme", type=Path, help="bring the table in this file up to date")
+    parser.add_argument("--learn", action="store_true", help="kill nobody; write which case the short form takes")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
     words = parser.parse_args()
-    rows = [row for row in all_rows() if words.only in row.name and not row.case.kind.operator]
+    every = rotation.candidates() if words.learn else all_rows()
+    rows = [row for row in every if words.only in row.name]
     if words.list:
         say("\n".join(row.name for row in rows))
         return 0
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     figures = Figures(words.results)
     if words.seconds:
-        run = Run(figures, words.most, time.monotonic() + words.seconds)
+        run = Run(figures, words.most, time.monotonic() + words.seconds, every=words.every, learn=words.learn)
         with Servers() as servers:
             for mode, condition, found in _stages(rows):
                 if not run.over:
                     run.stage(servers, mode, condition, found)
-    say(figures.table(rows))
-    if not words.only:
+    if words.learn:
+        rotation.write(rotation.choose(figures.reached))
         say(f"points that no case reaches: {', '.join(point.label for point in figures.unreached()) or 'none'}")
+        return 0
+    say(figures.table(rows))
     for cell, faults in figures.faults().items():
         say(f"WRONG: {cell}: {'; '.join(faults)}")
     if words.readme is not None:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     ABANDONED = "rolled back before the vote"
     STOPPED = "dtx stopped in order behind the vote"
     CARRIED = "the log's connection breaks under the vote"
+    DOUBTED = "the database refuses the vote"
 
     @property
     def publishes(self) -> bool:
@@ -73,11 +74,6 @@ class Condition(StrEnum):
         """Whether dtx ends itself at the point; otherwise it stands still there while another one is killed."""
         return self not in (Condition.POSTGRES, Condition.BROKER)
 
-    @property
-    def repeats(self) -> bool:
-        """Whether messages may be repeated alongside a broker: what README says under "Guarantees"."""
-        return self not in (Condition.DTX, Condition.POSTGRES)
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -108,6 +104,11 @@ class Row:
 
     case: Case
     condition: Condition
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether messages may be repeated: what README says under "Guarantees"."""
+        return self.case.mode == "alongside" and self.condition not in (Condition.DTX, Condition.POSTGRES)
 
     @property
     def name(self) -> str:
@@ -142,6 +143,8 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
         (Kind.JOINED, Decision.COMMIT, "taking-sent"),
         (Kind.ONE_PHASE, Decision.COMMIT, "taking-sent"),
         (Kind.ONE_PHASE, Decision.COMMIT, "unit-sent"),
+        (Kind.HEURISTIC_COMMIT, Decision.COMMIT, "log-heuristic-committing-after"),
+        (Kind.HEURISTIC_ROLLBACK, Decision.COMMIT, "log-heuristic-rolling-back-after"),
     ),
     "standalone": (
         (Kind.BOTH, Decision.COMMIT, "log-prepared-after"),
@@ -171,7 +174,7 @@ def rows(mode: Mode, condition: Condition) -> tuple[Row, ...]:
         Row(case, condition)
         for case in cases(mode)
         if condition is Condition.DTX or (case.killed_at is None and case.kind in _EVERYWHERE)
-        if condition is not Condition.REFUSING or case.kind.publishes
+        if condition is not Condition.REFUSING or (case.kind.publishes and not case.kind.operator)
     )
 
 

@@ -19,7 +19,7 @@ from tests.crash.matrix.cases import Condition, Kind, Row
 from tests.crash.matrix.stages import MatrixStage
 from tests.crash.matrix.transaction import INSISTING, UNANSWERED, Step, Transaction
 
-LINGER: Final = 4.5
+LINGER: Final = 2.5
 """Seconds after the end in which points are still reached: receipts are drained, the lease is renewed."""
 _PAUSE: Final = 0.05
 _LATE: Final = 12.0
@@ -54,6 +54,12 @@ class Cell:
     def at(self) -> str:
         """As ``python -m dtx.failpoint`` wants it."""
         return f"{self.point.label}#{self.number}"
+
+    @classmethod
+    def read(cls, at: str) -> "Cell":
+        """From that text."""
+        label, _, number = at.partition("#")
+        return cls(Point.named(label), int(number))
 
 
 @dataclass

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn, Self
 from tests.support.processes import end, short_directory, spawn, wait_until
 
 _MODULES: Final = (
+    "dtx.admin.server",
     "dtx.cli.serve",
     "dtx.failpoint.action",
     "dtx.server.service",

@@ -7,7 +7,7 @@ whatever dies, they stay as they are.
 import contextlib
 import itertools
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -16,12 +16,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import XaFlag, Xid
 from dtx.failpoint import DIED
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
 from tests.crash.matrix.cases import Condition, Mode
 from tests.crash.matrix.nursery import Nursery
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import RECEIPT_QUEUES, Scene, work
 from tests.support.postgres import PostgresServer
-from tests.support.processes import Child
+from tests.support.processes import Child, free_port
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
@@ -112,15 +114,22 @@ class ArmedService(DtxService):
 
 
 class Servers:
-    """What all stages of one process share. Use as a context manager."""
+    """What all stages of one process share. Use as a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        postgres: a server to use; ``None`` for one of their own.
+        node: gives a broker to use, when one is needed first; ``None`` for one of their own.
+    """
+
+    def __init__(self, postgres: PostgresServer | None = None, node: Callable[[], RabbitNode] | None = None) -> None:
         self._stack = contextlib.ExitStack()
+        self._postgres = postgres
+        self._find_node = node or (lambda: self._stack.enter_context(RabbitNode()))
         self._node: RabbitNode | None = None
 
     def __enter__(self) -> Self:
         self.nursery = self._stack.enter_context(Nursery())
-        self.postgres = self._stack.enter_context(PostgresServer("matrix"))
+        self.postgres = self._postgres or self._stack.enter_context(PostgresServer("matrix"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +138,7 @@ class Servers:
     def node(self) -> RabbitNode:
         """The broker."""
         if self._node is None:
-            self._node = self._stack.enter_context(RabbitNode())
+            self._node = self._find_node()
         return self._node
 
 
@@ -156,7 +165,10 @@ class MatrixStage(Scene):
     def __enter__(self) -> Self:
         self.database = self.postgres.create_migrated_database()
         self._stack.callback(self.postgres.drop_database, self.database)
+        self.token = OperatorLog(self.database, "dtx").make_token("operator", Role.OPERATOR, "matrix")
+        self.admin_port = free_port()
         options = ["--lease-ttl", "5", "--unit-deadline", "20", "--default-timeout", "600"]
+        options += ["--admin-listen", f"127.0.0.1:{self.admin_port}"]
         url: str | None = None
         self.vhost = "/"
         if self.node is not None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dtx.failpoint import Point
 from tests.crash.matrix.cases import Row, all_rows
@@ -25,13 +25,26 @@ class Figures:
         self._path = path
         self._cells: dict[str, dict[str, dict[str, Any]]] = {}
         self._reached: dict[str, list[str]] = {}
+        self._plans: dict[str, list[str]] = {}
         if path is not None and path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
-            self._cells, self._reached = kept["cells"], kept["reached"]
+            self._cells, self._reached, self._plans = kept["cells"], kept["reached"], kept.get("plans", {})
 
-    def learned(self, row: Row, points: Iterable[Point]) -> None:
-        """The points that *row* reaches."""
+    @property
+    def reached(self) -> Mapping[str, list[str]]:
+        """The labels of the points that a row reaches, by its name."""
+        return self._reached
+
+    def learned(self, row: Row, points: Iterable[Point], cells: Iterable[Cell]) -> None:
+        """The points that *row* reaches, and the cells that it has."""
         self._reached[row.name] = sorted({point.label for point in points})
+        self._plans[row.name] = [cell.at for cell in cells]
+        self._save()
+
+    def plan(self, row: Row) -> list[Cell] | None:
+        """The cells of *row*, if that has been learned."""
+        plan = self._plans.get(row.name)
+        return None if plan is None else [Cell.read(at) for at in plan]
 
     def add(self, row: Row, cell: Cell, result: Result) -> None:
         """One more."""
@@ -41,6 +54,7 @@ class Figures:
             "lost": verdict.lost,
             "repeated": verdict.repeated,
             "wrong": verdict.wrong,
+            "broken": verdict.broken(may_repeat=row.may_repeat),
             "seconds": round(result.seconds, 2),
         }
         self._save()
@@ -51,7 +65,7 @@ class Figures:
 
     def _save(self) -> None:
         if self._path is not None:
-            text = json.dumps({"reached": self._reached, "cells": self._cells}, indent=1)
+            text = json.dumps({"reached": self._reached, "plans": self._plans, "cells": self._cells}, indent=1)
             unfinished = self._path.with_name(f"{self._path.name}~")
             unfinished.write_text(text, encoding="utf-8")
             unfinished.rename(self._path)
@@ -75,12 +89,12 @@ class Figures:
         return [point for point in Point if point.label not in reached]
 
     def faults(self) -> Mapping[str, list[str]]:
-        """What was wrong, by cell."""
+        """The promises that were broken, by cell."""
         return {
-            f"{row} at {at}": [*cell["wrong"], *([f"{cell['lost']} messages are lost"] if cell["lost"] else [])]
+            f"{row} at {at}": cell["broken"]
             for row, cells in self._cells.items()
             for at, cell in cells.items()
-            if cell["wrong"] or cell["lost"]
+            if cell["broken"]
         }
 
 
@@ -97,7 +111,18 @@ def embed(text: str, figures: Figures) -> str:
     return f"{before}{BEGIN}\n\n{figures.table(all_rows())}\n{END}{after}"
 
 
-def shown(text: str) -> list[str]:
-    """The names of the rows that *text*, which is README's, has."""
+class Line(NamedTuple):
+    """A row of the table, as it is shown."""
+
+    name: str
+    runs: int
+    lost: int
+    repeated: int
+    wrong: int
+
+
+def shown(text: str) -> list[Line]:
+    """The rows that *text*, which is README's, has, without the sum."""
     block = text.partition(BEGIN)[2].partition(END)[0]
-    return [line.split("|")[1].strip() for line in block.splitlines() if line.startswith("| ")][1:-1]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "|" in line]
+    return [Line(name, *map(int, numbers)) for name, *numbers in cells[2:-1]]

@@ -37,7 +37,7 @@ from tests.crash.matrix.operator import decide
 from tests.crash.matrix.stages import FULL, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT
-from tests.support.obstacles import Lock
+from tests.support.obstacles import Lock, refusing
 from tests.support.processes import wait_until
 
 UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError)
@@ -180,7 +180,14 @@ class Transaction:
             xa.commit(self.xid, one_phase=True)
             self._ended(Decision.COMMIT)
             return
-        flag = self._prepare_over_a_broken_connection(xa) if self.kind is Kind.CARRIED else xa.prepare(self.xid)
+        match self.kind:
+            case Kind.CARRIED:
+                flag = self._prepare_over_a_broken_connection(xa)
+            case Kind.DOUBTED:
+                with refusing(self._stage.database, "journal"):
+                    flag = xa.prepare(self.xid)
+            case _:
+                flag = xa.prepare(self.xid)
         if flag is XaFlag.RDONLY:
             if self.kind is not Kind.NOTHING:
                 self.faults.append(f"{self.xid} has work and is read-only")

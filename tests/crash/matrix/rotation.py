@@ -1,0 +1,60 @@
+"""The short form of the matrix: each failpoint once, in a case that reaches it; which one is kept in a file.
+
+The file is made by ``python -m tests.crash.matrix --learn``: of the cases that reach a point that one is taken which
+has the fewest points so far. What no case reaches is listed here, with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from dtx.failpoint import Point
+from tests.crash.matrix.cases import Condition, Row, all_rows
+
+FILE: Final = Path(__file__).with_name("rotation.txt")
+ELSEWHERE: Final[Mapping[Point, str]] = {
+    Point.LEASE_LOST: "a second dtx takes over: tests/crash/test_ha_stall.py",
+    Point.LOG_MENDED_BEFORE: "an operator works on a message that is stuck: tests of the orders",
+    Point.LOG_MENDED_AFTER: "the same",
+    Point.UNIT_LOST: "RabbitMQ dies under a unit: its rows come here, and tests/crash/test_kill_others.py",
+}
+"""Points that no case reaches, and why."""
+
+
+def candidates() -> tuple[Row, ...]:
+    """Rows that the short form takes its cells from."""
+    return tuple(row for row in all_rows() if row.condition in (Condition.DTX, Condition.REFUSING))
+
+
+def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
+    """A row for each point.
+
+    Args:
+        reached: the labels of the points that a row reaches, by its name.
+    """
+    taken: Counter[str] = Counter()
+    chosen = {}
+    for point in Point:
+        rows = [row for row in candidates() if point.label in reached.get(row.name, ())]
+        if rows:
+            row = min(rows, key=lambda row: (taken[row.name], candidates().index(row)))
+            taken[row.name] += 1
+            chosen[point] = row
+    return chosen
+
+
+def write(chosen: Mapping[Point, Row]) -> None:
+    """Keep it."""
+    FILE.write_text("".join(f"{point.label:34} {row.name}\n" for point, row in chosen.items()), encoding="utf-8")
+
+
+def read() -> dict[Point, Row]:
+    """What was kept.
+
+    Raises:
+        ValueError, KeyError: a point or a row is not there any more.
+    """
+    rows = {row.name: row for row in candidates()}
+    lines = (line.split(maxsplit=1) for line in FILE.read_text(encoding="utf-8").splitlines())
+    return {Point.named(label): rows[name] for label, name in lines}
