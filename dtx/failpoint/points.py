@@ -246,7 +246,7 @@ class Point(Enum):
         "dtx.store.rabbitmq.receipts",
         "the log has the outcome of every unit of a generation; its receipts are there",
     )
-    DRAIN_PURGED = 529, "dtx.store.rabbitmq.receipts", "its receipts are gone, and the marker of its queue too"
+    DRAIN_PURGED = 529, "dtx.store.rabbitmq.receipts", "its receipts are gone, its marker may be held still"
     DRAIN_AFTER = 530, "dtx.store.rabbitmq.receipts", "the marker is on its way back"
 
     # -- answers to the dtx methods

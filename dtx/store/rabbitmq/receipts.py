@@ -99,13 +99,32 @@ class Receipts:
             self._current = next(free, self._current)
         for generation, queue in enumerate(self.queues):
             if generation != self._current and self._used[generation] and not self._pending[generation]:
-                failpoint.at(Point.DRAIN_BEFORE)
-                await channel.call(requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
-                failpoint.at(Point.DRAIN_PURGED)
+                async with self._scanning:  # who scans would miss the marker
+                    await self._drain(queue, channel)
                 self._used[generation] = False
-                if self.incarnation is not None:
-                    channel.upstream.write(messages.receipt(channel.number, queue, _marker(self.incarnation)))
-                    failpoint.at(Point.DRAIN_AFTER)
+
+    async def _drain(self, queue: bytes, channel: OwnChannel) -> None:
+        """Purge *queue*, and leave its marker in it.
+
+        A queue without its marker tells that the broker has forgotten receipts. So the marker is taken out and not
+        acknowledged: the purge does not touch it, and a connection that ends gives it back.
+        """
+        assert self.incarnation is not None, "a lane that turns has recognised its broker"
+        failpoint.at(Point.DRAIN_BEFORE)
+        key, answer, first = await channel.call(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+        number, marker = channel.number, _marker(self.incarnation)
+        purge = method_frame(number, requests.queue_purge(queue))
+        tag = content.get_ok(answer).delivery_tag if key == keys.BASIC_GET_OK else 0
+        held = first is not None and first.body == marker
+        if not held:
+            # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
+            taken = method_frame(number, requests.ack(tag)) if tag else b""
+            purge = taken + purge + messages.receipt(number, queue, marker)
+        await channel.send_raw(purge, keys.QUEUE_PURGE_OK)
+        failpoint.at(Point.DRAIN_PURGED)
+        if held:
+            channel.upstream.write(method_frame(number, requests.nack(tag, requeue=True)))
+        failpoint.at(Point.DRAIN_AFTER)
 
     # -- asking the broker
 

@@ -1,0 +1,126 @@
+"""The marker of a receipt queue: it tells that the broker has forgotten nothing, so dtx must never lose it itself."""
+
+import asyncio
+from uuid import uuid4
+
+from dtx.log.records import Unit
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.receipts import GENERATIONS, Receipts
+from dtx.store.rabbitmq.service import Broker, ServiceConnection
+from dtx.store.rabbitmq.upstream import Content, OwnChannel
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.frames import method_frame
+from tests.support.rabbitmq import RabbitNode
+
+
+class Cut(Exception):
+    """The connection was cut off."""
+
+
+class Failing(OwnChannel):
+    """A channel whose connection is cut off when the first queue has been purged."""
+
+    def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
+        future = super().send_raw(frames, *answers)
+        return asyncio.ensure_future(self._cut(future)) if keys.QUEUE_PURGE_OK in answers else future
+
+    async def _cut(
+        self, future: "asyncio.Future[tuple[int, bytes, Content | None]]"
+    ) -> tuple[int, bytes, Content | None]:
+        await future
+        self.upstream.abort("cut off by the test")
+        raise Cut
+
+
+async def connected(rabbitmq: RabbitNode) -> ServiceConnection:
+    connection = ServiceConnection(Broker.from_url(rabbitmq.url()), "markers")
+    await connection.login("/")
+    return connection
+
+
+async def made(connection: ServiceConnection, rm: str) -> Receipts:
+    receipts = Receipts(rm)
+    await receipts.declare(await OwnChannel(connection).open())
+    await receipts.recognise(connection)
+    return receipts
+
+
+def commit(channel: OwnChannel) -> bytes:
+    return method_frame(channel.number, requests.TX_COMMIT)
+
+
+async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
+    """A unit that happened, and left its receipt; the log has it."""
+    unit = Unit(number=0, lock="", nonce=uuid4(), incarnation=receipts.incarnation)
+    frames = messages.receipt(channel.number, receipts.use(unit), messages.receipt_body(uuid4(), unit))
+    await channel.send_raw(frames + commit(channel), keys.TX_COMMIT_OK)
+    receipts.logged(unit)
+    return unit
+
+
+async def tx(connection: ServiceConnection) -> OwnChannel:
+    channel = await OwnChannel(connection).open()
+    await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+    return channel
+
+
+async def test_a_connection_that_is_cut_off_behind_a_purge_takes_no_marker_along(rabbitmq: RabbitNode) -> None:
+    """The broker has not restarted: whoever comes next must not believe that it has forgotten receipts."""
+    rm = f"markers-{uuid4()}"
+    first = await connected(rabbitmq)
+    receipts = await made(first, rm)
+    await receipts.turn(await OwnChannel(first).open())  # what a predecessor may have left is gone
+    await leave(receipts, await tx(first))
+    failing = Failing(first)
+    await failing.open()
+    cut = False
+    for _ in range(GENERATIONS):
+        try:
+            await receipts.turn(failing)
+        except Cut:
+            cut = True
+            break
+    assert cut
+    second = await connected(rabbitmq)
+    async with asyncio.timeout(30):
+        successor = await made(second, rm)
+    assert successor.incarnation == receipts.incarnation
+    second.close()
+
+
+async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
+    rm = f"markers-{uuid4()}"
+    connection = await connected(rabbitmq)
+    receipts = await made(connection, rm)
+    control, units = await OwnChannel(connection).open(), await tx(connection)
+    left = []
+    for _ in range(3 * GENERATIONS):
+        left.append(await leave(receipts, units))
+        await receipts.turn(control)
+    found = await receipts.left_by("no such lock", connection)
+    assert found.markers == {receipts.incarnation}
+    assert found.nonces <= {unit.nonce for unit in left[-2:]}
+    connection.close()
+
+
+async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -> None:
+    """A predecessor's, to which nobody remembers a marker: the new one came behind them."""
+    rm = f"markers-{uuid4()}"
+    connection = await connected(rabbitmq)
+    receipts = Receipts(rm)
+    control, units = await OwnChannel(connection).open(), await tx(connection)
+    await receipts.declare(control)
+    stray = []
+    for queue in receipts.queues:
+        unit = Unit(number=0, lock="", nonce=uuid4())
+        stray.append(unit.nonce)
+        frames = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))
+        await units.send_raw(frames + commit(units), keys.TX_COMMIT_OK)
+    await receipts.recognise(connection)
+    for _ in range(2 * GENERATIONS):
+        await leave(receipts, units)
+        await receipts.turn(control)
+    found = await receipts.left_by("no such lock", connection)
+    assert not found.nonces & set(stray)
+    assert found.markers == {receipts.incarnation}
+    connection.close()
