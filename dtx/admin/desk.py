@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
+from dtx import failpoint
 from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
+from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.operators import OperatorLog
 from dtx.log.reading import LogReader
@@ -128,6 +130,7 @@ class Desk:
             detail: what was asked for in particular.
             work: returns how it ended, for the trail, and the answer.
         """
+        failpoint.at(Point.AUDIT_BEFORE)
         number = await asyncio.to_thread(
             lambda: self.trail.begin(
                 actor=who.name,
@@ -139,6 +142,7 @@ class Desk:
                 detail=json.dumps(detail, ensure_ascii=False),
             )
         )
+        failpoint.at(Point.AUDIT_BEGUN)
         try:
             result, answer = await work()
         except Exception as error:
@@ -149,9 +153,11 @@ class Desk:
         return answer
 
     async def _finish(self, number: int, result: str) -> None:
+        failpoint.at(Point.AUDIT_END_BEFORE)
         try:
             await asyncio.to_thread(self.trail.finish, number, result)
         except LogError as error:  # it has happened, or not: whoever asked must hear that first of all
             _log.warning(
                 "the end of an action could not be written down", line=number, result=result, reason=str(error)
             )
+        failpoint.at(Point.AUDIT_ENDED)
