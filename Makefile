@@ -12,6 +12,11 @@ ARGS ?=
 JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
+# `make sim`: how long, from which seed, and where it ends if that comes first (0: never)
+SECONDS ?= 600
+SEED ?= 0
+SEEDS ?= 0
+STEPS ?= 0
 # seconds for which `make soak` does harm, both modes together
 SOAK ?= 600
 
@@ -22,7 +27,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test crash soak overload fuzz check format bench
+.PHONY: help install run demo test crash sim soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +64,9 @@ test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 
 crash: install ## kill dtx, PostgreSQL and RabbitMQ at every failpoint, hours (ARGS="--only standalone --every 4 --results FILE")
 	@$(BIN)/python -m tests.crash.matrix $(ARGS)
+
+sim: install ## run dtx on a simulated database, broker, network and clock (make sim SECONDS=36000)
+	@PYTHONHASHSEED=0 exec $(BIN)/python -m tests.sim --first $(SEED) --seeds $(SEEDS) --steps $(STEPS) --seconds $(SECONDS) $(ARGS)
 
 soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=3600 ARGS="--mode alongside --seed 1")
 	@$(BIN)/python -m tests.soak --seconds $(SOAK) $(ARGS)

@@ -1,0 +1,199 @@
+"""Mistakes that dtx does not make, put into it: each must be found, else the simulation proves nothing."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import Lookup, Unit
+from dtx.manager import effects, quick
+from dtx.manager.broker import BrokerEffects
+from dtx.manager.durable import BrokerDurable
+from dtx.manager.entry import Entry
+from dtx.manager.local import LocalDurable
+from dtx.manager.manager import TransactionManager
+from dtx.store.api import UnitOutcome
+from dtx.store.postgres.store import PostgresStore
+from dtx.store.rabbitmq.lane import Lane
+from dtx.store.rabbitmq.receipts import Receipts, Scan
+from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist
+from tests.sim.run import Shape
+
+Change = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One mistake.
+
+    Args:
+        name: what is wrong, for people.
+        changes: where, what, by what.
+        shape: in which runs it must be found.
+        seeds: within so many.
+    """
+
+    name: str
+    changes: Callable[[], Sequence[Change]]
+    shape: Shape
+    seeds: int = 40
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Dtx makes this mistake."""
+        patches = [patch.object(where, what, by) for where, what, by in self.changes()]
+        for change in patches:
+            change.start()
+        try:
+            yield
+        finally:
+            for change in reversed(patches):
+                change.stop()
+
+
+_KILLED: Final = ("the active dtx is killed at a write", "dtx is killed")
+_ALONGSIDE: Final = Shape(troubles=10, kinds=_KILLED)
+_SLOW: Final = Shape(troubles=4, kinds=_KILLED, database=0.05)
+_BROKER_DIES: Final = Shape(troubles=8, exact=False, kinds=("the broker is killed", *_KILLED))
+_SEPARATED: Final = Shape(troubles=10, kinds=("dtx and the broker are separated", "dtx is stopped", *_KILLED))
+_LOST: Final = Shape(troubles=20, kinds=("dtx loses its connections to the broker",))
+_STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLED)
+
+
+def _answer_first() -> Sequence[Change]:
+    """The answer goes out before the write that it promises."""
+    step: Any = effects.__dict__["step"]
+
+    def hasty(*args: Any) -> tuple[Any, tuple[Effect, ...]]:
+        branch, planned = step(*args)
+        answers = tuple(effect for effect in planned if isinstance(effect, Answer))
+        if answers and any(isinstance(effect, (Persist, Complete)) for effect in planned):
+            planned = (*answers, *(effect for effect in planned if not isinstance(effect, Answer)))
+        return branch, planned
+
+    return [(effects, "step", hasty), (quick, "step", hasty)]
+
+
+def _no_decision() -> Sequence[Change]:
+    """Phase two begins without the decision in the log."""
+    persist = BrokerDurable.persist
+
+    async def forgetful(self: BrokerDurable, entry: Entry, state: Any, now: float, actor: str) -> None:
+        if entry.record is not None and state.value == "committing":
+            entry.record = replace(entry.record, units=(self._store.next_unit(entry.vhost),))
+            return
+        await persist(self, entry, state, now, actor)
+
+    return [(BrokerDurable, "persist", forgetful)]
+
+
+def _no_lock() -> Sequence[Change]:
+    """A unit is decided on while the connection that sent it may still act."""
+
+    async def at_once(self: Lane, lock: str) -> None:
+        await asyncio.sleep(0)
+
+    return [(Lane, "_until_free", at_once)]
+
+
+def _marker_ignored() -> Sequence[Change]:
+    """A receipt that is not there proves something even after a restart of the broker."""
+    left_by = Receipts.left_by
+
+    async def believing(self: Receipts, lock: str, upstream: Any) -> Scan:
+        found = await left_by(self, lock, upstream)
+        return Scan(found.nonces, _Everything())
+
+    return [(Receipts, "left_by", believing)]
+
+
+class _Everything(frozenset[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def _unknown_is_never() -> Sequence[Change]:
+    """What nobody knows is taken for something that did not happen."""
+    resolve = Lane.resolve
+
+    async def sure(self: Lane, unit: Unit) -> UnitOutcome:
+        outcome = await resolve(self, unit)
+        return UnitOutcome.NEVER if outcome is UnitOutcome.UNKNOWN else outcome
+
+    return [(Lane, "resolve", sure)]
+
+
+def _always_again() -> Sequence[Change]:
+    """A unit whose connection was lost is sent again without asking."""
+
+    async def never(self: Lane, unit: Unit) -> UnitOutcome:
+        return UnitOutcome.NEVER
+
+    return [(Lane, "resolve", never)]
+
+
+def _lease_always_valid() -> Sequence[Change]:
+    """The lease is believed in after it has run out: what others decided meanwhile is not known."""
+
+    async def hasty(self: PostgresLog, vhost: str, xid: Any) -> Any:
+        return Lookup()
+
+    return [(PostgresLog, "lookup", hasty), (PostgresLog, "lease_valid", property(lambda _: True))]
+
+
+def _not_put_back() -> Sequence[Change]:
+    """Consumed messages of a branch that is rolled back are not put back."""
+    return [(BrokerEffects, "put_back", _pretend("put-back"))]
+
+
+def _pretend(operation: str) -> Any:
+    async def done(self: BrokerEffects, entry: Entry) -> Any:
+        return Happened(operation=Operation(operation), vote=entry.vote)
+
+    return done
+
+
+def _branches_not_loaded() -> Sequence[Change]:
+    """What a predecessor left under way is not taken up."""
+
+    async def nothing(self: TransactionManager, entry: Entry) -> None:
+        self._done(entry)
+
+    return [(TransactionManager, "_take_up", nothing), (TransactionManager, "_revive", lambda _: None)]
+
+
+def _shown_early() -> Sequence[Change]:
+    """Standalone: messages of a prepared branch are seen before it commits."""
+    voted = LocalDurable.voted
+
+    def hasty(self: LocalDurable, entry: Entry, vote: Any) -> None:
+        voted(self, entry, vote)
+        record = entry.record
+        assert record is not None
+        self._store.committed(record.published or (), ())
+
+    return [(LocalDurable, "voted", hasty)]
+
+
+def _not_hidden() -> Sequence[Change]:
+    """Standalone: a restart forgets what prepared branches hold."""
+    return [(PostgresStore, "restore", lambda *_: None)]
+
+
+MUTATIONS: Final = (
+    Mutation(name="an answer before its write", changes=_answer_first, shape=_SLOW),
+    Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
+    Mutation(name="phase two without a decision", changes=_no_decision, shape=_SLOW),
+    Mutation(name="locks are not waited for", changes=_no_lock, shape=_SEPARATED),
+    Mutation(name="a broker's restart is overlooked", changes=_marker_ignored, shape=_BROKER_DIES),
+    Mutation(name="unknown is taken for never", changes=_unknown_is_never, shape=_BROKER_DIES),
+    Mutation(name="units are repeated without asking", changes=_always_again, shape=_LOST),
+    Mutation(name="404 without a look at the log", changes=_lease_always_valid, shape=_SEPARATED),
+    Mutation(name="nothing is put back", changes=_not_put_back, shape=_SLOW),
+    Mutation(name="nothing is taken up after a restart", changes=_branches_not_loaded, shape=_ALONGSIDE),
+    Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
+    Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
+)

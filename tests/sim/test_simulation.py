@@ -1,0 +1,98 @@
+"""dtx under the simulation: a million steps, and what the simulation itself promises."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.sim.__main__ import report
+from tests.sim.mutations import MUTATIONS, Mutation
+from tests.sim.run import Result, Shape, shape_of, shrink, simulate
+
+STEPS: Final = 1_000_000
+ROOT: Final = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_million_steps_of_everything_that_goes_wrong() -> None:
+    """Of both modes, with and without a broker that dies; see README's guarantees for what must hold."""
+    steps = branches = repeated = seed = 0
+    modes = set()
+    while steps < STEPS:
+        result = simulate(seed)
+        assert not result.failed, report(result)
+        steps += result.steps
+        branches += result.branches
+        repeated += result.repeated
+        modes.add((result.shape.broker, result.shape.exact, result.shape.replay))
+        seed += 1
+    print(f"{seed} seeds, {steps:,} steps, {branches:,} branches, {repeated} messages repeated where that is allowed")
+    assert len(modes) > 4
+    assert branches > 5_000
+
+
+def essence(result: Result) -> str:
+    """What tells two runs apart."""
+    return f"{result.steps} {result.seconds!r} {sorted(result.answers.items())}"
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
+    """Neither addresses nor the hashes of texts have a say in it."""
+    program = (
+        "from tests.sim.run import simulate\nfrom tests.sim.test_simulation import essence\n"
+        f"print(essence(simulate({seed})))"
+    )
+    told = {essence(simulate(seed))}
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        told.add(done.stdout.strip())
+    assert len(told) == 1, told
+
+
+def test_other_seeds_are_other_runs() -> None:
+    assert len({essence(simulate(seed, Shape(seconds=3))) for seed in range(4)}) == 4
+
+
+def test_seeds_are_about_all_that_there_is() -> None:
+    shapes = [shape_of(seed) for seed in range(200)]
+    assert {shape.broker for shape in shapes} == {True, False}
+    assert {shape.replay for shape in shapes} == {"auto", "receipts", "always"}
+    assert {shape.instances for shape in shapes} == {1, 2}
+    assert any(shape.forgets_acks for shape in shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+def test_a_mistake_is_found(mutation: Mutation) -> None:
+    """The simulation can fail: without this it would prove nothing."""
+    with mutation.applied():
+        found = next((seed for seed in range(mutation.seeds) if simulate(seed, mutation.shape).failed), None)
+    assert found is not None, f"not found in {mutation.seeds} seeds: {mutation.name}"
+    print(f"{mutation.name}: found by seed {found}")
+
+
+def test_what_goes_wrong_is_made_smaller_as_long_as_it_fails() -> None:
+    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "nothing is put back")
+    with mutation.applied():
+        shape = replace(mutation.shape, seconds=5.0, troubles=4)
+        result = next(result for seed in range(20) if (result := simulate(seed, shape)).failed)
+        smallest = shrink(result)
+        assert smallest.failed
+        assert len(smallest.plan) < len(result.plan)
+        assert set(smallest.plan) <= set(result.plan)
+        for index in range(len(smallest.plan)):
+            rest = smallest.plan[:index] + smallest.plan[index + 1 :]
+            assert not simulate(result.seed, shape, rest).failed
+        text = report(result)
+    assert f"seed {result.seed} " in text
+    assert f"--first {result.seed} " in text
