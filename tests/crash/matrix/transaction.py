@@ -40,8 +40,8 @@ from tests.support.crash import PERSISTENT
 from tests.support.obstacles import Lock, refusing
 from tests.support.processes import wait_until
 
-UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError)
-"""The service is gone, or has not said what became of it (541)."""
+UNANSWERED: Final = (XAER_RMFAIL, XAER_RMERR, AMQPError, OSError, psycopg.OperationalError)
+"""The service is gone, or has not said what became of it (541); or PostgreSQL died while the log was looked at."""
 PATIENCE: Final = 30.0
 """Seconds for one call."""
 INSISTING: Final = 60.0
