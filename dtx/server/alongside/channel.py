@@ -39,6 +39,8 @@ class Phase(Enum):
     """The broker closed it; the client has not confirmed."""
     REFUSED = "refused"
     """dtx closed it; the client has not confirmed, and all it sends before that is discarded."""
+    GONE = "gone"
+    """Its connection ends: nothing is said on it any more."""
 
 
 class Mode(Enum):
@@ -304,8 +306,10 @@ class Channel:
         """The client or its connection is gone: nothing may be delivered to it any more."""
         self._drop_fence()
         handler = self.session.upstream.handlers.get(self.upstream_number, self)
-        if self.phase is Phase.OPEN and handler is self and not self.session.upstream.is_lost:
-            self.close_upstream()
+        if self.phase is Phase.OPEN:
+            if handler is self and not self.session.upstream.is_lost:
+                self.close_upstream()
+            self.phase = Phase.GONE
 
     # -- dtx methods
 

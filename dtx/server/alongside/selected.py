@@ -455,6 +455,8 @@ class SelectedChannel(Channel):
         self._lose_branches()
         if self.phase is not Phase.REFUSED:
             self.close_upstream()
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.GONE
 
     def _lose_branches(self) -> None:
         """Associations die with the channel; idle branches do not."""

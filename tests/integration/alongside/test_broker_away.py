@@ -1,14 +1,21 @@
 """The broker is away: what goes on, and what says so."""
 
+from collections.abc import Callable
+
 import pika
 import pytest
 from pika.exceptions import AMQPConnectionError
 
 from dtx.client import XAER_RMFAIL, Coordinator, XAResource
+from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
+from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 
 
 def test_a_connection_that_only_coordinates_outlives_the_broker(
@@ -49,3 +56,28 @@ def test_a_connection_that_did_more_is_closed_when_the_broker_dies(
         own_rabbitmq.kill9()
         with pytest.raises(AMQPConnectionError):
             connection.process_data_events(10)
+
+
+def test_nothing_is_said_behind_the_end_of_a_connection(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
+) -> None:
+    """An end that waits for the broker's judgement of a publish is not refused: it is never answered.
+
+    A client whose broker has died is to hear that, and not that it has made a mistake (503).
+    """
+    network = proxy("127.0.0.1", rabbitmq.port)
+    service = dtx_service(broker=rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))
+    xid = new_xid()
+    with RawClient(service.url()) as client:
+        client.open(1, select=True)
+        network.stall("down")
+        sent = network.bytes["up"]
+        start, end = (method_frame(1, encode_call(call)) for call in (Start(xid=xid), End(xid=xid)))
+        client.send_frames(start + publish_frames(1, "any") + end)
+        network.wait_for_bytes("up", sent + len(requests.publish(b"", b"any")))
+        client.read_method(1, DtxMethod.START_OK)
+        network.cut()
+        with pytest.raises(ConnectionEnded, match="320 "):
+            client.read()
+        with pytest.raises(ConnectionEnded, match="the server"):
+            client.read()  # it is not confirmed, so all that follows is the end of the socket
