@@ -60,7 +60,8 @@ def audit(stage: MatrixStage, transaction: Transaction) -> Verdict:
         wait_until(lambda: transaction.xid not in stage.states(), seconds=INSISTING, what="the end in the log")
     except TimeoutError:
         verdict.wrong.append(f"the log still has {transaction.xid}: {stage.rows().get(transaction.xid)}")
-    verdict.wrong += _story(stage.history(transaction.xid), transaction, outcome)
+    else:
+        verdict.wrong += _story(stage.history(transaction.xid), transaction, outcome)
     expected = transaction.expected(outcome)
     with stage.broker.channel(stage.vhost) as channel:
         for queue in (*SOURCES, *TARGETS, *([FULL] if FULL in transaction.targets else [])):

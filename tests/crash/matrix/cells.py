@@ -234,6 +234,7 @@ def _proceed_to_the_end(stage: MatrixStage, transaction: Transaction) -> None:
     if not stage.dtx.running:
         transaction.faults.append(f"dtx ended by itself: {stage.dtx.wait()}")
         stage.dtx.start()
+    transaction.see_to_the_end()
 
 
 def _points(stage: MatrixStage) -> list[Point]:

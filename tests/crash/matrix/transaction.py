@@ -6,6 +6,7 @@ as decided. It insists until it has an answer, and holds every answer against wh
 fault.
 """
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -312,6 +313,24 @@ class Transaction:
             if not asked:
                 self.faults.append(f"{self.xid} is forgotten and nobody asked for that: {unknown}")
         self._ended(self.kind.operator)
+
+    def see_to_the_end(self) -> None:
+        """Ask again for what was answered and is in doubt once more: dtx died before the log heard of the end.
+
+        Where receipts are not believed the messages come a second time then, and may find the queue full again.
+
+        Raises:
+            UNANSWERED: the service died meanwhile.
+        """
+        if FULL not in self.targets or self.outcome is None or self.xid not in self._stage.states():
+            return
+        committed = self.outcome is Decision.COMMIT
+        with (
+            self._stage.connected() as connection,
+            Coordinator(connection, timeout=PATIENCE) as manager,
+            contextlib.suppress(XAER_NOTA),
+        ):
+            self._insist(connection, manager.commit if committed else manager.rollback)
 
     def _give_up(self, connection: BlockingConnection, manager: Coordination) -> None:
         """It did not vote, as far as is known: hear what has become of it, and roll it back where that is open."""
