@@ -72,7 +72,7 @@ soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=
 	@$(BIN)/python -m tests.soak --seconds $(SOAK) $(ARGS)
 	@DTX_SOAK_SECONDS=$$(($(SOAK) / 4)) $(BIN)/python -m pytest -q -rP tests/crash/test_standalone_soak.py
 
-overload: install ## 12,000 clients, some of which behave badly: how long others wait, what memory it takes; 3 minutes
+overload: install ## 12,000 clients, some of which behave badly: how long others wait, what memory it takes; 5 minutes
 	@DTX_OVERLOAD=long $(BIN)/python -m pytest -q -rP tests/overload $(ARGS)
 
 fuzz: install ## look for input that dtx does not stand, FUZZ seconds for each target (ARGS="--keep table": into the corpus)

@@ -174,6 +174,7 @@ def test_a_healthy_client_hardly_notices_a_crowd(
             return crowd
 
         def stay(name: str, cost: int, count: int) -> None:
+            watch.waits(f"{name} settle", size.seconds / 4)  # logins, and the first messages of whoever consumes
             waits = watch.waits(name, size.seconds)
             watch.grown(name, count, cost)
             assert percentile(waits.branches, 99) < size.p99
