@@ -250,7 +250,13 @@ class Recovery(Asker):
                 await self._client.reopen(select=False)
 
     async def _settle_one_phase(self, branch: Branch) -> None:
-        """Dtx has decided, or has never heard of the commit: then there is something to roll back."""
+        """What dtx has decided stays; where it has never heard of the commit, there is something to roll back."""
+        if self.state(branch.xid) is LogState.COMMITTING:
+            # Where it is stuck, somebody has to ask again.
+            await self._client.commit(branch.xid, one_phase=True)
+            branch.decision = "commit"
+            branch.answered = branch.finished = True
+            return
         try:
             await self._client.rollback(branch.xid)
         except ChannelClosed as error:

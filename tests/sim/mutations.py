@@ -1,20 +1,19 @@
 """Mistakes that dtx does not make, put into it: each must be found, else the simulation proves nothing."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import Lookup, Unit
+from dtx.log.records import BranchRecord, Lookup, Unit
 from dtx.manager import effects, quick
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
-from dtx.manager.manager import TransactionManager
 from dtx.store.api import UnitOutcome
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
@@ -39,7 +38,7 @@ class Mutation:
     name: str
     changes: Callable[[], Sequence[Change]]
     shape: Shape
-    seeds: int = 40
+    seeds: int = 150
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -135,13 +134,18 @@ def _always_again() -> Sequence[Change]:
     return [(Lane, "resolve", never)]
 
 
-def _lease_always_valid() -> Sequence[Change]:
-    """The lease is believed in after it has run out: what others decided meanwhile is not known."""
+def _log_not_read() -> Sequence[Change]:
+    """A start does not read the log, and what is not in memory counts as unknown."""
 
-    async def hasty(self: PostgresLog, vhost: str, xid: Any) -> Any:
+    async def load(self: PostgresLog) -> AsyncIterator[BranchRecord]:
+        nothing: list[BranchRecord] = []
+        for record in nothing:
+            yield record
+
+    async def lookup(self: PostgresLog, vhost: str, xid: Any) -> Lookup:
         return Lookup()
 
-    return [(PostgresLog, "lookup", hasty), (PostgresLog, "lease_valid", property(lambda _: True))]
+    return [(PostgresLog, "load", load), (PostgresLog, "lookup", lookup)]
 
 
 def _not_put_back() -> Sequence[Change]:
@@ -154,15 +158,6 @@ def _pretend(operation: str) -> Any:
         return Happened(operation=Operation(operation), vote=entry.vote)
 
     return done
-
-
-def _branches_not_loaded() -> Sequence[Change]:
-    """What a predecessor left under way is not taken up."""
-
-    async def nothing(self: TransactionManager, entry: Entry) -> None:
-        self._done(entry)
-
-    return [(TransactionManager, "_take_up", nothing), (TransactionManager, "_revive", lambda _: None)]
 
 
 def _shown_early() -> Sequence[Change]:
@@ -191,9 +186,8 @@ MUTATIONS: Final = (
     Mutation(name="a broker's restart is overlooked", changes=_marker_ignored, shape=_BROKER_DIES),
     Mutation(name="unknown is taken for never", changes=_unknown_is_never, shape=_BROKER_DIES),
     Mutation(name="units are repeated without asking", changes=_always_again, shape=_LOST),
-    Mutation(name="404 without a look at the log", changes=_lease_always_valid, shape=_SEPARATED),
+    Mutation(name="404 without a look at the log", changes=_log_not_read, shape=_ALONGSIDE),
     Mutation(name="nothing is put back", changes=_not_put_back, shape=_SLOW),
-    Mutation(name="nothing is taken up after a restart", changes=_branches_not_loaded, shape=_ALONGSIDE),
     Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )

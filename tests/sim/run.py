@@ -92,6 +92,7 @@ def shape_of(seed: int) -> Shape:
         troubles=random.choice((1, 3, 6, 10)),
         exact=exact and replay != "always",
         forgets_acks=not exact and random.random() < 0.5,
+        refusing=not exact and random.random() < 0.4,
         database=random.choice((0.0005, 0.001, 0.01)),
     )
 
@@ -230,7 +231,7 @@ class Simulation:
         if self.shape.broker:
             self.broker.start()
             for queue in QUEUES:
-                limit = 30 if self.shape.refusing and queue == QUEUES[-1] else None
+                limit = 12 if self.shape.refusing and queue == QUEUES[-1] else None
                 self.broker.queues[queue] = Queue(queue, True, None, limit)
         for index in range(self.shape.instances):
             instance = Instance(
@@ -315,6 +316,8 @@ class Simulation:
         self.end_alarm()
         if self.shape.broker:
             self.broker_back()
+            for queue in self.broker.queues.values():
+                queue.limit = None  # an operator makes room for what is stuck
         for instance in self.instances:
             if instance.process is not None:
                 instance.process.resume()

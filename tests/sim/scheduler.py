@@ -75,6 +75,9 @@ class Process:
 
     def adopt(self, task: "SimTask") -> None:
         """*task* runs in it."""
+        if not self.alive:
+            self._loop.graveyard.append(task)
+            return
         self._tasks.append(task)
         if len(self._tasks) > 1000:
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -267,14 +270,18 @@ class SimLoop(asyncio.BaseEventLoop):
         """Let go of everything that will never run, without a word. Idempotent."""
         if self.is_closed():
             return
-        self.graveyard.extend(task for task in asyncio.all_tasks(self) if isinstance(task, SimTask))
         events._set_running_loop(self)
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of coroutines that begin to tidy up, and never will
-            for task in self.graveyard:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                _end(task)
+            buried: set[SimTask] = set()
+            # What ends may begin something: that is buried too.
+            while left := [task for task in (*self.graveyard, *_alive(self)) if task not in buried]:
+                for task in left:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _end(task)
+                buried.update(left)
+            buried.clear()
             self.graveyard.clear()
             self._timers.clear()
             self._runnable.clear()
@@ -282,6 +289,10 @@ class SimLoop(asyncio.BaseEventLoop):
         sys.unraisablehook = hook
         events._set_running_loop(None)
         self.close()
+
+
+def _alive(loop: SimLoop) -> list[SimTask]:
+    return [task for task in asyncio.all_tasks(loop) if isinstance(task, SimTask)]
 
 
 def _end(task: SimTask) -> None:
