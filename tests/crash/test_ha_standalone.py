@@ -1,0 +1,67 @@
+"""Standalone mode: dtx is stopped while PostgreSQL works on its transaction, which is then committed without it."""
+
+import contextlib
+
+import pytest
+
+from dtx.client import XAER_NOTA, XAException, XaFlag
+from tests.support.broker import only_standalone
+from tests.support.crash import work
+from tests.support.heirs import FENCED, Pair
+from tests.support.obstacles import Lock
+
+pytestmark = only_standalone
+
+
+@pytest.mark.parametrize("decision", ["commit", "rollback"])
+def test_a_decision_that_is_durable_and_was_not_answered_is_known_to_the_successor(pair: Pair, decision: str) -> None:
+    """Its transaction has proved its epoch: the successor's comes behind it, and finds the branch completed."""
+    scene = pair.scene
+    for queue in ("in", "out"):
+        scene.declare(queue)
+    scene.fill("in", b"one", b"two")
+    with scene.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
+        assert xa.prepare(xid) is XaFlag.OK
+        with Lock(scene.database, "journal") as lock:
+            answer = scene.background(lambda: getattr(xa, decision)(xid))
+            lock.wait_felt()
+            pair.active.pause()
+        pair.succeed()
+        ending = "committed" if decision == "commit" else "rolled-back"
+        with scene.coordinator() as coordinator:
+            assert list(coordinator.recover()) == []
+            with pytest.raises(XAER_NOTA, match=f"completed: {ending}"):
+                getattr(coordinator, decision)(xid)
+        pair.active.resume()
+        assert pair.active.wait() == FENCED
+        with contextlib.suppress(XAException):  # it may have heard of the commit before it heard of its successor
+            assert answer.result(30) is XaFlag.OK
+    assert scene.bodies("out") == ([b"a"] if decision == "commit" else [])
+    assert scene.bodies("in") == ([b"two"] if decision == "commit" else [b"one", b"two"])
+    assert scene.history(xid) == ["prepared", ending]
+
+
+def test_a_vote_that_is_durable_and_was_not_answered_is_in_doubt(pair: Pair) -> None:
+    """Prepared means durable, heard or not: the transaction manager finds it, and decides."""
+    scene = pair.scene
+    for queue in ("in", "out"):
+        scene.declare(queue)
+    scene.fill("in", b"one", b"two")
+    with scene.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
+        with Lock(scene.database, "journal") as lock:
+            answer = scene.background(lambda: xa.prepare(xid))
+            lock.wait_felt()
+            pair.active.pause()
+        pair.succeed()
+        assert scene.count("in") == 1  # what it holds is nobody's
+        with scene.coordinator() as coordinator:
+            assert list(coordinator.recover()) == [xid]
+            assert coordinator.rollback(xid) is XaFlag.OK
+        pair.active.resume()
+        assert pair.active.wait() == FENCED
+        with contextlib.suppress(XAException):
+            assert answer.result(30) is XaFlag.OK
+    assert (scene.bodies("in"), scene.bodies("out")) == ([b"one", b"two"], [])
+    assert scene.history(xid) == ["prepared", "rolled-back"]
