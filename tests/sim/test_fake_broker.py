@@ -39,6 +39,7 @@ class Rig:
         self._broker = broker
         self.restart = restart
         self.queue = f"sim-{uuid4()}".encode()
+        self._connections: list[ServiceConnection] = []
 
     async def connect(self) -> ServiceConnection:
         connection = ServiceConnection(self._broker, "contract")
@@ -50,7 +51,15 @@ class Rig:
                     await asyncio.sleep(0.2)
                     connection = ServiceConnection(self._broker, "contract")
                 else:
+                    self._connections.append(connection)
                     return connection
+
+    async def close(self) -> None:
+        """Leave no socket open."""
+        for connection in self._connections:
+            connection.end("the test is over")
+        for _ in range(2):  # a transport is closed in the loop's next round
+            await asyncio.sleep(0)
 
     async def channel(self, *, tx: bool = False) -> OwnChannel:
         channel = await OwnChannel(await self.connect()).open()
@@ -96,7 +105,11 @@ def play(request: pytest.FixtureRequest) -> Play:
             await asyncio.to_thread(node.kill9)
             await asyncio.to_thread(node.start)
 
-        await scenario(Rig(Broker.from_url(node.url()), restart))
+        rig = Rig(Broker.from_url(node.url()), restart)
+        try:
+            await scenario(rig)
+        finally:
+            await rig.close()
 
     async def on_simulated(scenario: Scenario) -> None:
         await asyncio.to_thread(simulate, scenario)  # a loop of its own, and this one runs already

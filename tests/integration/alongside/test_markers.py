@@ -85,7 +85,7 @@ async def test_a_connection_that_is_cut_off_behind_a_purge_takes_no_marker_along
     async with asyncio.timeout(30):
         successor = await made(second, rm)
     assert successor.incarnation == receipts.incarnation
-    second.close()
+    second.end("the test is over")
 
 
 async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
@@ -100,7 +100,7 @@ async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbit
     found = await receipts.left_by("no such lock", connection)
     assert found.markers == {receipts.incarnation}
     assert found.nonces <= {unit.nonce for unit in left[-2:]}
-    connection.close()
+    connection.end("the test is over")
 
 
 async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -> None:
@@ -123,4 +123,4 @@ async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -
     found = await receipts.left_by("no such lock", connection)
     assert not found.nonces & set(stray)
     assert found.markers == {receipts.incarnation}
-    connection.close()
+    connection.end("the test is over")
