@@ -34,6 +34,8 @@ _LOCK_POLL: Final = 0.25
 """Seconds between two looks at a lock that is not free; its owner's heartbeat bounds the wait."""
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the broker is tried again."""
+_IMPATIENT: Final = 0.25
+"""The same while somebody waits for it."""
 _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
 _TRUST: Final = 60.0
@@ -102,6 +104,8 @@ class Lane:
         self._connection: ServiceConnection | None = None
         self._control: OwnChannel | None = None
         self._up = asyncio.Event()
+        self._waiting = 0
+        self._wanted = asyncio.Event()
         self._free: deque[OwnChannel] = deque()
         self._waiters: deque[asyncio.Future[OwnChannel]] = deque()
         self._opened = 0
@@ -125,6 +129,8 @@ class Lane:
         """
         if self._up.is_set():
             return
+        self._waiting += 1
+        self._wanted.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._up.wait()
@@ -132,6 +138,8 @@ class Lane:
             raise XaError(
                 ReplyCode.INTERNAL_ERROR, f"dtx cannot work in vhost {self.vhost!r} of the broker: {self.problem}"
             ) from None
+        finally:
+            self._waiting -= 1
 
     async def _run(self) -> None:
         failures = 0
@@ -158,8 +166,18 @@ class Lane:
                 self._opened = 0
                 if connection is not None:
                     connection.abort("the lane starts anew")
-            await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
+            await self._pause(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
             failures += 1
+
+    async def _pause(self, seconds: float) -> None:
+        """Leave the broker alone for a while; not for longer than whoever waits for it would wait."""
+        if not self._waiting:
+            self._wanted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wanted.wait()
+        if self._waiting:
+            await asyncio.sleep(min(seconds, _IMPATIENT))
 
     async def _set_up(self, connection: ServiceConnection) -> None:
         control = await OwnChannel(connection).open()

@@ -1,0 +1,45 @@
+"""Whoever waits for a lane whose broker was away has it as soon as the broker is back."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from dtx.store.rabbitmq import lane as lanes
+from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.service import Broker
+from dtx.xa.codes import XaError
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+
+
+@pytest.mark.parametrize("asked", ["before", "behind"])
+async def test_a_lane_does_not_pause_while_somebody_waits_for_it(
+    rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """The first select behind the broker's return: before it the lane had come to pause for longer than a select waits.
+
+    Asked *before* the broker is back, and *behind* that, when the lane is in the midst of its pause.
+    """
+    monkeypatch.setattr(lanes, "_BACKOFF", (3600.0,))
+    network = proxy("127.0.0.1", rabbitmq.port)
+    network.cut(refuse=True)
+    broker = Broker.from_url(rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))
+    lane = Lane(broker, "/", LaneSettings(rm="waiting", replay="always"))
+    try:
+        async with asyncio.timeout(60):
+            while lane.problem == "not connected yet":
+                await asyncio.sleep(0)
+        if asked == "before":
+            waiting = asyncio.create_task(lane.ready(60))
+            await asyncio.sleep(0)
+            network.resume()
+            await waiting
+        else:
+            with pytest.raises(XaError, match="dtx cannot work in vhost"):
+                await lane.ready(0)
+            network.resume()
+            await lane.ready(60)
+        assert lane.problem is None
+    finally:
+        await lane.close()
