@@ -156,8 +156,9 @@ class Soak:
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
         self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
-        recognised = ledger.counts()["repeats that a client recognised"]
-        if recognised > self.report.counts["repeats that a client recognised"]:
+        before = self.report.counts["repeats that a client recognised"]
+        recognised = ledger.counts()["repeats that a client recognised"] - before
+        if recognised:
             if broker_dies:
                 self.report.repeated_by_broker_deaths += recognised
             else:
