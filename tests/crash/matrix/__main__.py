@@ -49,7 +49,7 @@ class Run:
                 if self.over:
                     return
                 cells = self._figures.plan(row)
-                if cells is None:
+                if cells is None or self._learn:
                     cells = self._learn_row(stage, row, starts=starts)
                 starts = False
                 if not self._learn:

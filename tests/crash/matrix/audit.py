@@ -134,7 +134,7 @@ def _stories(transaction: Transaction, outcome: Decision) -> list[list[str]]:
         return [[], ["read-only"], ["rolled-back"]]
     if outcome is Decision.COMMIT:
         return [["committed"]] if kind.one_phase else [["prepared", "committed"]]
-    if transaction.voted:
+    if transaction.heard:
         return [["prepared", "rolled-back"]]
     # What did not vote is presumed aborted, and need not be told of. A rollback may have met a vote that nobody heard.
     return [[], ["rolled-back"], *([] if kind.one_phase else [["prepared", "rolled-back"]])]

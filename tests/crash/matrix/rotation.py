@@ -38,10 +38,15 @@ def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
     for point in Point:
         rows = [row for row in candidates() if point.label in reached.get(row.name, ())]
         if rows:
-            row = min(rows, key=lambda row: (taken[row.name], candidates().index(row)))
+            row = min(rows, key=lambda row: (_is_open(row), taken[row.name], candidates().index(row)))
             taken[row.name] += 1
             chosen[point] = row
     return chosen
+
+
+def _is_open(row: Row) -> bool:
+    """Whether the first life ends when something was sent: what the second one reaches depends on what has arrived."""
+    return row.case.killed_at is not None and row.case.killed_at.endswith("-sent")
 
 
 def write(chosen: Mapping[Point, Row]) -> None:

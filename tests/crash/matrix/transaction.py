@@ -83,6 +83,9 @@ class Transaction:
         self.outcome: Decision | None = None
         """What has become of it, as far as is known."""
         self.voted = False
+        """It is in doubt: the manager has heard the vote, or found the branch listed."""
+        self.heard = False
+        """The manager has heard the vote."""
         self.told = False
         """The manager has asked for the outcome, and may not have heard the answer."""
         self.operated = False
@@ -194,7 +197,7 @@ class Transaction:
                 self.faults.append(f"{self.xid} has work and is read-only")
             self._ended(Decision.ROLLBACK)
             return
-        self.step, self.voted = Step.VOTED, True
+        self.step, self.voted, self.heard = Step.VOTED, True, True
         if self.kind is Kind.STOPPED:
             self._stopping = self._stage.dtx.pid
             self._stage.dtx.signal(signal.SIGTERM)
