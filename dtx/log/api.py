@@ -50,7 +50,8 @@ class TransactionLog(Protocol):
 
         Args:
             record: what to write.
-            urgent: ``False`` where nobody waits for it: it may wait some milliseconds for company.
+            urgent: ``False`` where nobody waits for it: it may wait some milliseconds for company, and what is written
+                of a branch lets others pass meanwhile.
 
         Raises:
             LogConflict, LogUnavailable, LeaseLost.

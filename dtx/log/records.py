@@ -253,8 +253,8 @@ class JournalEntry:
 class Line(NamedTuple):
     """A line of the journal that says nothing beside this but what the branch's row says: PostgreSQL makes it of that.
 
-    Only where messages live in the log's own database: such a branch enters the log prepared, without work or units,
-    and leaves it at its end. It is written twice for each of thousands of branches a second.
+    That is so where a branch enters the log with its vote, and where it leaves it in the ordinary way: two lines for
+    each of thousands of branches a second.
 
     Args:
         event: ``PREPARED`` when the branch enters.
@@ -298,7 +298,7 @@ class Line(NamedTuple):
 class Insert:
     """A branch enters the log, with all its work and units. Refused (LogConflict) where (vhost, xid) is there.
 
-    With a :class:`Line` the branch is a prepared one of version 1, without work, units and outcome.
+    With a :class:`Line` the branch is a prepared one of version 1, without units and outcome.
     """
 
     branch: BranchRecord
@@ -350,7 +350,7 @@ class Advance:
 class Complete:
     """A logged branch ends: branch, work, units and heuristic outcome leave, the journal keeps its ending.
 
-    With a :class:`Line` the branch has neither work nor units.
+    With a :class:`Line` and a change the branch has neither work nor units.
 
     Args:
         archive: what nobody got is kept in the archive: work with a fate of :data:`UNDELIVERED`, and in standalone mode

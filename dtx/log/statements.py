@@ -129,7 +129,7 @@ VOTE: Final[tuple[Column, ...]] = (
     ("line", "", "uuid", binary.raw_uuids),
     ("actor", "", "text", binary.texts),
 )
-"""What differs from branch to branch where the log's own database has the messages: see :class:`Line`."""
+"""What differs from branch to branch when it enters with its vote: see :class:`Line`."""
 END: Final[tuple[Column, ...]] = (
     *COMPLETE,
     ("line", "", "uuid", binary.raw_uuids),
@@ -293,18 +293,31 @@ INSERT_VOTE: Final = Statement(
     + " FROM u WHERE $2::bigint >= 0",
     VOTE,
 )
-END_BRANCH: Final = Statement(
-    b"end_branch",
-    f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
-    "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
-    "RETURNING b.*, u.line, u.event, u.at, u.actor), "
-    "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone "
-    "WHERE h.branch_id = gone.id AND gone.outcome IS NOT NULL), "
-    f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
-    "bytes, started_at, prepared_at, "
-    "CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END FROM gone) "
-    f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
-    "'the branch is not in the expected state and version')",
+
+
+def _end(more: str = "") -> str:
+    """Branches end, and each leaves the line that its row tells."""
+    return (
+        f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
+        "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
+        f"RETURNING b.*, u.line, u.event, u.at, u.actor), {more}"
+        "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone "
+        "WHERE h.branch_id = gone.id AND gone.outcome IS NOT NULL), "
+        f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
+        "bytes, started_at, prepared_at, "
+        "CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END FROM gone) "
+        f"SELECT dtx.require((SELECT count(*) FROM gone) = $2::bigint, '{CONFLICT}', "
+        "'the branch is not in the expected state and version')"
+    )
+
+
+END_BRANCH: Final = Statement(b"end_branch", _end(), END)
+END_WITH_WORK: Final = Statement(
+    b"end_with_work",
+    _end(
+        "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
+        "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
+    ),
     END,
 )
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
@@ -314,6 +327,7 @@ STATEMENTS: Final = (
     ARCHIVE,
     COMPLETE_BRANCH,
     END_BRANCH,
+    END_WITH_WORK,
     INSERT_BRANCH,
     INSERT_VOTE,
     INSERT_WORK,
@@ -346,6 +360,7 @@ class _Rows:
         self.outcomes: list[Any] = []
         self.completes: list[Any] = []
         self.ends: list[Any] = []
+        self.ends_with_work: list[Any] = []
         self.lines: list[Any] = []
         self.fates: list[Any] = []
         self.closed: list[Any] = []
@@ -361,10 +376,11 @@ class _Rows:
             self.votes.append((*_vote_values(branch), line_id, journal.actor))
         else:
             self.branches.append(_branch_values(branch))
-            self.works.extend([(branch.id, *_work_values(work)) for work in record.work])
             if branch.units:
                 self.units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
             self.line(journal, line_id)
+        if record.work:
+            self.works.extend([(branch.id, *_work_values(work)) for work in record.work])
         self.change(record.change)
 
     def advance(self, record: Advance, line_id: bytes) -> None:
@@ -393,7 +409,8 @@ class _Rows:
         if record.archive:
             self.archived.append((record.id, journal.at))
         if isinstance(journal, Line):
-            self.ends.append((*_complete_values(record), line_id, *journal))
+            ends = self.ends_with_work if record.change is None else self.ends
+            ends.append((*_complete_values(record), line_id, *journal))
         else:
             self.completes.append(_complete_values(record))
             self.line(journal, line_id)
@@ -448,6 +465,7 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
         (ARCHIVE, rows.archived),
         (COMPLETE_BRANCH, rows.completes),
         (END_BRANCH, rows.ends),
+        (END_WITH_WORK, rows.ends_with_work),
         (INSERT_BRANCH, rows.branches),
         (INSERT_VOTE, rows.votes),
         *((INSERT_WORK, piece) for piece in in_pieces(rows.works, _WORK_BODY)),

@@ -46,6 +46,11 @@ MAX_QUEUED: Final = 8_192
 """Records that wait: a second of work. Whoever writes more waits before queueing; the bodies are in memory anyway."""
 _PATIENCE: Final = 0.003
 """Seconds that a record which nobody waits for may wait for company: the next prepare of the same client, mostly."""
+_LEISURE: Final = 0.02
+"""Seconds that the record of a branch which nobody waits for may wait for others of its kind. It keeps no place in the
+queue: no other record can mean its branch before it is written, and what others wait for need not write it along."""
+_MOST_AT_LEISURE: Final = 64
+"""Records that wait like that; more are not cheaper together, and those who hear of them at once hold up others."""
 _ROW_BYTES: Final = 512
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
@@ -148,6 +153,8 @@ class Writer:
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
+        self._at_leisure: list[Pending] = []
+        self._leisure: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._pause = _PAUSE_MIN
         self._closing = asyncio.Event()
@@ -186,7 +193,7 @@ class Writer:
 
         Args:
             record: what to write.
-            urgent: ``False``: it may wait for company.
+            urgent: ``False``: it may wait for company, and one of a branch lets others pass.
 
         Raises:
             LogConflict, LogUnavailable, LeaseLost, LogError.
@@ -217,11 +224,32 @@ class Writer:
         if self._end is not None:
             self._loop.call_soon(told, type(self._end)(str(self._end)))
             return
-        self._queue.append(Pending(record, next(self._line_ids), told, time.monotonic() + self._retry_window))
+        pending = Pending(record, next(self._line_ids), told, time.monotonic() + self._retry_window)
+        if not urgent and pending.subject is not None:
+            self._wait_at_leisure(pending)
+            return
+        self._queue.append(pending)
         if urgent:
             self._wake()
         elif self._patience is None:
             self._patience = self._loop.call_later(_PATIENCE, self._wake)
+
+    def _wait_at_leisure(self, pending: Pending) -> None:
+        self._at_leisure.append(pending)
+        if len(self._at_leisure) >= _MOST_AT_LEISURE:
+            self._end_leisure()
+        elif self._leisure is None:
+            self._leisure = self._loop.call_later(_LEISURE, self._end_leisure)
+
+    def _end_leisure(self) -> None:
+        """Those that nobody waits for have waited long enough."""
+        if self._leisure is not None:
+            self._leisure.cancel()
+            self._leisure = None
+        if self._at_leisure:
+            self._queue.extend(self._at_leisure)
+            self._at_leisure.clear()
+            self._wake()
 
     def _wake(self) -> None:
         if self._patience is not None:
@@ -234,6 +262,7 @@ class Writer:
     async def close(self) -> None:
         """Write what is queued, within the retry window, and disconnect."""
         self._closing.set()
+        self._end_leisure()
         self._wake()
         if self._task is not None:
             await self._task
@@ -245,6 +274,7 @@ class Writer:
         """No write succeeds from now on."""
         self._end = self._end or error
         self._tell()
+        self._end_leisure()
         waiting = (*self._under_way, *self._carried, *self._queue)
         self._queue.clear()
         self._room.set()

@@ -21,7 +21,9 @@ from dtx.log.records import (
     Complete,
     Fate,
     Insert,
+    JournalEntry,
     JournalEvent,
+    Line,
     LogState,
     LogWrite,
     Note,
@@ -50,6 +52,7 @@ ENDED: Final = {
     JournalEvent.ROLLED_BACK: {Operation.ROLLBACK: XaFlag.OK},
     JournalEvent.FORGOTTEN: {Operation.FORGET: XaFlag.OK},
 }
+_REPEATED: Final = "messages may have been repeated, with the same x-dtx-id"
 DTX: Final = "dtx"
 """The actor of what happens by itself."""
 
@@ -265,9 +268,7 @@ class BrokerDurable(Durable):
             units=(self._store.next_unit(entry.vhost),) if decided else tuple(units.values()),
         )
         rows = work.to_log({holder: unit.number for holder, unit in units.items()})
-        journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if state is State.PREPARED else None
-        if journal is not None:
-            journal = replace(journal, prepared_at=now)
+        journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
         await self._write(entry, Insert(branch=record, work=rows, journal=journal), f"writing {state}")
         entry.record = record
         entry.cached = rows
@@ -417,12 +418,14 @@ class BrokerDurable(Durable):
         record = entry.record
         assert record is not None
         event = EVENT[ending]
-        reason = "messages may have been repeated, with the same x-dtx-id" if entry.repeats else None
+        reason = _REPEATED if entry.repeats else None
         if entry.decision is not None:
             reason = entry.decision.reason
-        journal = entry.journal(event, now, actor=actor, reason=reason)
-        if journal.decided_at is None and ending is not Ending.FORGOTTEN:
-            journal = replace(journal, decided_at=now)
+        journal: JournalEntry | Line = Line(event, now, actor)
+        if reason is not None:
+            journal = entry.journal(event, now, actor=actor, reason=reason)
+            if journal.decided_at is None and ending is not Ending.FORGOTTEN:
+                journal = replace(journal, decided_at=now)
         await self._write(
             entry,
             Complete(

@@ -83,6 +83,29 @@ async def test_a_line_of_the_branch_itself_says_what_its_row_says(log: Transacti
     ]
 
 
+async def test_a_branch_with_messages_enters_and_leaves_with_lines_of_its_own(log: TransactionLog) -> None:
+    branch, other = a_branch(consumes=1, bytes=11), a_branch()
+    assert branch.prepared_at is not None
+    pieces = [a_publish(0), a_consume(1, unit=None)]
+    vote = Line(JournalEvent.PREPARED, branch.prepared_at, "guest")
+    await asyncio.gather(
+        log.write(Insert(branch=branch, work=pieces, journal=vote)),
+        log.write(an_insert(other, a_publish(0, body=b"other"))),
+    )
+    assert await log.lookup("/", branch.xid) == Lookup(branch=branch)
+    assert await log.read_work(branch.id) == pieces
+    await log.write(a_commit(branch, unit=a_unit(0)))
+    end = Line(JournalEvent.COMMITTED, branch.prepared_at + 2, "dtx")
+    await log.write(a_completion(branch, expect=LogState.COMMITTING, version=2, journal=end))
+    assert list(await all_of(log.load())) == [other.id]
+    assert await log.read_work(branch.id) == []
+    assert len(await log.read_work(other.id)) == 1
+    assert await log.history("/", branch.xid) == [
+        a_line(branch, at=branch.prepared_at, consumes=1),
+        a_line(branch, JournalEvent.COMMITTED, at=end.at, actor="dtx", consumes=1, decided_at=1_800_000_002.5),
+    ]
+
+
 async def test_a_branch_that_is_forgotten_keeps_the_time_of_its_decision(log: TransactionLog) -> None:
     """``forget`` decides nothing: the line of a heuristic outcome's end has what was recorded with that."""
     branch = a_branch(published=(), consumed=())

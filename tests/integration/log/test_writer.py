@@ -3,15 +3,16 @@
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
 import uvloop
 
 from dtx.log import writer
-from dtx.log.api import LogConflict, LogError
+from dtx.log.api import LeaseLost, LogConflict, LogError
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import JournalEvent, LogState, Note
+from dtx.log.records import JournalEvent, Line, LogState, Note
 from dtx.xa.codes import Heuristic
 from tests.integration.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, a_publish, a_unit, all_of, an_insert
@@ -45,6 +46,53 @@ async def test_writers_wait_when_the_queue_is_full(open_log: OpenLog, monkeypatc
     await asyncio.sleep(0)
     assert len(log._writer._queue) == 10
     await asyncio.gather(*writes)
+
+
+async def test_the_end_of_a_branch_that_nobody_waits_for_lets_others_pass(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_LEISURE", 3600.0)
+    groups: list[int] = []
+    log = await open_log(observe=lambda records, _: groups.append(records))
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    end = asyncio.create_task(log.write(a_completion(branch), urgent=False))
+    await asyncio.sleep(0)
+    await log.write(an_insert(a_branch()))
+    assert not end.done()
+    await log.close()
+    await end
+    assert groups == [1, 1, 1]
+
+
+async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_for_ever(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    log = await open_log(observe=lambda records, _: groups.append(records))
+    branches = [a_branch() for _ in range(5)]
+    await asyncio.gather(*(log.write(an_insert(branch)) for branch in branches))
+    await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[:2]))
+    monkeypatch.setattr(writer, "_LEISURE", 3600.0)
+    monkeypatch.setattr(writer, "_MOST_AT_LEISURE", 3)
+    await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[2:]))
+    assert groups == [5, 2, 3]
+    assert await all_of(log.load()) == {}
+
+
+async def test_an_end_that_nobody_waits_for_is_told_when_nothing_can_be_written_any_more(
+    open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_LEISURE", 3600.0)
+    log = await open_log()
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    end = asyncio.create_task(log.write(a_completion(branch), urgent=False))
+    await asyncio.sleep(0)
+    assert log._writer is not None
+    log._writer._stop(LeaseLost("another dtx holds the lease"))
+    with pytest.raises(LeaseLost):
+        await end
 
 
 async def test_a_cancelled_caller_does_not_stop_the_write(open_log: OpenLog) -> None:
@@ -87,17 +135,19 @@ async def test_what_does_not_fit_is_refused_alone(open_log: OpenLog, changes: di
     assert (await all_of(log.load())).keys() == {good.id}
 
 
-async def test_rows_of_a_branch_leave_with_it(open_log: OpenLog, migrated_postgres_url: str) -> None:
+@pytest.mark.parametrize("line", [True, False], ids=["its own line", "a whole line"])
+async def test_rows_of_a_branch_leave_with_it(open_log: OpenLog, migrated_postgres_url: str, line: bool) -> None:
     """There are no foreign keys: the writer removes all there is."""
     log = await open_log()
     branch = a_branch(units=(a_unit(0), a_unit(1)))
     await log.write(an_insert(branch, a_publish(0), a_publish(1)))
-    line = a_line(branch, JournalEvent.HEURISTIC, reason="why")
-    await log.write(a_commit(branch, to=LogState.HEURISTIC, outcome=Heuristic.COMMITTED, journal=line))
+    decided = a_line(branch, JournalEvent.HEURISTIC, reason="why")
+    await log.write(a_commit(branch, to=LogState.HEURISTIC, outcome=Heuristic.COMMITTED, journal=decided))
     with psycopg.connect(migrated_postgres_url) as connection:
         row = connection.execute("SELECT outcome, actor, reason FROM dtx.heuristic_outcome").fetchone()
         assert row == ("committed", "guest", "why")
-    await log.write(a_completion(branch, JournalEvent.FORGOTTEN, expect=LogState.HEURISTIC, version=2))
+    end: dict[str, Any] = {"journal": Line(JournalEvent.FORGOTTEN, time.time(), "guest")} if line else {}
+    await log.write(a_completion(branch, JournalEvent.FORGOTTEN, expect=LogState.HEURISTIC, version=2, **end))
     with psycopg.connect(migrated_postgres_url) as connection:
         for table in ("branch", "work", "unit", "heuristic_outcome"):
             assert connection.execute(f"SELECT count(*) FROM dtx.{table}").fetchone() == (0,)
