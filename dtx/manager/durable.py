@@ -4,6 +4,7 @@
 raises XaError 541 and leaves the entry *in doubt*, to be read again before anything else.
 """
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,10 +31,11 @@ from dtx.log.records import (
     Redirect,
     Unit,
     UnitState,
+    Work,
     WorkKind,
 )
 from dtx.manager.entry import Entry, core_state, log_state
-from dtx.store.api import BrokerStore, UnitOutcome
+from dtx.store.api import BrokerStore, HeadStart, UnitOutcome
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Ending, Operation, State
 from dtx.xa.table import LOGGED
@@ -119,6 +121,34 @@ class Durable(ABC):
         """
 
     @abstractmethod
+    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
+        """What is to be written for a vote that nothing has to be done for before.
+
+        Raises:
+            XaError: 541, and nothing has happened.
+        """
+
+    @abstractmethod
+    def voted(self, entry: Entry, record: Insert) -> None:
+        """*record* is durable."""
+
+    @abstractmethod
+    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
+        """What is to be written for the end.
+
+        Raises:
+            XaError: 541, and nothing has happened.
+        """
+
+    @abstractmethod
+    def ended(self, entry: Entry, ending: Ending) -> None:
+        """That is durable."""
+
+    def is_defined(self, entry: Entry) -> bool:  # noqa: ARG002 - a broker has its own topology
+        """Whether the log has all that the branch needs to be written."""
+        return True
+
+    @abstractmethod
     def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
         """The branch has left the log, with *event* as its end."""
 
@@ -130,8 +160,11 @@ class Durable(ABC):
         """
         await self._write(entry, Note(journal=entry.journal(EVENT[ending], now, actor=actor)), f"noting {ending}")
 
-    async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
+    async def _write(self, entry: Entry, record: LogWrite, what: str, ahead: HeadStart | None = None) -> None:
         try:
+            if ahead is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_soon(loop.call_soon, ahead.begin)  # the record leaves first, in the turn between
             await self._log.write(record, urgent=not entry.over)
         except LogError as error:
             raise self.failed(entry, record, what, error) from error
@@ -246,6 +279,24 @@ class BrokerDurable(Durable):
             entry.retry = False
 
     async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
+        record = self._entering(entry, state, now, actor)
+        branch, ahead = record.branch, None
+        if state is State.COMMITTING:
+            ahead = self._ahead(entry, record.work, branch.units[0], branch.bytes)
+        await self._write_ahead(entry, record, f"writing {state}", ahead)
+        self.voted(entry, record)
+
+    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
+        """What is to be written for a vote that nothing has to be taken for."""
+        return self._entering(entry, State.PREPARED, now, actor)
+
+    def voted(self, entry: Entry, record: Insert) -> None:
+        """The branch has entered the log."""
+        entry.record = record.branch
+        entry.cached = record.work
+        entry.origins = entry.work.origins() if entry.work is not None else {}
+
+    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
         work = entry.work
         assert work is not None, "a branch that is not logged holds its work in memory"
         units = self._store.taking_units(entry.vhost, work)
@@ -269,10 +320,7 @@ class BrokerDurable(Durable):
         )
         rows = work.to_log({holder: unit.number for holder, unit in units.items()})
         journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
-        await self._write(entry, Insert(branch=record, work=rows, journal=journal), f"writing {state}")
-        entry.record = record
-        entry.cached = rows
-        entry.origins = work.origins()
+        return Insert(branch=record, work=rows, journal=journal)
 
     async def _advance(self, entry: Entry, record: BranchRecord, state: State, now: float, actor: str) -> None:
         to = log_state(state)
@@ -283,6 +331,9 @@ class BrokerDurable(Durable):
         journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if prepared else None
         if journal is not None:
             journal = replace(journal, prepared_at=now)
+        ahead = None
+        if state is State.COMMITTING and unit is not None and entry.cached is not None:
+            ahead = self._ahead(entry, entry.cached, unit, record.bytes)
         await self.advance(
             entry,
             Advance(
@@ -297,6 +348,7 @@ class BrokerDurable(Durable):
                 settled=self._not_taken(entry) if to is LogState.ROLLING_BACK else (),
                 journal=journal,
             ),
+            ahead,
         )
         if unit is not None:
             entry.retry = False
@@ -308,11 +360,24 @@ class BrokerDurable(Durable):
         never = {number for number, outcome in entry.taken.items() if outcome is UnitOutcome.NEVER}
         return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
 
-    async def advance(self, entry: Entry, change: Advance) -> None:
+    def _ahead(self, entry: Entry, work: Sequence[Work], unit: Unit, size: int) -> HeadStart | None:
+        return self._store.head_start(entry.vhost, unit, entry.id, work, size)
+
+    async def _write_ahead(self, entry: Entry, record: LogWrite, what: str, ahead: HeadStart | None) -> None:
+        """Write *record*, while messages go ahead; they go back unless it is durable."""
+        try:
+            await self._write(entry, record, what, ahead)
+        except BaseException:
+            if ahead is not None:
+                ahead.drop()
+            raise
+        entry.ahead = ahead
+
+    async def advance(self, entry: Entry, change: Advance, ahead: HeadStart | None = None) -> None:
         """Write *change* and remember it."""
         record = entry.record
         assert record is not None
-        await self._write(entry, change, f"writing {change.to}")
+        await self._write_ahead(entry, change, f"writing {change.to}", ahead)
         units = {
             unit.number: replace(unit, state=UnitState.DONE) if unit.number in change.units_done else unit
             for unit in record.units
@@ -415,6 +480,11 @@ class BrokerDurable(Durable):
 
     async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
         """The branch leaves the log."""
+        await self._write(entry, self.ending(entry, ending, now, actor), f"writing the end ({ending})")
+        self.ended(entry, ending)
+
+    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete:
+        """What is to be written for the end."""
         record = entry.record
         assert record is not None
         event = EVENT[ending]
@@ -426,22 +496,21 @@ class BrokerDurable(Durable):
             journal = entry.journal(event, now, actor=actor, reason=reason)
             if journal.decided_at is None and ending is not Ending.FORGOTTEN:
                 journal = replace(journal, decided_at=now)
-        await self._write(
-            entry,
-            Complete(
-                id=record.id,
-                expect=record.state,
-                version=record.version,
-                journal=journal,
-                archive=ending is Ending.FORGOTTEN,
-            ),
-            f"writing the end ({ending})",
+        return Complete(
+            id=record.id,
+            expect=record.state,
+            version=record.version,
+            journal=journal,
+            archive=ending is Ending.FORGOTTEN,
         )
-        for unit in record.units:
+
+    def ended(self, entry: Entry, ending: Ending) -> None:
+        """The end is durable."""
+        for unit in entry.record.units if entry.record is not None else ():
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)
         entry.record = None
-        entry.ended = ENDED.get(event, {})
+        entry.ended = ENDED.get(EVENT[ending], {})
 
     def _found(self, entry: Entry, record: BranchRecord) -> None:
         entry.cached = None  # the write of unknown outcome may have been about messages

@@ -125,15 +125,14 @@ class TransactionManager:
         self._local = store if isinstance(store, LocalStore) else None
         self._broker: BrokerStore | None = None
         self._durable: Durable
-        self._quick: Quick | None = None
         effects: BrokerEffects | None = None
         if isinstance(store, LocalStore):
-            self._durable = local = LocalDurable(log, store)
-            self._quick = Quick(log, local, self._through)
+            self._durable = LocalDurable(log, store)
         else:
             self._broker = store
             self._durable = durable = BrokerDurable(log, store)
             effects = BrokerEffects(log, durable, store, metrics)
+        self._quick = Quick(log, self._durable, self._through)
         self._cache = WorkCache(limits.cache_bytes)
         self._branches: dict[tuple[str, Xid], Entry] = {}
         self._open: dict[Entry, float] = {}
@@ -199,13 +198,13 @@ class TransactionManager:
         """
         self.draining = True
         waits = {*self._tasks}
-        if self._quick is not None and self._quick.under_way.count:
+        if self._quick.under_way.count:
             waits.add(asyncio.create_task(self._quick.under_way.none()))
         if waits:
             _, late = await asyncio.wait(waits, timeout=seconds)
             for task in late - self._tasks:
                 task.cancel()
-        return not self._tasks and (self._quick is None or not self._quick.under_way.count)
+        return not self._tasks and not self._quick.under_way.count
 
     async def close(self) -> None:
         """Stop the timers and whatever still runs."""
@@ -213,8 +212,7 @@ class TransactionManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._quick is not None:
-            self._quick.close()
+        self._quick.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work* on behalf of the manager: it outlives the connection that asked for it."""
@@ -362,7 +360,7 @@ class TransactionManager:
             Whether it is under way; otherwise nothing has happened.
         """
         entry = self._branches.get((who.vhost, xid))
-        if self._quick is None or entry is None or entry.busy or entry.doubt or not self.may_control(entry, who.user):
+        if entry is None or entry.busy or entry.doubt or not self.may_control(entry, who.user):
             return False
         if entry.record is None:
             entry.one_phase = operation is Operation.ONE_PHASE

@@ -1,8 +1,9 @@
 """The short way of a request: one write stands between it and its answer, and nothing else has to be waited for.
 
-Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is. Such a request
-takes no task: its effects are the same, in the same order, and the rest of them runs when the log says that the write
-is durable, or not. What is not that simple is not begun here.
+Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is; with a broker
+it is the prepare of a branch that has only published, and its roll-back. Such a request takes no task: its effects are
+the same, in the same order, and the rest of them runs when the log says that the write is durable, or not. What is not
+that simple is not begun here.
 """
 
 import time
@@ -12,9 +13,9 @@ from typing import Final
 from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Insert, LogWrite
 from dtx.log.underway import UnderWay
+from dtx.manager.durable import Durable
 from dtx.manager.effects import Reply, give
 from dtx.manager.entry import Entry
-from dtx.manager.local import LocalDurable
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch, step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -32,7 +33,7 @@ class Quick:
         done: the operation on a branch is through.
     """
 
-    def __init__(self, log: TransactionLog, durable: LocalDurable, done: Callable[[Entry], None]) -> None:
+    def __init__(self, log: TransactionLog, durable: Durable, done: Callable[[Entry], None]) -> None:
         self._log = log
         self._durable = durable
         self._done = done
@@ -66,7 +67,7 @@ class Quick:
                 return False
             ending: Ending | None = None
             record: LogWrite
-            if isinstance(write, Persist):
+            if isinstance(write, Persist) and write.state is State.PREPARED:
                 record = self._durable.voting(entry, time.time(), actor)
             elif isinstance(write, Complete):
                 ending = write.ending
