@@ -41,17 +41,21 @@ class Guard:
             return
         begun = False
         received = 0
+        refused: Problem | None = None
 
         async def bounded() -> Message:
-            nonlocal received
+            nonlocal received, refused
             message = await receive()
             received += len(message.get("body", b""))
             if received > MOST_BODY:
-                raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has {MOST_BODY} octets at most")
+                refused = Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has {MOST_BODY} octets at most")
+                raise refused
             return message
 
         async def hardened(message: Message) -> None:
             nonlocal begun
+            if refused is not None and not begun:
+                return  # the application takes it for a body that cannot be parsed, and would say so
             if message["type"] == "http.response.start":
                 begun = True
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
@@ -60,10 +64,13 @@ class Guard:
         try:
             _require_own_page(scope)
             await self._app(scope, bounded, hardened)
+            if refused is not None and not begun:
+                raise refused
         except Exception as error:  # the edge: nothing but documented errors comes out
             problem = as_problem(error)
             if begun:
                 raise
+            refused = None
             await answer(problem.status, problem.detail, problem.headers)(scope, receive, hardened)
 
 

@@ -33,6 +33,13 @@ def alone(postgres: PostgresServer) -> Iterator[StandaloneStage]:
         yield stage
 
 
+@pytest.fixture(scope="module")
+def shared(postgres: PostgresServer) -> Iterator[StandaloneStage]:
+    """As ``alone``, for tests that leave nothing behind."""
+    with StandaloneStage(postgres, options=ADMIN) as stage:
+        yield stage
+
+
 def somebody(scene: Scene, role: Role) -> Operator:
     """Whoever has a new token for *role*."""
     trail = OperatorLog(scene.database, "dtx")
