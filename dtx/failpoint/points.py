@@ -17,7 +17,7 @@ class Point(Enum):
     LOG_PREPARED_BEFORE = 103, "dtx.log.failpoints", "no vote is durable; alongside, what was consumed has been taken"
     LOG_PREPARED_AFTER = 104, "dtx.log.failpoints", "the vote is durable and nobody was told"
     LOG_COMMITTING_BEFORE = 105, "dtx.log.failpoints", "the decision to commit is not durable"
-    LOG_COMMITTING_AFTER = 106, "dtx.log.failpoints", "the decision to commit is durable, no message is in a queue yet"
+    LOG_COMMITTING_AFTER = 106, "dtx.log.failpoints", "the decision to commit is durable, nothing was published yet"
     LOG_ROLLING_BACK_BEFORE = 107, "dtx.log.failpoints", "the decision to roll back is not durable"
     LOG_ROLLING_BACK_AFTER = 108, "dtx.log.failpoints", "the decision to roll back is durable, nothing was put back yet"
     LOG_UNIT_BEFORE = 109, "dtx.log.failpoints", "phase two needs a new unit, and the log has the old one"
@@ -216,11 +216,7 @@ class Point(Enum):
     )
     SETTLE_SENT = 509, "dtx.store.rabbitmq.taking", "they are sent, with tx.commit"
     SETTLE_COMMITTED = 510, "dtx.store.rabbitmq.taking", "tx.commit-ok is there: they are settled"
-    UNIT_BEFORE = (
-        511,
-        "dtx.store.rabbitmq.lane",
-        "the log knows the unit of phase two; no more of it is sent than went ahead",
-    )
+    UNIT_BEFORE = 511, "dtx.store.rabbitmq.lane", "the log knows the unit of phase two; nothing of it is sent"
     UNIT_PUBLISHED = (
         512,
         "dtx.store.rabbitmq.lane",
@@ -256,11 +252,6 @@ class Point(Enum):
     )
     DRAIN_PURGED = 529, "dtx.store.rabbitmq.receipts", "its receipts are gone, its marker may be held still"
     DRAIN_AFTER = 530, "dtx.store.rabbitmq.receipts", "the marker is on its way back"
-    AHEAD_PUBLISHED = (
-        531,
-        "dtx.store.rabbitmq.ahead",
-        "the messages of a unit are sent, ahead of tx.commit; the decision is on its way to PostgreSQL",
-    )
 
     # -- answers to the dtx methods
 

@@ -141,7 +141,6 @@ class BrokerEffects:
             return [item for item in rows if item.is_open and item.position not in entry.settled]
 
         unit = next((unit for unit in record.units if unit.number == 0), None)
-        ahead, entry.ahead = entry.ahead, None
         return PhaseTwo(
             branch_id=entry.id,
             vhost=entry.vhost,
@@ -151,7 +150,6 @@ class BrokerEffects:
             size=record.bytes,
             work=work,
             assign=lambda unit: self._durable.assign(entry, unit),
-            ahead=ahead,
         )
 
     async def read_work(self, entry: Entry) -> Sequence[Work]:

@@ -4,7 +4,6 @@
 raises XaError 541 and leaves the entry *in doubt*, to be read again before anything else.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,11 +30,10 @@ from dtx.log.records import (
     Redirect,
     Unit,
     UnitState,
-    Work,
     WorkKind,
 )
 from dtx.manager.entry import Entry, core_state, log_state
-from dtx.store.api import BrokerStore, HeadStart, UnitOutcome
+from dtx.store.api import BrokerStore, UnitOutcome
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Ending, Operation, State
 from dtx.xa.table import LOGGED
@@ -160,11 +158,8 @@ class Durable(ABC):
         """
         await self._write(entry, Note(journal=entry.journal(EVENT[ending], now, actor=actor)), f"noting {ending}")
 
-    async def _write(self, entry: Entry, record: LogWrite, what: str, ahead: HeadStart | None = None) -> None:
+    async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
         try:
-            if ahead is not None:
-                loop = asyncio.get_running_loop()
-                loop.call_soon(loop.call_soon, ahead.begin)  # the record leaves first, in the turn between
             await self._log.write(record, urgent=not entry.over)
         except LogError as error:
             raise self.failed(entry, record, what, error) from error
@@ -280,10 +275,7 @@ class BrokerDurable(Durable):
 
     async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
         record = self._entering(entry, state, now, actor)
-        branch, ahead = record.branch, None
-        if state is State.COMMITTING:
-            ahead = self._ahead(entry, record.work, branch.units[0], branch.bytes)
-        await self._write_ahead(entry, record, f"writing {state}", ahead)
+        await self._write(entry, record, f"writing {state}")
         self.voted(entry, record)
 
     def voting(self, entry: Entry, now: float, actor: str) -> Insert:
@@ -331,9 +323,6 @@ class BrokerDurable(Durable):
         journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if prepared else None
         if journal is not None:
             journal = replace(journal, prepared_at=now)
-        ahead = None
-        if state is State.COMMITTING and unit is not None and entry.cached is not None:
-            ahead = self._ahead(entry, entry.cached, unit, record.bytes)
         await self.advance(
             entry,
             Advance(
@@ -348,7 +337,6 @@ class BrokerDurable(Durable):
                 settled=self._not_taken(entry) if to is LogState.ROLLING_BACK else (),
                 journal=journal,
             ),
-            ahead,
         )
         if unit is not None:
             entry.retry = False
@@ -360,24 +348,11 @@ class BrokerDurable(Durable):
         never = {number for number, outcome in entry.taken.items() if outcome is UnitOutcome.NEVER}
         return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
 
-    def _ahead(self, entry: Entry, work: Sequence[Work], unit: Unit, size: int) -> HeadStart | None:
-        return self._store.head_start(entry.vhost, unit, entry.id, work, size)
-
-    async def _write_ahead(self, entry: Entry, record: LogWrite, what: str, ahead: HeadStart | None) -> None:
-        """Write *record*, while messages go ahead; they go back unless it is durable."""
-        try:
-            await self._write(entry, record, what, ahead)
-        except BaseException:
-            if ahead is not None:
-                ahead.drop()
-            raise
-        entry.ahead = ahead
-
-    async def advance(self, entry: Entry, change: Advance, ahead: HeadStart | None = None) -> None:
+    async def advance(self, entry: Entry, change: Advance) -> None:
         """Write *change* and remember it."""
         record = entry.record
         assert record is not None
-        await self._write_ahead(entry, change, f"writing {change.to}", ahead)
+        await self._write(entry, change, f"writing {change.to}")
         units = {
             unit.number: replace(unit, state=UnitState.DONE) if unit.number in change.units_done else unit
             for unit in record.units

@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
-from dtx.store.api import HeadStart, Plan, UnitOutcome
+from dtx.store.api import Plan, UnitOutcome
 from dtx.store.work import HeldWork, Returner
 from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
@@ -83,7 +83,6 @@ class Entry:
 
     __slots__ = (
         "_waiters",
-        "ahead",
         "applied",
         "asked",
         "befallen",
@@ -121,8 +120,6 @@ class Entry:
         self.busy = False
         self.doubt = False
         """A write failed so that only the log knows the state: it is read again before anything else."""
-        self.ahead: HeadStart | None = None
-        """Of phase two: its messages went to the store while the decision was being written."""
         self.applied = False
         """Phase two is known to have happened, though the log may not have it yet."""
         self.over = False

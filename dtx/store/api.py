@@ -24,16 +24,6 @@ class UnitOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class HeadStart(Protocol):
-    """Messages of a branch that go to the store while the log is being told of the decision. Nobody sees them there."""
-
-    def begin(self) -> None:
-        """Send them, unless it is over already, or the store has better things to do."""
-
-    def drop(self) -> None:
-        """There is no decision, or nobody knows: they must never be seen. Idempotent."""
-
-
 @dataclass(slots=True, kw_only=True)
 class PhaseTwo:
     """A decided branch, on its way into (commit) or back to (rollback) the broker.
@@ -47,7 +37,6 @@ class PhaseTwo:
         size: octets of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent.
-        ahead: the head start of *unit*, if it had one.
     """
 
     branch_id: UUID
@@ -58,7 +47,6 @@ class PhaseTwo:
     size: int
     work: Callable[[], Awaitable[Sequence[Work]]]
     assign: Callable[[Unit], Awaitable[None]]
-    ahead: HeadStart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +158,6 @@ class BrokerStore(MessageStore, Protocol):
 
     def next_unit(self, vhost: str) -> Unit:
         """The unit number 0 that phase two of a branch would use now; it is logged with the decision."""
-
-    def head_start(self, vhost: str, unit: Unit, branch_id: UUID, work: Sequence[Work], size: int) -> HeadStart | None:
-        """Let the messages of a branch go ahead, while the decision to commit it with *unit* is being written.
-
-        Args:
-            vhost: of the branch.
-            unit: as it is being written.
-            branch_id: of the branch.
-            work: of the branch.
-            size: octets of all its messages.
-        """
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         """For each holder in *work* the unit, from number 1 on, that would take its deliveries."""

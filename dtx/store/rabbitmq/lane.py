@@ -9,22 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal, cast
+from typing import Final, Literal
 from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.records import Unit, Work
-from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
+from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.ahead import MOST_AHEAD, Ahead
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts, is_gone
 from dtx.store.rabbitmq.room import Room, Share
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -353,12 +352,6 @@ class Lane:
             receipt=self.leaves_receipts,
         )
 
-    def head_start(self, unit: Unit, branch_id: UUID, work: Sequence[Work], size: int) -> Ahead | None:
-        """Messages that may be published before their decision is durable; ``None`` when they are too many octets."""
-        if size > MOST_AHEAD or not unit.lock:
-            return None
-        return Ahead(unit, branch_id, work, self._borrow, self._take_back)
-
     async def resolve(self, unit: Unit) -> UnitOutcome:
         """What became of a unit that this lane's present connection has not sent.
 
@@ -460,33 +453,26 @@ class Lane:
         sent = phase.retry and not phase.renew
         renew = phase.renew
         repeated = False
-        ahead = cast("Ahead | None", phase.ahead)
-        work: Sequence[Work]
         while True:
             if sent:
                 outcome = await self.resolve(unit)
                 if outcome is UnitOutcome.HAPPENED:
                     return Applied(repeated=repeated, proved=True)
                 repeated |= outcome is UnitOutcome.UNKNOWN
-            early = ahead.take(unit, wanted=not sent and not renew) if ahead is not None else None
-            ahead = None
-            if early is not None:
-                channel, share, work = early, self.settings.room.share(0), ()
-            else:
-                channel = await self._take_channel()
-                share = self.settings.room.share(phase.size)
-                try:
-                    await share.take()
-                    if sent or renew or unit.lock != channel.upstream.lock:
-                        # Before a unit may happen, the log must know under which lock and with which nonce.
-                        unit = self.next_unit()
-                        sent = renew = False
-                        await phase.assign(unit)
-                    work = await phase.work()  # not earlier: units that wait for a channel, or for room, hold no bodies
-                except BaseException:
-                    share.release()
-                    self._give(channel)
-                    raise
+            channel = await self._take_channel()
+            share = self.settings.room.share(phase.size)
+            try:
+                await share.take()
+                if sent or renew or unit.lock != channel.upstream.lock:
+                    # Before a unit may happen, the log must know under which lock and with which nonce.
+                    unit = self.next_unit()
+                    sent = renew = False
+                    await phase.assign(unit)
+                work = await phase.work()  # not earlier: units that wait for a channel, or for room, hold no bodies
+            except BaseException:
+                share.release()
+                self._give(channel)
+                raise
             try:
                 if channel.closed is not None or unit.lock != channel.upstream.lock:
                     continue
@@ -539,28 +525,11 @@ class Lane:
         finally:
             overdue.cancel()
         failpoint.at(Point.UNIT_COMMITTED)
-        returned, channel.returned = messages.returned(channel.returned, header), []
+        returned = tuple(_returned(channel, header)) if channel.returned else ()
         self._give(channel)
         return Applied(repeated=repeated, returned=returned)
 
     # -- channels
-
-    def _borrow(self, lock: str) -> OwnChannel | None:
-        """A channel that nobody misses, if the lane works under *lock*: while it waits for the log it does no more."""
-        connection = self._connection
-        if connection is None or connection.lock != lock or not self._up.is_set():
-            return None
-        while len(self._free) > self.settings.channels // 2:
-            channel = self._free.pop()
-            if channel.closed is None:
-                return channel
-        return None
-
-    def _take_back(self, channel: OwnChannel) -> None:
-        if channel.closed is None:
-            self._give(channel)
-        else:
-            self._replace(channel)
 
     async def _take_channel(self) -> OwnChannel:
         while True:
@@ -607,3 +576,14 @@ class Lane:
 def _consume(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.warning("a channel of the lane could not be opened", reason=str(error))
+
+
+def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:
+    messages_back, channel.returned = channel.returned, []
+    found = []
+    for message in messages_back:
+        position = messages.returned_position(message.properties, header)
+        if position is not None:
+            back = content.returned(message.method)
+            found.append(Returned(position=position, code=back.reply_code, text=back.reply_text))
+    return found

@@ -8,9 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.store.api import Returned
-from dtx.store.rabbitmq.upstream import Content
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import keys, properties, requests
 from dtx.wire.amqp09.content import MANDATORY
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 
@@ -122,14 +120,3 @@ def returned_position(raw: bytes, header: bytes) -> int | None:
     """Which message of the unit came back; *header* is :data:`ID` or :data:`PUT_BACK`."""
     entry = properties.read(raw).header(header)
     return None if entry is None else position_of(entry.value)
-
-
-def returned(back: Iterable[Content], header: bytes) -> tuple[Returned, ...]:
-    """Messages of the unit that came *back*."""
-    found = []
-    for message in back:
-        position = returned_position(message.properties, header)
-        if position is not None:
-            said = content.returned(message.method)
-            found.append(Returned(position=position, code=said.reply_code, text=said.reply_text))
-    return tuple(found)

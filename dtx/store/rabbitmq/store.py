@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import cast
 from uuid import UUID, uuid4
 
-from dtx.log.records import Unit, Work
-from dtx.store.api import Applied, HeadStart, PhaseTwo, Refused, UnitOutcome
+from dtx.log.records import Unit
+from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.queries import Queries
 from dtx.store.rabbitmq.service import Broker
@@ -49,10 +49,6 @@ class RabbitStore:
     def next_unit(self, vhost: str) -> Unit:
         """See :class:`~dtx.store.api.MessageStore`."""
         return self.lane(vhost).next_unit()
-
-    def head_start(self, vhost: str, unit: Unit, branch_id: UUID, work: Sequence[Work], size: int) -> HeadStart | None:
-        """See :class:`~dtx.store.api.MessageStore`."""
-        return self.lane(vhost).head_start(unit, branch_id, work, size)
 
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         """See :class:`~dtx.store.api.MessageStore`."""

@@ -221,10 +221,6 @@ class Content:
         return self.size >= 0 and len(self.body) >= self.size
 
 
-Answer = tuple[int, bytes, Content | None]
-"""Key and payload of a method, and the message that came with it."""
-
-
 class OwnChannel:
     """A channel that dtx itself uses: requests are answered in order, so answers are matched by it.
 
@@ -240,7 +236,7 @@ class OwnChannel:
         """Messages that the broker sent back since this was last emptied."""
         self.on_delivery: Callable[[Content], None] | None = None
         """Takes the messages of consumers on this channel."""
-        self._waiting: deque[tuple[tuple[int, ...], asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[tuple[tuple[int, ...], asyncio.Future[tuple[int, bytes, Content | None]]]] = deque()
         self._content: Content | None = None
         upstream.handlers[self.number] = self
 
@@ -254,11 +250,11 @@ class OwnChannel:
         await self.call(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)
         return self
 
-    def send(self, payload: bytes, *answers: int) -> "asyncio.Future[Answer]":
+    def send(self, payload: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         """Send a method; the future gets the answer, which is one of *answers*."""
         return self.send_raw(method_frame(self.number, payload), *answers)
 
-    def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[Answer]":
+    def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         """Send whole frames for this channel; the future gets the answer to the last one.
 
         The future raises ChannelClosed or UpstreamLost.
@@ -268,22 +264,22 @@ class OwnChannel:
             self.upstream.write(frames)
         return future
 
-    def send_steps(self, steps: Sequence[Step], *answers: int) -> "asyncio.Future[Answer]":
+    def send_steps(self, steps: Sequence[Step], *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         """As :meth:`send_raw`, with a failpoint behind each step."""
         future = self._expect(answers)
         if not future.done():
             self.upstream.write_steps(*steps)
         return future
 
-    def _expect(self, answers: tuple[int, ...]) -> "asyncio.Future[Answer]":
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def _expect(self, answers: tuple[int, ...]) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
+        future: asyncio.Future[tuple[int, bytes, Content | None]] = asyncio.get_running_loop().create_future()
         if self.closed is not None or self.upstream.is_lost:
             future.set_exception(self.closed or UpstreamLost("the connection to the broker is gone"))
         else:
             self._waiting.append((answers, future))
         return future
 
-    async def call(self, payload: bytes, *answers: int) -> Answer:
+    async def call(self, payload: bytes, *answers: int) -> tuple[int, bytes, Content | None]:
         """Send a method and wait for its answer.
 
         Returns:

@@ -43,8 +43,6 @@ class Broker:
     def next_unit(self, vhost: str) -> Unit:
         return a_unit(0)
 
-    def head_start(self, vhost: str, unit: Unit, branch_id: UUID, work: Sequence[Work], size: int) -> None: ...
-
     def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
         raise AssertionError("nothing is prepared here")
 

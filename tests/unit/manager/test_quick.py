@@ -1,0 +1,103 @@
+"""The short way of a prepare with a broker: one write, no task, and the truth where that write fails."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+
+from dtx.log.memory import Fault, MemoryLog
+from dtx.log.records import LogState, Unit
+from dtx.manager import Limits, TransactionManager
+from dtx.manager.manager import Who
+from dtx.store.work import HeldPublish, HeldWork, Holder
+from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+from tests.unit.manager.test_operators import Broker
+
+WHO = Who("guest", "/")
+Answer = XaFlag | XaError
+
+
+class Preparing(Broker):
+    """Nothing has to be taken."""
+
+    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+        return {}
+
+
+@asynccontextmanager
+async def idle_branch() -> AsyncIterator[tuple[TransactionManager, MemoryLog, Broker, Xid]]:
+    """A manager, and a branch that has published one message."""
+    log, broker, xid = MemoryLog("rm"), Preparing(), Xid(1, uuid4().bytes, b"quick")
+    await log.open()
+    manager = TransactionManager(log, broker, Limits(), Metrics())
+    await manager.start()
+    started = manager.demarcate(WHO, xid, Operation.START, log)
+    assert started is not None
+    assert started[1].work is not None
+    started[1].work.add_publish(HeldPublish(b"x", b"key", False, b"\x00\x00", b"body"))
+    manager.demarcate(WHO, xid, Operation.END, log)
+    yield manager, log, broker, xid
+    await manager.close()
+
+
+async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
+    """The answer to a request that takes no task."""
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    assert manager.request_at_once(WHO, xid, operation, answered.set_result)
+    assert not answered.done(), "the answer comes behind the write that it promises"
+    async with asyncio.timeout(30):
+        answer = await answered
+    return answer.code if isinstance(answer, XaError) else answer
+
+
+async def slowly(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
+    """The answer to a request that is not that simple."""
+    answers: list[Answer] = []
+    assert not manager.request_at_once(WHO, xid, operation, answers.append)
+    await manager.request(WHO, xid, operation, answers.append)
+    answer = answers[0]
+    return answer.code if isinstance(answer, XaError) else answer
+
+
+def states(log: MemoryLog) -> list[LogState]:
+    return [row.branch.state for row in log.database.rows.values()]
+
+
+async def test_a_branch_that_has_published_votes_with_one_write_and_commits() -> None:
+    async with idle_branch() as (manager, log, broker, xid):
+        assert await at_once(manager, xid, Operation.PREPARE) is XaFlag.OK
+        assert states(log) == [LogState.PREPARED]
+        assert len(log.written) == 1
+        assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
+        assert broker.seen == [(b"x", b"body")]
+        assert states(log) == []
+
+
+async def test_its_roll_back_is_one_write_too() -> None:
+    async with idle_branch() as (manager, log, broker, xid):
+        assert await at_once(manager, xid, Operation.PREPARE) is XaFlag.OK
+        assert await at_once(manager, xid, Operation.ROLLBACK) is XaFlag.OK
+        assert states(log) == []
+        assert broker.seen == []
+        with pytest.raises(XaError, match="rolled-back at"):
+            await manager.request(WHO, xid, Operation.COMMIT, lambda _: None)
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])
+async def test_a_vote_that_may_not_be_durable_is_not_given_and_can_be_asked_for_again(fault: Fault) -> None:
+    async with idle_branch() as (manager, log, broker, xid):
+        log.faults.append(fault)
+        assert await at_once(manager, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
+        there = fault is Fault.ANSWER_LOST
+        assert states(log) == ([LogState.PREPARED] if there else [])
+        if there:
+            assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
+        else:
+            assert await slowly(manager, xid, Operation.PREPARE) is XaFlag.OK  # what the log has is read first
+            assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
+        assert broker.seen == [(b"x", b"body")]
