@@ -137,11 +137,8 @@ def _consumes_from(rm: str, name: bytes) -> ColumnElement[bool]:
 def _publishes_to(name: bytes) -> ColumnElement[bool]:
     here = select(work.c.branch_id).where(work.c.kind == str(WorkKind.PUBLISH), work.c.exchange == name, _OPEN)
     hidden = slots(branch.c.published, "hidden")
+    # One look by the primary key for each message: as a join, PostgreSQL would read the whole table for each branch.
     stored = (message.c.queue == hidden.c.queue) & (message.c.position == hidden.c.position)
-    local = exists(
-        select(message.c.queue)
-        .select_from(hidden.join(message, stored))
-        .where(message.c.exchange == name)
-        .correlate(branch)
-    )
+    of_slot = select(message.c.exchange).where(stored).correlate(hidden).scalar_subquery()
+    local = exists(select(hidden.c.queue).where(of_slot == name).correlate(branch))
     return or_(branch.c.id.in_(here), and_(branch.c.published.is_not(None), branch.c.published != b"", local))
