@@ -9,7 +9,7 @@ from typing import Final
 
 import pika
 import psycopg
-from pika.adapters.blocking_connection import BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError
 
 from dtx.client import XAER_NOTA, XAER_PROTO, Coordinator, XAException, XaFlag, XAResource, XARollback, Xid
@@ -39,6 +39,8 @@ class QueueSide:
         self._subscribes = subscribes
         self._connection: BlockingConnection | None = None
         self._xa: XAResource | None = None
+        self._branch: XAResource | None = None
+        """The one whose channel works for a branch: work on another channel would belong to none."""
 
     @property
     def xa(self) -> XAResource:
@@ -64,11 +66,12 @@ class QueueSide:
 
     def start(self, gtrid: str) -> None:
         """Begin a branch."""
-        self.xa.start(xid_of(gtrid))
+        self._branch = self.xa
+        self._branch.start(xid_of(gtrid))
 
     def take(self, queue: str) -> Seen | None:
         """Take a coin out of *queue*; ``None`` where there is none."""
-        channel = self.xa.channel
+        channel = self._channel
         if queue == self._subscribes:
             method, properties, body = next(channel.consume(queue, inactivity_timeout=0.1))
         else:
@@ -80,11 +83,18 @@ class QueueSide:
 
     def put(self, queue: str, coin: Coin) -> None:
         """Put a coin into *queue*."""
-        self.xa.channel.basic_publish("", queue, coin.body, _PERSISTENT)
+        self._channel.basic_publish("", queue, coin.body, _PERSISTENT)
+
+    @property
+    def _channel(self) -> BlockingChannel:
+        assert self._branch is not None, "work is done in a branch"
+        return self._branch.channel
 
     def end(self, gtrid: str) -> None:
         """The work is done."""
-        self.xa.end(xid_of(gtrid))
+        assert self._branch is not None, "what has ended has begun"
+        self._branch.end(xid_of(gtrid))
+        self._branch = None
 
     def prepare(self, gtrid: str) -> None:
         """Ask for the vote; returns when it is yes."""
@@ -113,7 +123,7 @@ class QueueSide:
 
     def close(self) -> None:
         """End the session; what has not voted is rolled back."""
-        connection, self._connection, self._xa = self._connection, None, None
+        connection, self._connection, self._xa, self._branch = self._connection, None, None, None
         if connection is not None and connection.is_open:
             with contextlib.suppress(*BROKEN):
                 connection.close()
