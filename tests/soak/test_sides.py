@@ -21,9 +21,8 @@ def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url:
         side = QueueSide(service.url())
         side.start("transfer")
         side.connection.close()
-        act = {"put": lambda: side.put(_TILL, Coin(id="put", amount=2)), "take": lambda: side.take(_TILL)}[work]
         with pytest.raises(BROKEN):
-            act()
+            _do(side, work)
         side.start("another")  # the next branch has a connection of its own
         side.take(_TILL)
         side.end("another")
@@ -35,3 +34,10 @@ def test_work_whose_connection_has_died_is_not_done_on_another_one(postgres_url:
         assert body is not None
         assert method.message_count == 0
         assert Coin.of(body).id == "there"
+
+
+def _do(side: QueueSide, work: str) -> None:
+    if work == "put":
+        side.put(_TILL, Coin(id="put", amount=2))
+    else:
+        side.take(_TILL)
