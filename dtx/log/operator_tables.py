@@ -42,8 +42,8 @@ def _word(name: str) -> Column[str]:
     return Column(name, Text(collation="C"), nullable=False)
 
 
-def _text(name: str, *, nullable: bool = False) -> Column[str]:
-    return Column(name, Text, nullable=nullable)
+def _text(name: str, *, nullable: bool = False, comment: str | None = None) -> Column[str]:
+    return Column(name, Text, nullable=nullable, comment=comment)
 
 
 token: Final = Table(
@@ -76,6 +76,6 @@ audit: Final = Table(
     _text("subject"),
     _text("reason"),
     _text("detail"),
-    _text("result", nullable=True),
+    _text("result", nullable=True, comment="how it ended; null when dtx died before it was known"),
     PrimaryKeyConstraint("id", name="audit_pkey"),
 )

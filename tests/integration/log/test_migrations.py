@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from dtx.log import account_tables, migrate, tables
+from dtx.log import account_tables, migrate, operator_tables, tables
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
@@ -73,6 +73,7 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
         if isinstance(constraint, CheckConstraint)
     }
     assert account_tables.account.metadata is tables.metadata
+    assert operator_tables.audit.metadata is tables.metadata
     assert found.keys() == checks.keys()
     for words, name in (
         (LogState, "branch_state_check"),
