@@ -108,7 +108,8 @@ class PostgresServer:
     def resume(self) -> None:
         """Let them go on."""
         for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # a worker that has ended since
+                os.kill(pid, signal.SIGCONT)
 
     def _pids(self) -> list[int]:
         postmaster = self.embedded.pid
