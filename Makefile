@@ -27,10 +27,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test crash sim soak overload fuzz check format bench
+.PHONY: help install run demo test walkthrough crash sim soak overload fuzz check format bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
 	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
@@ -51,6 +51,8 @@ $(STAMP): pyproject.toml
 	@[ -x $(BIN)/python ] || { echo 'making .venv'; $(PYTHON) -m venv .venv; }
 	@echo 'installing dtx and what it needs into .venv'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[interop]' 2>/dev/null || \
+	    echo 'python-qpid-proton cannot be built here (it needs a C compiler): the tests beside it are skipped'
 	@touch $@
 
 run: install ## start dtx with its embedded PostgreSQL, in front of BROKER or as the broker itself
@@ -61,6 +63,9 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+walkthrough: install ## go through the web pages with a browser, and keep a picture of every step (ARGS="--into DIRECTORY")
+	@$(BIN)/python -m tests.walkthrough $(ARGS)
 
 crash: install ## kill dtx, PostgreSQL and RabbitMQ at every failpoint, hours (ARGS="--only standalone --every 4 --results FILE")
 	@$(BIN)/python -m tests.crash.matrix $(ARGS)

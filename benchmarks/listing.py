@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from benchmarks.support.report import Table, machine, percentile
-from dtx.log.listing import Wanted, gtrid_pattern, page
+from dtx.log.listing import Cursor, Sort, Wanted, gtrid_pattern, page
 from dtx.log.reading import LogReader
 from dtx.log.records import LogState
 from tests.support.postgres import PostgresServer
@@ -45,25 +45,27 @@ ANALYZE dtx.branch;
 """
 
 
-def questions(branches: int) -> dict[str, tuple[Wanted, UUID | None]]:
+def questions(branches: int) -> dict[str, tuple[Wanted, Cursor | None, Sort]]:
     """What operators ask for."""
     return {
-        "first page": (Wanted(), None),
-        "page in the middle": (Wanted(), UUID(int=branches // 2)),
-        "last page": (Wanted(), UUID(int=branches - 50)),
-        "state": (Wanted(states=(LogState.COMMITTING,)), None),
-        "stuck": (Wanted(stuck=True), None),
-        "owner": (Wanted(owner="user-7"), None),
-        "owner nobody has": (Wanted(owner="nobody"), None),
-        "format id": (Wanted(format_id=3), None),
-        "older than": (Wanted(older_than=branches - 100), None),
-        "gtrid": (Wanted(gtrid=gtrid_pattern(f"order-{branches - 1:08}")), None),
-        "gtrid order-0000*": (Wanted(gtrid=gtrid_pattern("order-0000*")), None),
-        "gtrid *7": (Wanted(gtrid=gtrid_pattern("*77777")), None),
-        "queue": (Wanted(queue=b"queue-7"), None),
-        "queue nobody has": (Wanted(queue=b"nothing"), None),
-        "exchange": (Wanted(exchange=b"exchange-7"), None),
-        "exchange nobody has": (Wanted(exchange=b"nothing"), None),
+        "first page": (Wanted(), None, Sort.STARTED),
+        "page in the middle": (Wanted(), Cursor(UUID(int=branches // 2)), Sort.STARTED),
+        "last page": (Wanted(), Cursor(UUID(int=branches - 50)), Sort.STARTED),
+        "state": (Wanted(states=(LogState.COMMITTING,)), None, Sort.STARTED),
+        "stuck": (Wanted(stuck=True), None, Sort.STARTED),
+        "owner": (Wanted(owner="user-7"), None, Sort.STARTED),
+        "owner nobody has": (Wanted(owner="nobody"), None, Sort.STARTED),
+        "format id": (Wanted(format_id=3), None, Sort.STARTED),
+        "older than": (Wanted(older_than=branches - 100), None, Sort.STARTED),
+        "gtrid": (Wanted(gtrid=gtrid_pattern(f"order-{branches - 1:08}")), None, Sort.STARTED),
+        "gtrid order-0000*": (Wanted(gtrid=gtrid_pattern("order-0000*")), None, Sort.STARTED),
+        "gtrid *7": (Wanted(gtrid=gtrid_pattern("*77777")), None, Sort.STARTED),
+        "queue": (Wanted(queue=b"queue-7"), None, Sort.STARTED),
+        "queue nobody has": (Wanted(queue=b"nothing"), None, Sort.STARTED),
+        "exchange": (Wanted(exchange=b"exchange-7"), None, Sort.STARTED),
+        "exchange nobody has": (Wanted(exchange=b"nothing"), None, Sort.STARTED),
+        "by size": (Wanted(), None, Sort.BYTES),
+        "by owner": (Wanted(), None, Sort.OWNER),
     }
 
 
@@ -77,13 +79,13 @@ def main() -> None:
         with psycopg.connect(url) as connection:
             connection.execute(FILL.format(branches=branches))
         table = Table(("asked for", 22), ("found", "median ms", "worst ms"))
-        for name, (wanted, after) in questions(branches).items():
+        for name, (wanted, after, by) in questions(branches).items():
             seconds = []
             found = 0
             for _ in range(ROUNDS):
                 began = time.perf_counter()
                 with LogReader(url) as log:
-                    found = len(page(log, RM, wanted, after=after, limit=100))
+                    found = len(page(log, RM, wanted, after=after, limit=100, by=by))
                 seconds.append(time.perf_counter() - began)
             table.row(name, (str(found), f"{percentile(seconds, 50) * 1e3:.1f}", f"{max(seconds) * 1e3:.1f}"))
 

@@ -116,7 +116,7 @@ async def decide_many(who: Asker, desk: TheDesk, form: forms.BulkForm) -> forms.
         said = "dry run" if form.dry_run else f"{done} of {len(results)} done"
         return said, forms.BulkAnswer(dry_run=form.dry_run, confirm=confirm, branches=len(results), results=results)
 
-    detail = form.model_dump(exclude={"reason"}, exclude_none=True)
+    detail = form.model_dump(mode="json", exclude={"reason"}, exclude_none=True)
     return await desk.audited(who, f"bulk-{form.action}", "branches", form.reason, detail, work)
 
 
@@ -186,7 +186,7 @@ async def make_token(who: Asker, desk: TheDesk, form: forms.NewToken) -> forms.M
     return await desk.audited(who, "make-token", form.name, "", form.model_dump(exclude_none=True), work)
 
 
-@router.delete("/tokens/{name}", tags=["operators"], status_code=204)
+@router.delete("/tokens/{name:path}", tags=["operators"], status_code=204)
 async def revoke_token(
     who: Asker, desk: TheDesk, name: str, reason: Annotated[str, Query(max_length=2000)] = ""
 ) -> None:

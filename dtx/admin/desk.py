@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
@@ -14,12 +15,57 @@ from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.operators import OperatorLog
 from dtx.log.reading import LogReader
-from dtx.manager.manager import TransactionManager, Who
+from dtx.manager import TransactionManager, Who
+from dtx.manager.entry import Entry
 from dtx.manager.operators import Operators
-from dtx.telemetry import Metrics, get_logger
+from dtx.manager.scan import Scan
+from dtx.telemetry import LaneNumbers, Metrics, get_logger
+from dtx.xa.model import Association
 
 _log = get_logger(part="admin")
+_PATIENCE = 30.0
+"""Seconds that a question to the log may take: what somebody asks about a long past must not keep the database busy."""
 _T = TypeVar("_T")
+
+
+class ChannelFacts(Protocol):
+    """A client's channel, as far as operators see it."""
+
+    @property
+    def mode(self) -> Enum:
+        """What it was selected for: ``dtx``, ``tx``, ``confirm``, or ``plain``."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Numbers of connection and channel."""
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that it is associated or suspended with."""
+
+    @property
+    def scan(self) -> Scan | None:
+        """The recovery scan that is open on it."""
+
+
+class Arrived(Protocol):
+    """How a client has come."""
+
+    @property
+    def address(self) -> str:
+        """Of its socket, host:port."""
+
+    @property
+    def since(self) -> float:
+        """Seconds since the epoch."""
+
+    @property
+    def protocol(self) -> str:
+        """``AMQP 0-9-1``, for example."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether the socket is encrypted."""
 
 
 class Connected(Protocol):
@@ -34,19 +80,12 @@ class Connected(Protocol):
         """User and virtual host; empty during the handshake."""
 
     @property
-    def channels(self) -> Mapping[int, object]:
-        """By number."""
-
-
-class LaneFacts(Protocol):
-    """A lane, as far as operators see it."""
-
-    problem: str | None
-    distrust: str | None
+    def stage(self) -> Enum:
+        """Where it is in its life."""
 
     @property
-    def blocked(self) -> bool:
-        """Whether the broker takes no publishes."""
+    def channels(self) -> Mapping[int, ChannelFacts]:
+        """By number."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,15 +94,21 @@ class Active:
 
     Args:
         manager: of the branches.
-        connections: asks for the clients.
+        connections: asks for the clients, those that came first before others.
+        disconnect: ends a client's connection, for a reason that it is told.
         lanes: asks for the lanes, by virtual host.
         lease_valid: whether it is still the active one.
+        epoch: of its lease.
+        log_queue: how many log records wait for the database.
     """
 
     manager: TransactionManager
-    connections: Callable[[], Iterable[Connected]]
-    lanes: Callable[[], Mapping[str, LaneFacts]]
+    connections: Callable[[], Mapping[Any, Arrived]]
+    disconnect: Callable[[Any, str], None]
+    lanes: Callable[[], Mapping[str, LaneNumbers]]
     lease_valid: Callable[[], bool]
+    epoch: Callable[[], int]
+    log_queue: Callable[[], int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +151,7 @@ class Desk:
         """What the log says, as it is committed; the event loop goes on meanwhile."""
 
         def run() -> _T:
-            with LogReader(self.url) as log:
+            with LogReader(self.url, patience=_PATIENCE) as log:
                 return ask(log)
 
         return await asyncio.to_thread(run)

@@ -7,12 +7,14 @@ properties are in base64.
 from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Annotated, Literal
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dtx.log.reading import Detail, InDoubt, Line
-from dtx.log.records import Archived, BranchRecord, Work
+from dtx.log.reading import Detail, Holder, InDoubt, Line
+from dtx.log.records import BranchRecord, JournalEntry, Work
 from dtx.manager.operators import Done, Forecast, Step
+from dtx.telemetry import LaneNumbers
 
 Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Why; goes into journal and trail.")]
 
@@ -87,6 +89,11 @@ class Page(Form):
     cursor: str | None = Field(description="Of the next page; null on the last one.")
 
 
+def shown_body(properties: bytes, body: bytes) -> dict[str, str]:
+    """Properties and body as the API says them."""
+    return {"properties": b64encode(properties).decode(), "body": b64encode(body).decode()}
+
+
 class MessageForm(Form):
     """A message of a branch, without its contents."""
 
@@ -99,8 +106,8 @@ class MessageForm(Form):
     bytes: int
 
     @classmethod
-    def of(cls, work: Work) -> "MessageForm":
-        """From the log."""
+    def of(cls, work: Work, size: int | None = None) -> "MessageForm":
+        """From the log; *size* is that of a body that was left there."""
         return cls(
             position=work.position,
             kind=work.kind,
@@ -108,7 +115,7 @@ class MessageForm(Form):
             exchange=text(work.exchange),
             routing_key=text(work.routing_key),
             queue=None if work.queue is None else text(work.queue),
-            bytes=len(work.body),
+            bytes=len(work.body) if size is None else size,
         )
 
 
@@ -123,38 +130,7 @@ class Contents(MessageForm):
         """All of it."""
         return cls(
             **MessageForm.of(work).model_dump(),
-            properties=b64encode(work.properties).decode(),
-            body=b64encode(work.body).decode(),
-        )
-
-
-class ArchivedForm(Contents):
-    """A message that nobody got, of a branch that was forgotten."""
-
-    xid: str
-    vhost: str
-    owner: str
-    branch: str
-    archived_at: datetime | None
-
-    @classmethod
-    def of_archive(cls, kept: Archived) -> "ArchivedForm":
-        """From the archive."""
-        return cls(
-            position=kept.position,
-            kind=kept.kind,
-            fate=kept.fate,
-            exchange=text(kept.exchange),
-            routing_key=text(kept.routing_key),
-            queue=None if kept.queue is None else text(kept.queue),
-            bytes=len(kept.body),
-            properties=b64encode(kept.properties).decode(),
-            body=b64encode(kept.body).decode(),
-            xid=str(kept.xid),
-            vhost=kept.vhost,
-            owner=kept.owner,
-            branch=str(kept.branch_id),
-            archived_at=moment(kept.at),
+            **shown_body(work.properties, work.body),
         )
 
 
@@ -175,9 +151,8 @@ class JournalForm(Form):
     branch: str
 
     @classmethod
-    def of(cls, line: Line) -> "JournalForm":
+    def of(cls, entry: JournalEntry) -> "JournalForm":
         """From the log."""
-        entry = line.entry
         return cls(
             at=moment(entry.at),
             event=entry.event,
@@ -209,10 +184,10 @@ class DetailForm(Form):
         decision = detail.decision
         return cls(
             branch=BranchForm.of(detail.branch),
-            messages=[MessageForm.of(work) for work in detail.work],
+            messages=[MessageForm.of(work, size) for work, size in zip(detail.work, detail.sizes, strict=True)],
             decided_by=None if decision is None else decision.actor,
             decided_because=None if decision is None else decision.reason,
-            journal=[JournalForm.of(line) for line in lines],
+            journal=[JournalForm.of(line.entry) for line in lines],
         )
 
 
@@ -310,13 +285,18 @@ class RedirectForm(OrderForm):
     queue: Annotated[str, Field(max_length=255)] | None = None
 
 
+Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
+"""Of a user, a virtual host, a queue; a NUL is nowhere in the database, and cannot be asked for."""
+
+
 class FilterForm(Form):
     """Which branches are meant; what is left out is every."""
 
     state: list[str] = Field(default_factory=list, max_length=10)
-    vhost: str | None = None
-    owner: str | None = None
+    vhost: Name | None = None
+    owner: Name | None = None
     format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF)
+    branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Ids: one of these.")
     gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
     queue: str | None = None
     exchange: str | None = None
@@ -378,49 +358,29 @@ class MadeToken(Form):
     secret: str
 
 
-class AuditForm(Form):
-    """A line of the trail."""
-
-    id: int
-    at: datetime | None
-    actor: str
-    role: str
-    address: str
-    action: str
-    subject: str
-    reason: str
-    detail: str
-    result: str | None = Field(description="Null where dtx died before it was known.")
-
-
-class ConnectionForm(Form):
-    """A client's connection."""
-
-    id: int
-    user: str
-    vhost: str
-    channels: int
-
-
-class AssociationForm(Form):
-    """A branch that has not voted, or one that is being worked on."""
-
-    xid: str
-    vhost: str
-    owner: str
-    state: str
-    associated: int
-    suspended: int
-    timeout: int
-
-
 class LaneForm(Form):
     """Where phase two happens, in one virtual host of the broker."""
 
     vhost: str
     problem: str | None = Field(description="Why it is not working; null when it is.")
     distrust: str | None = Field(description="Why receipts are not believed; null when they are.")
-    blocked: bool
+    blocked: bool = Field(description="Whether the broker takes no publishes: a memory or disk alarm.")
+    channels: int = Field(description="How many units can be under way at a time.")
+    under_way: int = Field(description="Units that the broker is working on.")
+    waiting: int = Field(description="Units that wait for a channel.")
+
+    @classmethod
+    def of(cls, vhost: str, lane: LaneNumbers) -> "LaneForm":
+        """A lane as it is now."""
+        return cls(
+            vhost=vhost,
+            problem=lane.problem,
+            distrust=lane.distrust,
+            blocked=lane.blocked,
+            channels=lane.channels,
+            under_way=lane.under_way,
+            waiting=lane.waiting,
+        )
 
 
 class LeaseForm(Form):
@@ -430,7 +390,18 @@ class LeaseForm(Form):
     holder: str
     epoch: int
     taken_at: datetime | None
-    remaining: float | None
+    remaining: float | None = Field(description="Seconds until it runs out; null where it was given back.")
+
+    @classmethod
+    def of(cls, holder: Holder) -> "LeaseForm":
+        """From the log."""
+        return cls(
+            rm=holder.rm,
+            holder=holder.holder,
+            epoch=holder.epoch,
+            taken_at=moment(holder.taken_at),
+            remaining=holder.remaining if holder.remaining > float("-inf") else None,
+        )
 
 
 class StatusForm(Form):
@@ -439,6 +410,17 @@ class StatusForm(Form):
     rm: str
     active: bool
     draining: bool
-    branches: dict[str, int]
+    branches: dict[str, int] = Field(description="How many, by state.")
+    ages: dict[str, list[int]] = Field(
+        description="By state, how many are younger than each of age_bounds and not than the one before; then the rest."
+    )
+    age_bounds: list[int] = Field(description="Seconds since the start.")
+    stuck: int = Field(description="Branches that phase two is stuck with.")
+    oldest_prepared_at: datetime | None = Field(
+        description="When the branch was that has been so for the longest time."
+    )
+    in_doubt_bytes: int = Field(description="Messages of branches that have voted.")
+    held_bytes: int = Field(description="Memory for messages of branches that have not voted.")
+    connections: int
     lanes: list[LaneForm]
     leases: list[LeaseForm]

@@ -2,7 +2,8 @@
 
 Browsers send basic credentials along with whatever a page makes them send. So a request that changes something must be
 one that no page of another origin can make without being asked for by name: its body is JSON, and its origin, where
-the browser tells it, is this server.
+the browser tells it, is this server. The forms of our own pages (:mod:`dtx.admin.web`) are no JSON; there the browser
+must tell the origin, and they carry a mark of the session besides.
 """
 
 from http import HTTPStatus
@@ -16,6 +17,8 @@ from dtx.admin.problems import Problem, answer, as_problem
 
 MOST_BODY: Final = 1 << 20
 """Octets of a request: an order with the positions of all messages of a large branch."""
+PAGES: Final = "/console"
+"""Where the web pages are. They bring their own headers."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -58,7 +61,9 @@ class Guard:
                 return  # the application takes it for a body that cannot be parsed, and would say so
             if message["type"] == "http.response.start":
                 begun = True
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                given = list(message.get("headers", ()))
+                names = {name for name, _ in given}
+                message["headers"] = [*given, *(pair for pair in _HEADERS if pair[0] not in names)]
             await send(message)
 
         try:
@@ -78,10 +83,14 @@ def _require_own_page(scope: Scope) -> None:
     if scope["method"] in _SAFE:
         return
     headers = Headers(scope=scope)
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "what changes something is asked for as application/json")
-    if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+    page = scope["path"].startswith(f"{PAGES}/")
+    kind = "application/x-www-form-urlencoded" if page else "application/json"
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"what changes something is asked for as {kind}")
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in {None, "none", "same-origin"}:
         raise Problem(HTTPStatus.FORBIDDEN, "another site's page may not ask for that")
-    origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host", ""):
         raise Problem(HTTPStatus.FORBIDDEN, "another origin's page may not ask for that")
+    if page and site is None and origin is None:
+        raise Problem(HTTPStatus.FORBIDDEN, "the browser does not tell which page asks for that")

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from dtx.admin import numbers
 from dtx.admin.looking import Asker, TheDesk
 from dtx.log.operator_tables import Role
 
@@ -30,4 +31,5 @@ async def is_ready(desk: TheDesk) -> Response:
 async def show_metrics(who: Asker, desk: TheDesk) -> Response:
     """All numbers, for Prometheus (give it a viewer's token)."""
     who.require(Role.VIEWER)
+    await numbers.refresh(desk)
     return Response(desk.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -2,8 +2,9 @@
 
 import asyncio
 import binascii
+import time
 from base64 import b64decode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final
@@ -12,7 +13,7 @@ from fastapi import Request
 
 from dtx.admin.problems import Problem
 from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
+from dtx.log.operators import OperatorLog, Token
 from dtx.store.postgres.accounts import Accounts, LoginRefused
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}
@@ -54,6 +55,21 @@ def _with_article(role: Role) -> str:
     return f"{'an' if role is Role.OPERATOR else 'a'} {role}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Badge:
+    """How somebody came in, to be looked at again with each request of a session.
+
+    Args:
+        identity: as it was then.
+        token: that was shown; ``None`` for a user with a password.
+        stored: the hash of that password: another password ends the sessions of the old one.
+    """
+
+    identity: Identity
+    token: Token | None = None
+    stored: str | None = field(default=None, repr=False)
+
+
 class Gate:
     """Lets people in.
 
@@ -77,30 +93,90 @@ class Gate:
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         match scheme.lower():
             case "bearer":
-                token = await asyncio.to_thread(self._operators.find_token, credentials.strip())
-                if token is not None:
-                    return Identity(name=f"token:{token.name}", role=token.role, address=address)
-                raise Problem(HTTPStatus.UNAUTHORIZED, "no such token, or it has expired", _CHALLENGE)
+                return (await self.by_token(credentials.strip(), address)).identity
             case "basic":
-                return await self._log_in(credentials.strip(), address)
+                return (await self.by_password(*_basic(credentials.strip()), address)).identity
             case _:
                 raise Problem(HTTPStatus.UNAUTHORIZED, "a token or a user's password is needed", _CHALLENGE)
 
-    async def _log_in(self, credentials: str, address: str) -> Identity:
-        try:
-            user, colon, password = b64decode(credentials, validate=True).partition(b":")
-        except (binascii.Error, ValueError):
-            user, colon, password = b"", b"", b""
-        if not colon:
-            raise Problem(HTTPStatus.UNAUTHORIZED, "basic credentials are user:password in base64", _CHALLENGE)
+    async def by_token(self, secret: str, address: str) -> Badge:
+        """Whoever has that token.
+
+        Raises:
+            Problem: 401.
+            LogUnavailable: the database does not say.
+        """
+        token = await asyncio.to_thread(self._operators.find_token, secret)
+        if token is None:
+            raise Problem(HTTPStatus.UNAUTHORIZED, "no such token, or it has expired", _CHALLENGE)
+        return Badge(identity=_holder(token, address), token=token)
+
+    async def by_password(self, user: bytes, password: bytes, address: str) -> Badge:
+        """Whoever has that password. Wrong ones have to wait, as at the port for clients.
+
+        Raises:
+            Problem: 401; 403 where the user is no operator of any kind.
+            LogUnavailable: the database does not say.
+        """
         try:
             account = await self._accounts.authenticate(user, password, loopback=_is_loopback(address), peer=address)
         except LoginRefused as error:
             raise Problem(HTTPStatus.UNAUTHORIZED, str(error), _CHALLENGE) from None
-        for tag, role in _BY_TAG:
-            if tag in account.tags:
-                return Identity(name=account.name, role=role, address=address)
-        raise Problem(HTTPStatus.FORBIDDEN, f"user {account.name!r} has none of the tags {', '.join(dict(_BY_TAG))}")
+        role = _role(account.tags)
+        if role is None:
+            raise Problem(
+                HTTPStatus.FORBIDDEN, f"user {account.name!r} has none of the tags {', '.join(dict(_BY_TAG))}"
+            )
+        identity = Identity(name=account.name, role=role, address=address)
+        return Badge(identity=identity, stored=self._stored(account.name))
+
+    async def again(self, badge: Badge, address: str) -> Identity:
+        """Who that is now, and what it may do now.
+
+        Args:
+            badge: from when it came in.
+            address: where it asks from now.
+
+        Raises:
+            Problem: 401, it is nobody any more.
+            LogUnavailable: the database does not say.
+        """
+        name = badge.identity.name
+        if _is_loopback(address) == _is_loopback(badge.identity.address):
+            if badge.token is not None:
+                for token in await asyncio.to_thread(self._operators.tokens):
+                    same = (token.name, token.made_at) == (badge.token.name, badge.token.made_at)
+                    if same and (token.expires_at is None or token.expires_at > time.time()):
+                        return _holder(token, address)
+            else:
+                await asyncio.shield(self._accounts.refresh())
+                found = self._accounts.users.users.get(name)
+                role = None if found is None else _role(found.tags)
+                if role is not None and badge.stored == self._stored(name):
+                    return Identity(name=name, role=role, address=address)
+        raise Problem(HTTPStatus.UNAUTHORIZED, f"{name} may not come in any more")
+
+    def _stored(self, name: str) -> str | None:
+        found = self._accounts.users.users.get(name)
+        return None if found is None else found.password_hash
+
+
+def _holder(token: Token, address: str) -> Identity:
+    return Identity(name=f"token:{token.name}", role=token.role, address=address)
+
+
+def _role(tags: frozenset[str]) -> Role | None:
+    return next((role for tag, role in _BY_TAG if tag in tags), None)
+
+
+def _basic(credentials: str) -> tuple[bytes, bytes]:
+    try:
+        user, colon, password = b64decode(credentials, validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        user, colon, password = b"", b"", b""
+    if not colon:
+        raise Problem(HTTPStatus.UNAUTHORIZED, "basic credentials are user:password in base64", _CHALLENGE)
+    return user, password
 
 
 def _is_loopback(address: str) -> bool:

@@ -1,27 +1,26 @@
 """The routes that change nothing."""
 
-import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import Field
 
 from dtx.admin import forms
-from dtx.admin.desk import Desk, LaneFacts
+from dtx.admin.desk import Desk
 from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem
-from dtx.log.listing import Wanted, gtrid_pattern, page
+from dtx.log.listing import Cursor, Sort, Wanted, gtrid_pattern, page
 from dtx.log.operator_tables import Role
 from dtx.log.reading import Detail, Line, LogReader
 from dtx.log.records import LogState
-from dtx.xa.model import Association
+from dtx.manager.census import AGES, Census, count
+from dtx.telemetry import LaneNumbers
 from dtx.xa.xid import Xid
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
-Vhost = Annotated[str, Query(description="The virtual host: the same xid may be in two.")]
+Vhost = Annotated[forms.Name, Query(description="The virtual host: the same xid may be in two.")]
 
 
 def desk_of(request: Request) -> Desk:
@@ -64,6 +63,7 @@ def wanted_of(form: forms.FilterForm) -> Wanted:
             owner=form.owner,
             format_id=form.format_id,
             states=tuple(LogState(state) for state in form.state),
+            ids=tuple(form.branch),
             gtrid=None if form.gtrid is None else gtrid_pattern(form.gtrid),
             queue=None if form.queue is None else form.queue.encode(),
             exchange=None if form.exchange is None else form.exchange.encode(),
@@ -78,19 +78,28 @@ class BranchQuery(forms.FilterForm):
     """A filter, and which page of what it finds."""
 
     limit: Limit = 100
-    cursor: UUID | None = None
+    cursor: Annotated[str, Field(max_length=600)] | None = None
+    sort: Sort = Field(default=Sort.STARTED, description="Branches equal in that come in the order of their start.")
+    descending: bool = False
 
 
 @router.get("/branches", tags=["branches"])
 async def list_branches(who: Asker, desk: TheDesk, query: Annotated[BranchQuery, Query()]) -> forms.Page:
-    """Branches that have voted and are not completed, by the time of their start."""
+    """Branches that have voted and are not completed, by the time of their start or as *sort* says."""
     who.require(Role.VIEWER)
     wanted = wanted_of(query)
-    found = await desk.read(lambda log: page(log, desk.rm, wanted, after=query.cursor, limit=query.limit + 1))
-    shown = found[: query.limit]
+    by, descending, limit = query.sort, query.descending, query.limit
+    try:
+        after = None if query.cursor is None else Cursor.parse(query.cursor, by)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+    found = await desk.read(
+        lambda log: page(log, desk.rm, wanted, after=after, limit=limit + 1, by=by, descending=descending)
+    )
+    shown = found[:limit]
     return forms.Page(
         branches=[forms.BranchForm.of(item.branch, item) for item in shown],
-        cursor=str(shown[-1].branch.id) if len(found) > query.limit else None,
+        cursor=str(Cursor.of(shown[-1].branch, by)) if len(found) > limit else None,
     )
 
 
@@ -98,13 +107,13 @@ async def list_branches(who: Asker, desk: TheDesk, query: Annotated[BranchQuery,
 async def show_branch(who: Asker, desk: TheDesk, xid: str, vhost: Vhost = "/") -> forms.DetailForm:
     """One branch with its messages and its journal."""
     who.require(Role.VIEWER)
-    detail, lines = await _detail(desk, xid_of(xid), vhost)
+    detail, lines = await _detail(desk, xid_of(xid), vhost, bodies=False)
     return forms.DetailForm.of(detail, lines)
 
 
-async def _detail(desk: Desk, xid: Xid, vhost: str) -> tuple[Detail, list[Line]]:
+async def _detail(desk: Desk, xid: Xid, vhost: str, *, bodies: bool = True) -> tuple[Detail, list[Line]]:
     def ask(log: LogReader) -> tuple[list[Detail], list[Line]]:
-        return log.show(xid, vhost=vhost, rm=desk.rm), log.history(xid, vhost=vhost, rm=desk.rm)
+        return log.show(xid, vhost=vhost, rm=desk.rm, bodies=bodies), log.history(xid, vhost=vhost, rm=desk.rm)
 
     found, lines = await desk.read(ask)
     if not found:
@@ -127,136 +136,34 @@ async def export_message(who: Asker, desk: TheDesk, xid: str, position: int, vho
     return await desk.audited(who, "export", f"{vhost} {xid}", "", {"position": position}, work)
 
 
-@router.get("/journal", tags=["journal"])
-async def show_journal(
-    who: Asker, desk: TheDesk, xid: str, vhost: Annotated[str | None, Query()] = None
-) -> list[forms.JournalForm]:
-    """All that the journal has about an xid, oldest first."""
-    who.require(Role.VIEWER)
-    wanted = xid_of(xid)
-    lines = await desk.read(lambda log: log.history(wanted, vhost=vhost, rm=desk.rm))
-    return [forms.JournalForm.of(line) for line in lines]
-
-
-@router.get("/transactions/{gtrid}", tags=["journal"])
-async def show_transaction(who: Asker, desk: TheDesk, gtrid: str) -> list[forms.JournalForm]:
-    """All that the journal has about the branches of one global transaction; *gtrid* in hexadecimal."""
-    who.require(Role.VIEWER)
-    try:
-        octets = bytes.fromhex(gtrid)
-    except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"a gtrid is hexadecimal: {error}") from None
-    lines = await desk.read(lambda log: log.transaction(octets, rm=desk.rm))
-    return [forms.JournalForm.of(line) for line in lines]
-
-
-@router.get("/outcomes", tags=["journal"])
-async def list_outcomes(who: Asker, desk: TheDesk, limit: Limit = 100) -> list[forms.JournalForm]:
-    """How the latest branches ended, latest first."""
-    who.require(Role.VIEWER)
-    lines = await desk.read(lambda log: log.endings(limit=limit, rm=desk.rm))
-    return [forms.JournalForm.of(line) for line in lines]
-
-
-@router.get("/archive", tags=["journal"])
-async def show_archive(who: Asker, desk: TheDesk, xid: str) -> list[forms.ArchivedForm]:
-    """Messages that nobody got, of forgotten branches, with their contents."""
-    who.require(Role.OPERATOR)
-    active, _ = desk.require_active()
-
-    async def work() -> tuple[str, list[forms.ArchivedForm]]:
-        found = await active.manager.log.read_archive(xid_of(xid))
-        return f"{len(found)} messages", [forms.ArchivedForm.of_archive(kept) for kept in found]
-
-    return await desk.audited(who, "archive", xid, "", {}, work)
-
-
-@router.get("/connections", tags=["clients"])
-async def list_connections(who: Asker, desk: TheDesk) -> list[forms.ConnectionForm]:
-    """Clients that are connected."""
-    who.require(Role.VIEWER)
-    active, _ = desk.require_active()
-    return [
-        forms.ConnectionForm(id=client.id, user=client.who.user, vhost=client.who.vhost, channels=len(client.channels))
-        for client in active.connections()
-    ]
-
-
-@router.get("/associations", tags=["clients"])
-async def list_associations(who: Asker, desk: TheDesk, limit: Limit = 1000) -> list[forms.AssociationForm]:
-    """Branches that have not voted: nobody but this dtx knows them."""
-    who.require(Role.VIEWER)
-    active, _ = desk.require_active()
-    found: list[forms.AssociationForm] = []
-    for entry in active.manager.entries():
-        if entry.record is None and len(found) < limit:
-            ties = Counter(entry.branch.associations.values())
-            found.append(
-                forms.AssociationForm(
-                    xid=str(entry.xid),
-                    vhost=entry.vhost,
-                    owner=entry.branch.owner,
-                    state=entry.branch.state,
-                    associated=ties[Association.ASSOCIATED],
-                    suspended=ties[Association.SUSPENDED],
-                    timeout=entry.branch.timeout,
-                )
-            )
-    return found
-
-
 @router.get("/status", tags=["service"])
 async def show_status(who: Asker, desk: TheDesk) -> forms.StatusForm:
-    """How dtx is: branches by state, lanes, leases."""
+    """How dtx is: branches by state and age, lanes, leases, memory."""
     who.require(Role.VIEWER)
+    return await status(desk)
+
+
+async def status(desk: Desk) -> forms.StatusForm:
+    """The same, for whoever may see it."""
     leases = await desk.read(lambda log: log.leases())
     active = desk.active
-    states: Counter[str] = Counter()
-    lanes: Mapping[str, LaneFacts] = {}
+    lanes: Mapping[str, LaneNumbers] = {}
+    found = Census()
     if active is not None:
-        states.update(entry.branch.state for entry in active.manager.entries())
+        found = await count(active.manager.entries())
         lanes = active.lanes()
     return forms.StatusForm(
         rm=desk.rm,
         active=active is not None and active.lease_valid(),
         draining=active is not None and active.manager.draining,
-        branches=dict(states),
-        lanes=[
-            forms.LaneForm(vhost=vhost, problem=lane.problem, distrust=lane.distrust, blocked=lane.blocked)
-            for vhost, lane in lanes.items()
-        ],
-        leases=[
-            forms.LeaseForm(
-                rm=item.rm,
-                holder=item.holder,
-                epoch=item.epoch,
-                taken_at=forms.moment(item.taken_at),
-                remaining=item.remaining if item.remaining > float("-inf") else None,
-            )
-            for item in leases
-        ],
+        branches={str(state): number for state, number in found.states.items()},
+        ages={str(state): ages for state, ages in found.ages.items()},
+        age_bounds=list(AGES),
+        stuck=found.stuck,
+        oldest_prepared_at=forms.moment(found.oldest_prepared),
+        in_doubt_bytes=found.in_doubt_bytes,
+        held_bytes=0 if active is None else active.manager.budget.used,
+        connections=0 if active is None else len(active.connections()),
+        lanes=[forms.LaneForm.of(vhost, lane) for vhost, lane in lanes.items()],
+        leases=[forms.LeaseForm.of(holder) for holder in leases],
     )
-
-
-@router.get("/audit", tags=["operators"])
-async def show_audit(
-    who: Asker, desk: TheDesk, limit: Limit = 100, before: Annotated[int | None, Query()] = None
-) -> list[forms.AuditForm]:
-    """Who did what, and why: the latest first."""
-    who.require(Role.COORDINATOR)
-    lines = await asyncio.to_thread(lambda: desk.trail.trail(before=before, limit=limit))
-    return [
-        forms.AuditForm(
-            id=line.id,
-            at=forms.moment(line.at),
-            actor=line.actor,
-            role=line.role,
-            address=line.address,
-            action=line.action,
-            subject=line.subject,
-            reason=line.reason,
-            detail=line.detail,
-            result=line.result,
-        )
-        for line in lines
-    ]

@@ -9,11 +9,14 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 
 import dtx
-from dtx.admin import deciding, health, looking, problems
+from dtx.admin import clients, deciding, exporting, health, looking, past, problems
 from dtx.admin.desk import Desk
-from dtx.admin.guard import Guard
+from dtx.admin.guard import PAGES, Guard
+from dtx.admin.web.pulse import Pulse
+from dtx.admin.web.site import website
 
 _MOST_REQUESTS: Final = 200
 """At the same time; more are told 503."""
@@ -23,7 +26,7 @@ _IDLE_SECONDS: Final = 30
 _GOODBYE_SECONDS: Final = 5
 
 
-def application(desk: Desk) -> FastAPI:
+def api(desk: Desk) -> FastAPI:
     """The routes, and what they stand on."""
     app = FastAPI(
         title="dtx",
@@ -34,9 +37,22 @@ def application(desk: Desk) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.desk = desk
-    for router in (looking.router, deciding.router, health.router):
+    for router in (looking.router, exporting.router, past.router, clients.router, deciding.router, health.router):
         app.include_router(router)
     problems.install(app)
+    return app
+
+
+def application(desk: Desk, pulse: Pulse) -> FastAPI:
+    """The same, and the web pages."""
+    app = api(desk)
+    app.mount(PAGES, website(desk, pulse))
+
+    @app.get("/", include_in_schema=False)
+    async def show_pages() -> RedirectResponse:
+        """Whoever comes with a browser wants the pages."""
+        return RedirectResponse(f"{PAGES}/")
+
     return app
 
 
@@ -73,6 +89,7 @@ class AdminServer:
             raise OSError(error.errno, f"{reason}: {error.strerror}") from None
         self._certificate = certificate
         self._key = key
+        self._pulse: Pulse | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -85,8 +102,10 @@ class AdminServer:
 
     def begin(self, desk: Desk) -> None:
         """Answer from now on."""
+        self._pulse = Pulse(desk)
+        self._pulse.begin()
         config = uvicorn.Config(
-            Guard(application(desk)),
+            Guard(application(desk, self._pulse)),
             loop="none",
             http="h11",
             ws="none",
@@ -110,6 +129,8 @@ class AdminServer:
 
     async def close(self) -> None:
         """Finish what is being answered, and end."""
+        if self._pulse is not None:
+            await self._pulse.close()  # pages that watch would be waited for
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.gather(self._task, return_exceptions=True)

@@ -35,7 +35,7 @@ def editor(settings: Settings) -> Iterator[AccountEditor]:
     """
     from dtx.log import migrate
 
-    with database_at_hand(settings) as url:
+    with database_at_hand(settings, make=True) as url:
         if settings.database is None and migrate.current(url) is None:
             # an embedded PostgreSQL that was made just now, for users that are wanted before the first start
             migrate.upgrade(url)

@@ -20,17 +20,23 @@ def database_url(settings: Settings) -> str:
 
 
 @contextmanager
-def database_at_hand(settings: Settings) -> Iterator[str]:
+def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]:
     """The database's URL; an embedded PostgreSQL that nobody runs is run meanwhile.
 
+    Args:
+        settings: which database.
+        make: where there is no embedded one yet, make it. Whoever looks for branches must not find an empty one.
+
     Raises:
-        EmbeddedPostgresError: it cannot run here.
+        EmbeddedPostgresError: it cannot run here, or there is none.
     """
-    from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError
+    from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError, has_cluster
 
     try:
         url = database_url(settings)
     except EmbeddedPostgresError:
+        if not make and not has_cluster(settings.data_dir):
+            raise
         # Nobody runs it. Should it not start either, the error of that says more.
         embedded = EmbeddedPostgres(settings.data_dir)
         url = embedded.start()

@@ -15,12 +15,17 @@ _COMMANDS = {
     "migrate": ("dtx.cli.migrate", "migrate", "Bring the tables of the log to a version."),
     "user": ("dtx.cli.user", "user", "Users of a dtx without a broker: passwords and permissions."),
     "vhost": ("dtx.cli.vhost", "vhost", "Virtual hosts of a dtx without a broker."),
-    "in-doubt": ("dtx.cli.in_doubt", "in_doubt", "List the branches whose outcome is open."),
+    "branches": ("dtx.cli.branches", "branches", "List the branches whose outcome is open."),
     "show": ("dtx.cli.show", "show", "Show all that is known about one xid."),
     "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch in the place of its transaction manager."),
     "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch in the place of its transaction manager."),
     "forget": ("dtx.cli.orders", "forget", "Forget a heuristic outcome."),
     "retry": ("dtx.cli.orders", "retry", "Try again what a decided branch is stuck with."),
+    "redirect": ("dtx.cli.orders", "redirect", "Send a message that a branch is stuck with elsewhere."),
+    "discard": ("dtx.cli.orders", "discard", "Give up messages that a branch is stuck with."),
+    "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
+    "bulk": ("dtx.cli.bulk", "bulk", "Decide about all branches that a filter finds, after a dry run."),
+    "audit": ("dtx.cli.audit", "audit", "List what operators did, and why."),
     "token": ("dtx.cli.token", "token", "Tokens for the operators' API."),
     "doctor": (
         "dtx.cli.doctor.command",
@@ -28,6 +33,9 @@ _COMMANDS = {
         "Check database, broker or users, and settings, and say what to fix.",
     ),
 }
+
+_OTHER_NAMES = {"in-doubt": "branches", "users": "user", "vhosts": "vhost", "tokens": "token"}
+"""The same command by a second name."""
 
 
 class _Commands(click.Group):
@@ -39,6 +47,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command, or ``None``, which click turns into a usage error."""
+        cmd_name = _OTHER_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in _COMMANDS:
             return None
         from importlib import import_module
@@ -49,7 +58,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Whoever reads its output may have enough before the end: ``dtx in-doubt --json | head``."""
+        """Run the command. Whoever reads its output may have enough before the end: ``dtx branches --json | head``."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -63,6 +72,8 @@ class _Commands(click.Group):
         """The list of commands, without loading them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
+        with formatter.section("Other names"):
+            formatter.write_dl([(name, f"the same as {command}") for name, command in _OTHER_NAMES.items()])
 
 
 @click.group(
@@ -70,7 +81,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, "--version", message="dtx %(version)s")
 def dtx() -> None:
-    """The XA resource manager for AMQP 0-9: two-phase commit for RabbitMQ.
+    """The XA resource manager for AMQP 0-9: two-phase commit for queues, in front of RabbitMQ or without a broker.
 
     'dtx serve --help' explains every setting. Errors are one sentence on stderr; DTX_DEBUG=1 adds the traceback.
     """

@@ -6,11 +6,11 @@ from contextlib import closing
 import click
 import psycopg
 
+from dtx.admin.shown.text import safe
 from dtx.cli.connect import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.revisions import NO_TABLES, known_revisions
-from dtx.cli.text import safe
 from dtx.config import Settings
 
 _EPILOG = """\b
@@ -20,7 +20,7 @@ Examples:
   dtx migrate down                 one version back, after a question
   dtx migrate down --to base --yes remove the tables with all that is in them
 
-'dtx serve' migrates at its start. By hand it is needed where the user of the service may not change tables, or before a
+'dtx serve' migrates at its start, as the same database user, which must own the tables. By hand it is needed before a
 start that must be quick. With an embedded PostgreSQL that is not running, it is started for the duration.
 """
 
@@ -36,7 +36,7 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
 
     if to is not None and what != "down":
         raise click.UsageError("--to goes with down")
-    with database_at_hand(settings) as url:
+    with database_at_hand(settings, make=True) as url:
         match what:
             case "current":
                 found = log.current(url)

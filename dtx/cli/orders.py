@@ -1,20 +1,28 @@
-"""``dtx commit``, ``rollback``, ``forget`` and ``retry``: what operators decide, at the command line."""
+"""Orders about one branch: ``commit``, ``rollback``, ``forget``, ``retry``, ``discard``, ``redirect``."""
 
-import asyncio
-import json
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import click
 
-from dtx.cli.api import address_of, order_path, post, token_for, user_name
-from dtx.cli.connect import database_at_hand
-from dtx.cli.errors import CommandError, Exit
+from dtx.admin.shown.text import json_line, safe
+from dtx.cli.consent import Turn, ask, require_reason
+from dtx.cli.console.access import HOW, Access, with_access
+from dtx.cli.console.reach import Api, reach
+from dtx.cli.console.remote import Refused
+from dtx.cli.errors import EXIT_CODES, Exit
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.text import json_line
 from dtx.config import Settings
+from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
-_ABOUT = {
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+ORDER_SETTINGS: Final = (*DATABASE_SETTINGS, *BROKER_SETTINGS, "admin_listen", "admin_tls_cert", "admin_tls_key")
+
+_ABOUT: Final = {
     "commit": """Commit a prepared branch heuristically, since its transaction manager will not decide.
 
     What it published is seen at once, what it consumed is gone for good. The transaction manager is told xa-heurcom
@@ -25,150 +33,192 @@ _ABOUT = {
     forget. The transaction manager is told xa-heurrb when it comes after all, until the outcome is forgotten.""",
     "forget": """Forget a heuristic outcome, once everybody who has to know it does.
 
-    Messages that nobody got go to the archive.""",
-    "retry": """Try again what a decided branch is stuck with: it ends as it was decided.""",
-}
-_EPILOG = """\b
-Examples:
-  dtx in-doubt --state prepared --older-than 1h
-  dtx rollback 1:6774:62 --dry-run
-  dtx rollback 1:6774:62 --reason "order service lost its log, see ticket 4711"
+    Messages that nobody got go to the archive; 'dtx export --archived' gets them from there.""",
+    "retry": """Try again what a decided branch is stuck with: it ends as it was decided.
 
-A running dtx is asked by its API (--api, else the address of --admin-listen), with the token of --token or DTX_TOKEN;
-without one, whoever can open the database gets one for the moment. Where no dtx runs, the order is carried out here:
-that needs --broker where the messages are in a broker. It is refused while another dtx has the lease.
+    For the time after the cause is mended: the exchange is back, the queue takes messages again.""",
+    "discard": """Give up messages that phase two of a branch is stuck with.
+
+    They are kept with the branch and go to the archive with forget. The outcome is mixed: the transaction manager is
+    told xa-heurmix, or xa-heurhaz where it is not known whether a message came in nevertheless. What is left of the
+    branch goes on with the next retry. 'dtx show' numbers the messages.""",
+    "redirect": """Send one message that phase two of a branch is stuck with elsewhere.
+
+    It goes there with the next retry, and the branch ends as it was decided. A message that the branch publishes goes
+    to an exchange; one that is to be put back goes to another queue.""",
+}
+_EXAMPLES: Final = {
+    "commit": ('dtx commit 1:6774:62 --reason "the other side has committed, ticket 4711"',),
+    "rollback": (
+        "dtx branches --state prepared --older-than 1h",
+        "dtx rollback 1:6774:62 --dry-run",
+        'dtx rollback 1:6774:62 --reason "order service lost its log, ticket 4711"',
+    ),
+    "forget": ('dtx forget 1:6774:62 --reason "accounts have been corrected, ticket 4711"',),
+    "retry": ("dtx branches --stuck", 'dtx retry 1:6774:62 --reason "exchange orders is back"'),
+    "discard": (
+        "dtx export 1:6774:62 --to kept",
+        'dtx discard 1:6774:62 3 4 --reason "the queue is gone for good, sent by hand"',
+    ),
+    "redirect": (
+        'dtx redirect 1:6774:62 3 --exchange orders2 --routing-key new --reason "orders was renamed"',
+        'dtx redirect 1:6774:62 5 --queue incoming2 --reason "incoming is gone"',
+        'dtx retry 1:6774:62 --reason "redirected"',
+    ),
+}
+ALONE: Final = """
+Where no dtx runs, the command takes its lease for a moment and does it as the service would; a dtx that is started
+meanwhile stands by. Messages in a broker need --broker. If that does not answer, the decision is made durable, and the
+service does the rest when both are there. While another dtx has the lease nothing is decided past it.
+
 """
 
 
-def _command(action: str) -> click.Command:
-    @click.command(action, cls=SettingsCommand, help=_ABOUT[action], epilog=_EPILOG)
-    @with_settings(*DATABASE_SETTINGS, *BROKER_SETTINGS, "admin_listen")
-    @click.argument("xid")
-    @click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="The virtual host of the branch.")
-    @click.option("--reason", metavar="TEXT", help="Why; for journal and trail. Needed unless it is a dry run.")
-    @click.option("--version", "version", type=int, metavar="NUMBER", help="Refuse where the branch has another one.")
-    @click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
-    @click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object; does not ask.")
-    @click.option("--api", metavar="URL", help="Address of the API; default that of --admin-listen.")
-    @click.option("--token", envvar="DTX_TOKEN", metavar="TOKEN", help="For the API; better given as DTX_TOKEN.")
+def with_order(function: _Function) -> _Function:
+    """Give a command what every order takes."""
+    command: Any = function
+    for option in reversed((
+        click.option("--reason", metavar="TEXT", help="Why; for journal and trail. Needed unless it is a dry run."),
+        click.option("--dry-run", is_flag=True, help="Say what would happen to each message, and do nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object, for programs."),
+    )):  # fmt: skip
+        command = option(command)
+    decorated: _Function = command
+    return decorated
+
+
+def with_xid(function: _Function) -> _Function:
+    """Give a command the argument XID, checked, and ``--vhost``."""
+
+    @wraps(function)
+    def run(*args: Any, xid: str, **kwargs: Any) -> Any:
+        try:
+            return function(*args, xid=str(Xid.parse(xid)), **kwargs)
+        except XaError as error:
+            raise click.BadParameter(safe(error.reason), param_hint="XID") from None
+
+    command: Any = click.option(
+        "--vhost", default="/", show_default=True, metavar="VHOST", help="The virtual host of the branch."
+    )(run)
+    decorated: _Function = click.argument("xid")(command)
+    return decorated
+
+
+def branch_path(xid: str, rest: str) -> str:
+    """Of what the API does with one branch."""
+    return f"/api/branches/{quote(xid, safe='')}/{rest}"
+
+
+def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
+    examples = "".join(f"  {line}\n" for line in _EXAMPLES[action])
+    epilog = f"\b\nExamples:\n{examples}\n{ALONE}{HOW}\n{EXIT_CODES}"
+
     def run(
         settings: Settings,
         xid: str,
         vhost: str,
-        reason: str | None,
+        access: Access,
         version: int | None,
+        reason: str | None,
         dry_run: bool,
         yes: bool,
         as_json: bool,
-        api: str | None,
-        token: str | None,
+        **more: Any,
     ) -> int:
-        try:
-            Xid.parse(xid)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="XID") from None
-        if not reason and not dry_run:
-            raise click.UsageError("--reason is needed: it is what the next one will want to know")
-        order = {"reason": reason or "dry run"} | ({} if version is None else {"version": version})
-        with database_at_hand(settings) as url:
-            ask = _Asker(settings, url, api, token, action, xid, vhost)
-            forecast = ask(order | {"dry_run": True})
+        order = _order(action, more) | {"reason": require_reason(reason, dry_run=dry_run)}
+        if version is not None:
+            order["version"] = version
+        with reach(settings, access, orders=True) as api, Turn(api) as turn:
+            forecast = api.post(branch_path(xid, action), order | {"dry_run": True}, vhost=vhost)
             if dry_run:
                 _show(forecast, as_json=as_json)
                 return Exit.OK
-            if not yes and not as_json:
-                _show(forecast, as_json=False)
-                click.confirm(f"{action} {xid}?", abort=True)
+            if not yes:
+                _show(forecast, as_json=False, err=True)
+                turn.pause()
+                ask(f"{action} {xid}")
+                turn.go_on()
             # What was shown is what is done, or nothing.
-            done = ask(order | {"version": forecast["forecast"]["version"]})
-            _show(done, as_json=as_json)
+            version = forecast["forecast"]["version"]
+            done = _carry_out(api, action, xid, vhost, order | {"version": version}, forecast)
+        _show(done, as_json=as_json)
         return Exit.OK
 
-    return run
+    command: Any = run
+    for option in reversed((
+        with_settings(*ORDER_SETTINGS), with_xid, *parameters,
+        click.option("--version", type=int, metavar="NUMBER", help="Refuse where the branch has another one."),
+        with_order, with_access,
+    )):  # fmt: skip
+        command = option(command)
+    made: click.Command = click.command(action, cls=SettingsCommand, help=_ABOUT[action], epilog=epilog)(command)
+    return made
 
 
-class _Asker:
-    """Gives orders to the API of the active dtx, or carries them out where there is none."""
-
-    def __init__(
-        self, settings: Settings, url: str, api: str | None, token: str | None, action: str, xid: str, vhost: str
-    ) -> None:
-        self._settings = settings
-        self._url = url
-        self._api = api or address_of(settings)
-        self._token = token
-        self._action = action
-        self._xid = xid
-        self._vhost = vhost
-
-    def __call__(self, order: dict[str, Any]) -> dict[str, Any]:
-        from dtx.log.reading import LogReader
-
-        with LogReader(self._url) as log:
-            active = any(lease.rm == self._settings.rm and lease.remaining > 0 for lease in log.leases())
-        if active:
-            with token_for(self._settings, self._url, self._token) as token:
-                answer: dict[str, Any] = post(self._api, token, order_path(self._xid, self._action, self._vhost), order)
-            return answer
-        return asyncio.run(self._alone(order))
-
-    async def _alone(self, form: dict[str, Any]) -> dict[str, Any]:
-        from dtx.admin.forms import DoneForm, ForecastForm
-        from dtx.log.operators import OperatorLog
-        from dtx.manager.operators import Action, Done, Order
-        from dtx.server.alone import carry_out
-        from dtx.xa.codes import XaError
-
-        trail = OperatorLog(self._url, self._settings.rm)
-        order = Order(
-            vhost=self._vhost,
-            xid=Xid.parse(self._xid),
-            action=Action(self._action),
-            actor=user_name(),
-            reason=form["reason"],
-            version=form.get("version"),
-        )
-        number = await asyncio.to_thread(
-            lambda: trail.begin(
-                actor=order.actor,
-                role="database",
-                address="command line",
-                action=order.action,
-                subject=f"{self._vhost} {self._xid}",
-                reason=order.reason,
-                detail=json.dumps(form),
-            )
-        )
-        try:
-            done = await carry_out(self._settings, self._url, order, dry_run=form.get("dry_run", False))
-        except XaError as error:
-            await asyncio.to_thread(trail.finish, number, str(error))
-            raise CommandError(Exit.FAILED, error.reason) from None
-        if isinstance(done, Done):
-            await asyncio.to_thread(trail.finish, number, done.answer)
-            return DoneForm.of(done).model_dump(mode="json")
-        await asyncio.to_thread(trail.finish, number, "dry run")
-        return DoneForm(dry_run=True, forecast=ForecastForm.of(done)).model_dump(mode="json")
+def _order(action: str, more: dict[str, Any]) -> dict[str, Any]:
+    match action:
+        case "discard":
+            return {"positions": sorted(set(more["positions"]))}
+        case "redirect":
+            to_exchange = more["exchange"] is not None or more["routing_key"] is not None
+            if to_exchange == (more["queue"] is not None):
+                raise click.UsageError("say where it goes: --exchange and --routing-key, or --queue")
+            if more["queue"] is not None:
+                return {"position": more["position"], "queue": more["queue"]}
+            return {
+                "position": more["position"],
+                "exchange": more["exchange"] or "",
+                "routing_key": more["routing_key"] or "",
+            }
+        case _:
+            return {}
 
 
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+def _carry_out(
+    api: Api, action: str, xid: str, vhost: str, order: dict[str, Any], forecast: dict[str, Any]
+) -> dict[str, Any]:
+    try:
+        done: dict[str, Any] = api.post(branch_path(xid, action), order, vhost=vhost)
+    except Refused as error:
+        away = getattr(api, "away", None)
+        if away is None or error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        branch = api.get(branch_path(xid, "").rstrip("/"), vhost=vhost)["branch"]
+        if branch["version"] == order["version"]:
+            raise
+        return {**forecast, "dry_run": False, "state": branch["state"], "version": branch["version"], "left": away}
+    return done
+
+
+def _show(answer: dict[str, Any], *, as_json: bool, err: bool = False) -> None:
     if as_json:
         click.echo(json_line(answer))
         return
     forecast = answer["forecast"]
     for message in forecast["messages"]:
         where = (
-            message["queue"] if message["kind"] == "consume" else f"{message['exchange']!r}, {message['routing_key']!r}"
+            f"queue {message['queue']!r}"
+            if message["kind"] == "consume"
+            else f"exchange {message['exchange']!r}, routing key {message['routing_key']!r}"
         )
-        click.echo(f"  {message['position']:>5}  {message['kind']:<8} {message['fate'] or 'moved':<10} {where}")
+        click.echo(
+            f"  {message['position']:>5}  {message['kind']:<8} {message['fate'] or 'moved':<10} {where}", err=err
+        )
     ends = "leaves the log" if forecast["becomes"] == "unknown" else f"becomes {forecast['becomes']}"
-    click.echo(f"the branch is {forecast['state']} (version {forecast['version']}) and {ends}")
+    click.echo(f"the branch is {forecast['state']} (version {forecast['version']}) and {ends}", err=err)
     if forecast["told"].startswith("xa-"):
-        click.echo(f"its transaction manager is told {forecast['told']}")
+        click.echo(f"its transaction manager is told {forecast['told']}", err=err)
     if forecast["archived"]:
-        click.echo(f"{forecast['archived']} message(s) that nobody got are kept for the archive")
-    if not answer["dry_run"]:
+        click.echo(f"{forecast['archived']} message(s) that nobody got are kept for the archive", err=err)
+    if answer["dry_run"]:
+        return
+    if answer.get("left"):
+        click.echo(f"decided, and durable: the branch is {answer['state']}")
+        click.echo(
+            f"what is left needs the broker, and the service does it once both are there ({safe(answer['left'])})"
+        )
+    else:
         click.echo(f"done: {answer['answer']}")
 
 
@@ -176,3 +226,13 @@ commit = _command("commit")
 rollback = _command("rollback")
 forget = _command("forget")
 retry = _command("retry")
+discard = _command(
+    "discard", click.argument("positions", nargs=-1, required=True, type=click.IntRange(min=0), metavar="POSITION...")
+)
+redirect = _command(
+    "redirect",
+    click.argument("position", type=click.IntRange(min=0)),
+    click.option("--exchange", metavar="EXCHANGE", help="Where a message that was published goes; '' is the default."),
+    click.option("--routing-key", metavar="KEY", help="With --exchange."),
+    click.option("--queue", metavar="QUEUE", help="Where a message that was consumed is put back."),
+)

@@ -7,13 +7,13 @@ from itertools import islice
 import click
 from rich.text import Text
 
-from dtx.cli.connect import database_url
+from dtx.admin.shown.properties import decode_properties
+from dtx.admin.shown.text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.cli.branches import xid_text
+from dtx.cli.connect import database_at_hand
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.in_doubt import xid_text
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import new_table, show_table
-from dtx.cli.properties import decode_properties
-from dtx.cli.text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
 from dtx.cli.values import detail_value, line_value, xid_value
 from dtx.config import Settings
 from dtx.log.reading import Detail, Line, LogReader
@@ -26,7 +26,7 @@ Examples:
   dtx show 1:6774:62
   dtx show 1:6774:62 --vhost orders --json
 
-An xid is written format:gtrid-hex:bqual-hex, as 'dtx in-doubt' prints it. The same xid may exist in several virtual
+An xid is written format:gtrid-hex:bqual-hex, as 'dtx branches' prints it. The same xid may exist in several virtual
 hosts; all are shown. The exit code is 1 when neither the log nor the journal knows it.
 """
 
@@ -53,7 +53,7 @@ def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: in
         wanted = Xid.parse(xid)
     except XaError as error:
         raise click.BadParameter(safe(error.reason), param_hint="XID") from None
-    with LogReader(database_url(settings)) as log:
+    with database_at_hand(settings) as url, LogReader(url) as log:
         details = {detail.branch.vhost: detail for detail in log.show(wanted, vhost=vhost, rm=settings.rm)}
         lines: defaultdict[str, list[Line]] = defaultdict(list)
         for line in log.history(wanted, vhost=vhost, rm=settings.rm):

@@ -6,11 +6,11 @@ from typing import Final
 import click
 from rich.text import Text
 
+from dtx.admin.shown.text import json_line, safe
 from dtx.cli.accounts import ABOUT, Subcommands, editor
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import new_table, show_table
-from dtx.cli.text import json_line, safe
 from dtx.config import Settings
 from dtx.log.account_tables import TAGS
 from dtx.store.postgres.permissions import Patterns, TopicPatterns
@@ -65,8 +65,9 @@ Examples:
   dtx user revoke-topic alice amq.topic
 """
 _TAGS = """\b
-administrator   everything in the console
-monitoring      look at the console
+monitoring      look at branches by the operators' API and its pages
+operator        look, and decide about a branch
+administrator   look, decide about many, make tokens, read the trail
 impersonator    publish messages with the user-id of another user
 
 \b
@@ -94,8 +95,8 @@ def user() -> None:
     "tags",
     multiple=True,
     type=click.Choice(TAGS),
-    help="administrator: everything in the console; monitoring: look at it; impersonator: publish with the user-id of "
-    "another. Can be repeated.",
+    help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
+    "impersonator: publish with the user-id of another. Can be repeated.",
 )
 def add(settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...]) -> int:
     """Make a user. It may do nothing until 'dtx user grant'."""
@@ -206,7 +207,7 @@ def rm(settings: Settings, name: str) -> int:
     if owned:
         click.echo(
             f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
-            "'dtx in-doubt' shows them",
+            "'dtx branches' shows them",
             err=True,
         )
     return Exit.OK

@@ -1,7 +1,10 @@
 """What the log says of a branch, as JSON objects with exact values; people see the same ones escaped."""
 
-from dtx.cli.message import message_value
-from dtx.cli.text import iso_time
+from collections.abc import Mapping
+from typing import Any
+
+from dtx.admin.shown.message import message_value
+from dtx.admin.shown.text import iso_time
 from dtx.log.reading import Decision, Detail, InDoubt, Line
 from dtx.log.records import BranchRecord, Unit
 from dtx.xa.xid import Xid
@@ -24,6 +27,7 @@ def branch_value(branch: BranchRecord) -> dict[str, object]:
         "branch": str(branch.id),
         "vhost": branch.vhost,
         "state": str(branch.state),
+        "version": branch.version,
         "outcome": None if branch.outcome is None else str(branch.outcome),
         "owner": branch.owner,
         "messages": branch.publishes + branch.consumes,
@@ -40,7 +44,7 @@ def branch_value(branch: BranchRecord) -> dict[str, object]:
 
 
 def in_doubt_value(found: InDoubt) -> dict[str, object]:
-    """One line of ``dtx in-doubt --json``. Ages are in seconds; names that are no UTF-8 are escaped."""
+    """One line of ``dtx branches --json``. Ages are in seconds; names that are no UTF-8 are escaped."""
     return {
         **xid_value(found.branch.xid),
         "rm": found.rm,
@@ -48,6 +52,21 @@ def in_doubt_value(found: InDoubt) -> dict[str, object]:
         "age": round(found.age, 3),
         "queues": [exact_name(name) for name in found.queues],
         "exchanges": [exact_name(name) for name in found.exchanges],
+    }
+
+
+def listed_value(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a branch as the API says it; what it does not say is left out."""
+    return {
+        **xid_value(Xid.parse(form["xid"])),
+        **{name: form[name] for name in ("vhost", "state", "version", "outcome", "owner")},
+        "branch": form["id"],
+        "messages": form["publishes"] + form["consumes"],
+        **{name: form[name] for name in ("publishes", "consumes", "bytes", "stuck")},
+        **{name: form[name] for name in ("started_at", "prepared_at", "decided_at")},
+        "age": form["age"],
+        "queues": form["queues"],
+        "exchanges": form["exchanges"],
     }
 
 

@@ -2,10 +2,10 @@
 
 import click
 
+from dtx.admin.shown.text import json_line, safe
 from dtx.cli.accounts import ABOUT, Subcommands, editor
 from dtx.cli.errors import Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.text import json_line, safe
 from dtx.config import Settings
 
 _EPILOG = (

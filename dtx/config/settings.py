@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from dtx.config.policies import Policy, parse_policies
 from dtx.config.sources import ENV_PREFIX, gather, sentences
 from dtx.config.values import (
     DAY,
@@ -55,6 +56,7 @@ class _Group:
     OPERATORS: Final = "Operators"
     DATABASE: Final = "Database"
     TRANSACTIONS: Final = "Transactions"
+    POLICIES: Final = "Policies"
     LIMITS: Final = "Limits"
     TIMING: Final = "Timing"
     LOGGING: Final = "Logging"
@@ -152,6 +154,14 @@ class Settings(BaseSettings):
     journal_retention: Duration = _setting(
         90.0 * DAY, _Group.DATABASE, "How long the journal remembers what became of each branch.", ge=DAY
     )
+    archive_retention: Duration = _setting(
+        90.0 * DAY,
+        _Group.DATABASE,
+        "How long messages that nobody got, of branches that were forgotten, are kept; 0 for ever.",
+    )
+    audit_retention: Duration = _setting(
+        400.0 * DAY, _Group.DATABASE, "How long the trail of operators' orders is kept; 0 for ever."
+    )
     unsafe: bool = _setting(
         False,
         _Group.DATABASE,
@@ -179,6 +189,19 @@ class Settings(BaseSettings):
         _Group.TRANSACTIONS,
         "How long a branch that was rolled back without its transaction manager still answers one rollback with the "
         "reason instead of 'unknown xid'.",
+    )
+
+    # -- policies
+    alert_after: Duration = _setting(
+        0.0,
+        _Group.POLICIES,
+        "Log a warning, and count in dtx_policy_overdue_branches, what has been prepared for longer; 0 for never.",
+    )
+    policy: Annotated[tuple[Policy, ...], NoDecode, BeforeValidator(parse_policies)] = _setting(
+        (),
+        _Group.POLICIES,
+        "Complete prepared branches heuristically: 'NAME rollback|commit format=ID[,ID] vhost=NAME after=DURATION'. "
+        "Repeat the flag, or separate by semicolons. Whoever sets it gives up atomicity for those branches.",
     )
 
     # -- limits
@@ -253,6 +276,12 @@ class Settings(BaseSettings):
     )
 
     # -- logging
+    traces: bool = _setting(
+        False,
+        _Group.LOGGING,
+        "Make OpenTelemetry spans of XA calls (needs dtx[otel]); where they go, its own variables say "
+        "(OTEL_EXPORTER_OTLP_ENDPOINT…).",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", _Group.LOGGING, "What is logged.")
     log_format: Literal["auto", "json", "console"] = _setting(
         "auto", _Group.LOGGING, "One JSON object a line, or text for people; 'auto' is text on a terminal, else JSON."
@@ -377,4 +406,4 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         # An Address is a tuple too, and is one value.
         return str(value) if isinstance(value, Address) else [_plain(element) for element in value]
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path | Policy) else value

@@ -113,10 +113,10 @@ class Point(Enum):
 
     # -- start and end of the service
 
-    RESTART_ROW = 301, "dtx.manager.manager", "one more branch of the log is known; what needs a decision waits"
-    RESTART_LOADED = 302, "dtx.manager.manager", "all branches of the log are known; nothing was decided"
-    RESTART_DECIDE_BEFORE = 303, "dtx.manager.manager", "a branch that was half-way is about to be taken up"
-    RESTART_DECIDE_AFTER = 304, "dtx.manager.manager", "its fate is known, and the log has it"
+    RESTART_ROW = 301, "dtx.manager.upkeep", "one more branch of the log is known; what needs a decision waits"
+    RESTART_LOADED = 302, "dtx.manager.upkeep", "all branches of the log are known; nothing was decided"
+    RESTART_DECIDE_BEFORE = 303, "dtx.manager.upkeep", "a branch that was half-way is about to be taken up"
+    RESTART_DECIDE_AFTER = 304, "dtx.manager.upkeep", "its fate is known, and the log has it"
     REREAD_BEFORE = 305, "dtx.manager.durable", "a write failed: what memory says of the branch is worth nothing"
     REREAD_AFTER = 306, "dtx.manager.durable", "the log was read again"
     STORE_OPENED = 307, "dtx.server.standalone.mode", "topology and positions of messages are loaded; no branch is"

@@ -21,6 +21,18 @@ class LogUnavailable(LogError):
     """The database could not be reached or refused; whether the write happened is *not known*."""
 
 
+class LeaseHeld(LogError):
+    """Another dtx has the lease, and it was not to be waited for. Nothing was written.
+
+    Args:
+        holder: who has it, for people.
+    """
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"{holder} has the lease")
+        self.holder = holder
+
+
 class LeaseLost(LogError):
     """Another dtx holds the lease (or ours ran out). Nothing was written."""
 

@@ -122,7 +122,7 @@ class EmbeddedPostgres:
         url = f"postgresql://{ROLE}:{quote(password)}@/{DATABASE}?host={quote(str(self._sockets), safe='')}&port={PORT}"
         self._wait_until_ready(url)
         self._started = True
-        # the file is the operator's who runs `dtx in-doubt`: this user's, whoever PostgreSQL runs as
+        # the file is the operator's who runs `dtx branches`: this user's, whoever PostgreSQL runs as
         mine = Account(uid=os.geteuid(), gid=os.getegid(), switch=False)
         known = {"url": url, "dtx": os.getpid(), "sockets": str(self._sockets)}
         write_private(self.data_dir / "embedded.json", json.dumps(known) + "\n", mine)
@@ -270,13 +270,23 @@ def _take_lock(data_dir: Path) -> int:
     return descriptor
 
 
+def has_cluster(data_dir: Path) -> bool:
+    """Whether a dtx has ever kept a database in *data_dir*, as far as this user may know."""
+    try:
+        return (data_dir / "postgres").exists()
+    except OSError:
+        return False
+
+
 def connection_url(data_dir: Path) -> str:
     """The URL of the embedded PostgreSQL that a running dtx has in *data_dir*, with the password in it.
 
     Raises:
         EmbeddedPostgresError: no dtx runs there, or this user may not know.
     """
-    missing = f"no dtx with an embedded PostgreSQL is running on {data_dir}: start it, or give --database"
+    missing = (
+        f"no dtx with an embedded PostgreSQL is running on {data_dir}: start it, or name its --data-dir, or --database"
+    )
     try:
         descriptor = os.open(data_dir / "embedded.lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

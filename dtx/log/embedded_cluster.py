@@ -155,7 +155,7 @@ def choose_account(data_dir: Path) -> Account:
     if os.geteuid() != 0:
         return Account(uid=os.geteuid(), gid=os.getegid(), switch=False)
     for directory in (data_dir / "postgres", data_dir):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             owner = directory.stat()
             if owner.st_uid != 0:
                 return Account(uid=owner.st_uid, gid=owner.st_gid, switch=True)
@@ -195,7 +195,8 @@ def prepare_directory(data_dir: Path, account: Account) -> None:
         if account.switch and not account.reaches(data_dir) and account.reaches(data_dir.parent):
             data_dir.chmod(data_dir.stat().st_mode | stat.S_IXOTH)
     except OSError as error:
-        raise EmbeddedPostgresError(f"the data directory {data_dir} cannot be made: {error.strerror}") from error
+        said = str(error.strerror).lower()
+        raise EmbeddedPostgresError(f"the data directory {data_dir} cannot be made: {said}") from error
     if not account.reaches(data_dir):
         raise EmbeddedPostgresError(
             f"PostgreSQL refuses to run as root and the user {account.name} that it runs as instead cannot enter "

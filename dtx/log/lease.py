@@ -22,8 +22,9 @@ import psycopg
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.api import LeaseLost, LogError, LogUnavailable
+from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.keeping import Keep
 from dtx.log.process import is_dead, this_process
 from dtx.log.session import connect, session_settings
 from dtx.telemetry import get_logger
@@ -33,12 +34,14 @@ POLL_SECONDS: Final = 0.25
 _RETRY_SECONDS: Final = 0.5
 
 _TAKE: Final = """
-INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days)
+INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days, archive_days,
+    audit_days)
 VALUES (%(rm)s, 1, %(holder)s, %(process)s, %(instance)s, clock_timestamp(),
-    clock_timestamp() + %(ttl)s * interval '1 second', %(days)s)
+    clock_timestamp() + %(ttl)s * interval '1 second', %(journal)s, %(archive)s, %(audit)s)
 ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + 1, holder = excluded.holder, process = excluded.process,
     instance = excluded.instance, taken_at = excluded.taken_at,
-    expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days
+    expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days,
+    archive_days = excluded.archive_days, audit_days = excluded.audit_days
 WHERE l.expires_at < clock_timestamp() OR l.instance = %(dead)s
 RETURNING epoch
 """
@@ -67,7 +70,7 @@ class Lease:
         rm: name of the resource manager.
         holder: who we are, for people: ``host:pid``.
         ttl: seconds that the lease lives without renewal; it is renewed three times in that time.
-        retention_days: how long this resource manager wants its journal kept.
+        keep: how long this resource manager wants its past kept.
         on_lost: called once when another dtx has taken the lease.
     """
 
@@ -78,7 +81,7 @@ class Lease:
         holder: str,
         *,
         ttl: float = 15.0,
-        retention_days: int = 30,
+        keep: Keep = Keep(),
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         self._dsn = dsn
@@ -88,7 +91,7 @@ class Lease:
         self.instance: UUID = uuid4()
         self._parameters = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
-            "days": retention_days,
+            "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -102,13 +105,17 @@ class Lease:
         """Whether nobody else can have the lease at this moment."""
         return clock() < self._valid_until and not self.lost.is_set()
 
-    async def take(self) -> int:
+    async def take(self, *, wait: bool = True) -> int:
         """Wait until nobody else holds the lease, take it, and keep it renewed.
+
+        Args:
+            wait: ``False`` to give up where somebody else holds it.
 
         Returns:
             The new epoch.
 
         Raises:
+            LeaseHeld: somebody else holds it, and it is not waited for.
             LogUnavailable: the database cannot be reached (at first; later a standby outlives that).
             LogError: the tables are missing, or not for us.
         """
@@ -128,6 +135,8 @@ class Lease:
                 continue
             if epoch is not None:
                 break
+            if not wait:
+                raise LeaseHeld(holder)
             if holder != told:
                 log.info("another dtx is active, standing by", holder=holder, rm=self._rm)
                 told = holder

@@ -91,6 +91,8 @@ class MemoryLog:
         """Every record that became durable through this log, in order."""
         self.reachable = True
         """False: every call ends in LogUnavailable, and the lease is not valid."""
+        self.congested = False
+        """True: as many writes wait as with a database that is too slow."""
         self._rm = rm
         self._posted: set[asyncio.Task[None]] = set()
 
@@ -147,11 +149,6 @@ class MemoryLog:
         self.written.append(record)
         if fault is Fault.ANSWER_LOST:
             raise LogUnavailable("the database is away, the outcome of the write is not known: as the test wants it")
-
-    @property
-    def congested(self) -> bool:
-        """Never: nothing waits in memory."""
-        return False
 
     def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
         """Write *record* without waiting for it; in the order of the calls."""

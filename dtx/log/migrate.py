@@ -115,7 +115,10 @@ def _explained(dsn: Dsn) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(cause)}") from None
+        # the tables belong to whoever makes them, and so do the journal's partitions of each day
+        refused = isinstance(cause, psycopg.errors.InsufficientPrivilege)
+        advice = "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
+        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(cause)}{advice if refused else ''}") from None
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(f"{dsn.shown}: {dsn.explain(error)}") from None
     except CommandError as error:

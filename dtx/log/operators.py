@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg
@@ -175,17 +176,41 @@ class OperatorLog:
         with self._transaction() as connection:
             connection.execute(update(audit).where(audit.c.id == number).values(result=_storable(result)))
 
-    def trail(self, *, before: int | None = None, limit: int = 100) -> list[AuditLine]:
-        """The latest lines first.
+    def trail(
+        self,
+        *,
+        before: int | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        subject: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        limit: int = 100,
+    ) -> list[AuditLine]:
+        """The latest lines first; ``None`` is every.
 
         Args:
             before: only lines with smaller numbers.
+            actor: exactly that.
+            action: exactly that.
+            subject: what the line's subject has within.
+            since: seconds since the epoch; not before then.
+            until: before then.
             limit: how many at most.
         """
         columns = [audit.c[name] for name in AuditLine.__slots__]
         statement = select(*columns).where(audit.c.rm == self._rm).order_by(audit.c.id.desc()).limit(limit)
         if before is not None:
             statement = statement.where(audit.c.id < before)
+        for column, value in ((audit.c.actor, actor), (audit.c.action, action)):
+            if value is not None:
+                statement = statement.where(column == _storable(value))
+        if subject is not None:
+            statement = statement.where(func.strpos(audit.c.subject, _storable(subject)) > 0)
+        if since is not None:
+            statement = statement.where(audit.c.at >= datetime.fromtimestamp(since, UTC))
+        if until is not None:
+            statement = statement.where(audit.c.at < datetime.fromtimestamp(until, UTC))
         with self._transaction() as connection:
             rows = connection.execute(statement).all()
         return [AuditLine(**dict(zip(AuditLine.__slots__, row, strict=True))) for row in rows]

@@ -13,10 +13,11 @@ from dtx.log import checks, retention
 from dtx.log.api import LeaseLost, LogUnavailable, Told
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.dsn import Dsn
+from dtx.log.keeping import Keep
 from dtx.log.lease import Lease
 from dtx.log.messages import MessageReader
 from dtx.log.queries import Readers
-from dtx.log.records import Archived, BranchRecord, JournalEntry, LogWrite, Lookup, Work
+from dtx.log.records import Archived, BranchRecord, JournalEntry, Line, LogWrite, Lookup, Work
 from dtx.log.writer import Writer
 from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid
@@ -37,11 +38,12 @@ class PostgresLog:
         rm: name of the resource manager; every row carries it, and one dtx at a time writes for it.
         holder: who we are, for people; default ``host:pid``.
         lease_ttl: seconds after which a standby takes over from a dtx that is gone.
-        retention_days: how long the journal, and with it the outcome memory, is kept; at least 1.
+        keep: how long journal, archive and trail are kept.
         retry_window: seconds for which a write outlives a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         unsafe: accept a server that loses commits in a crash.
         observe: told of each commit: how many records, how many seconds.
+        on_lines: told of the lines of the journal that each commit has made durable.
         on_lease_lost: called once when another dtx has taken the lease; the service must stop.
         on_failed: called once when the log can write no more, by a fault of its own; the service must stop, so that
             another one can take over.
@@ -54,11 +56,12 @@ class PostgresLog:
         *,
         holder: str | None = None,
         lease_ttl: float = 15.0,
-        retention_days: int = 30,
+        keep: Keep = Keep(),
         retry_window: float = 10.0,
         answer_timeout: float = 30.0,
         unsafe: bool = False,
         observe: Callable[[int, float], None] | None = None,
+        on_lines: Callable[[Sequence[JournalEntry | Line]], None] | None = None,
         on_lease_lost: Callable[[], None] | None = None,
         on_failed: Callable[[], None] | None = None,
     ) -> None:
@@ -66,11 +69,12 @@ class PostgresLog:
         self._rm = rm
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
         self._lease_ttl = lease_ttl
-        self._retention_days = max(1, retention_days)
+        self._keep = keep
         self._retry_window = retry_window
         self._answer_timeout = answer_timeout
         self._unsafe = unsafe
         self._observe = observe
+        self._on_lines = on_lines
         self._on_lease_lost = on_lease_lost
         self._on_failed = on_failed
         self._lease: Lease | None = None
@@ -79,10 +83,14 @@ class PostgresLog:
         self._messages: MessageReader | None = None
         self._maintenance: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
-        """Check the server, take the lease (waits while another dtx holds it), connect.
+    async def open(self, *, wait: bool = True) -> None:
+        """Check the server, take the lease, connect.
+
+        Args:
+            wait: as long as another dtx holds the lease.
 
         Raises:
+            LeaseHeld: another dtx holds the lease, and it is not waited for.
             LogError: the server would lose what it has promised, or its tables are missing.
             LogUnavailable: the database cannot be reached.
         """
@@ -92,11 +100,11 @@ class PostgresLog:
             self._rm,
             self._holder,
             ttl=self._lease_ttl,
-            retention_days=self._retention_days,
+            keep=self._keep,
             on_lost=self._on_lease_lost,
         )
         try:
-            await self._lease.take()
+            await self._lease.take(wait=wait)
             self._writer = Writer(
                 self._dsn,
                 self._rm,
@@ -105,6 +113,7 @@ class PostgresLog:
                 retry_window=self._retry_window,
                 answer_timeout=self._answer_timeout,
                 observe=self._observe,
+                on_lines=self._on_lines,
                 on_failed=self._on_failed,
             )
             await self._writer.start()
@@ -132,6 +141,16 @@ class PostgresLog:
     def lease_valid(self) -> bool:
         """Whether the lease is known to be ours at this moment."""
         return self._lease is not None and self._lease.valid
+
+    @property
+    def epoch(self) -> int:
+        """Of the lease, as the writer proves it; 0 before there is one."""
+        return 0 if self._writer is None else self._writer.epoch
+
+    @property
+    def queued(self) -> int:
+        """How many records wait for the database."""
+        return 0 if self._writer is None else self._writer.queued
 
     async def wait_lost(self) -> None:
         """Return when another dtx has taken the lease."""

@@ -112,6 +112,12 @@ WORK_COLUMNS: Final = (
     work.c.body, work.c.unit, work.c.fate,
 )  # fmt: skip
 
+SIZED_WORK_COLUMNS: Final = (
+    *(literal(b"").label("body") if column is work.c.body else column for column in WORK_COLUMNS),
+    func.octet_length(work.c.body),
+)
+"""The same without bodies; their octets come last."""
+
 
 def _is_xid(table: Table) -> tuple[ColumnElement[bool], ...]:
     return tuple(table.c[name] == _given(name, table.c[name]) for name in ("format_id", "gtrid", "bqual"))
@@ -157,10 +163,14 @@ def slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
     return func.dtx.slots(packed).table_valued(*columns, name=name)
 
 
-def kept(branch_id: UUID | BindParameter[Any]) -> CompoundSelect[Any]:
+def kept(branch_id: UUID | BindParameter[Any], *, sizes: bool = False) -> CompoundSelect[Any]:
     """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
 
     Those are kept once for each queue that they go to, which is named then.
+
+    Args:
+        branch_id: of the branch.
+        sizes: no bodies; their octets are counted in a further column.
     """
 
     def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
@@ -168,10 +178,12 @@ def kept(branch_id: UUID | BindParameter[Any]) -> CompoundSelect[Any]:
         stored = (message.c.queue == found.c.queue) & (message.c.position == found.c.position)
         # a queue that is gone has no name any more
         name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
+        body = literal(b"") if sizes else message.c.body
         return (
             select(
                 (found.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
-                message.c.routing_key, name, null(), message.c.properties, message.c.body, null(), null(),
+                message.c.routing_key, name, null(), message.c.properties, body, null(), null(),
+                *([func.octet_length(message.c.body)] if sizes else []),
             )
             .select_from(
                 branch.join(found, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)

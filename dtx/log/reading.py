@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import psycopg
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Executable,
     FromClause,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     true,
     union,
     union_all,
@@ -33,10 +35,13 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.keeping import Keep
 from dtx.log.migrate import engine
+from dtx.log.process import is_dead
 from dtx.log.queries import (
     BRANCH_COLUMNS,
     JOURNAL_COLUMNS,
+    SIZED_WORK_COLUMNS,
     UNIT_COLUMNS,
     WORK_COLUMNS,
     as_floats,
@@ -47,13 +52,18 @@ from dtx.log.queries import (
     unit_record,
     work_record,
 )
-from dtx.log.records import ENDINGS, BranchRecord, Fate, JournalEntry, LogState, Work, WorkKind
+from dtx.log.records import BranchRecord, Fate, JournalEntry, LogState, Work, WorkKind
 from dtx.log.tables import branch, heuristic_outcome, journal, lease, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
 _SLOT_OCTETS: Final = 16
 _MESSAGES: Final = cast(literal("dtx.message"), REGCLASS)
+_STANDBYS: Final = text("""
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'dtx lease %'
+    AND substr(application_name, 11) NOT IN (SELECT instance::text FROM dtx.lease)
+""")
 BATCH: Final = 1_000
 """Rows fetched at a time: a list of any length is read in constant memory."""
 
@@ -119,11 +129,20 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detail:
-    """One branch with everything that the log has of it."""
+    """One branch with everything that the log has of it.
+
+    Args:
+        rm: its resource manager.
+        branch: with its units.
+        work: its messages; their bodies are empty where they were not asked for.
+        sizes: octets of the bodies, in the same order.
+        decision: where it was decided heuristically.
+    """
 
     rm: str
     branch: BranchRecord
     work: tuple[Work, ...]
+    sizes: tuple[int, ...]
     decision: Decision | None
 
 
@@ -181,17 +200,28 @@ class LogReader:
 
     Args:
         url: ``postgresql://user:password@host:port/name``.
+        patience: seconds that a question may take; 0 for any.
 
     Raises:
         LogError: the URL is not one, or the tables are missing.
         LogUnavailable: the database cannot be reached.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, patience: float = 0.0) -> None:
         self._dsn = Dsn(url)
         self._engine = engine(self._dsn)
         self._connection: Connection | None = None
-        event.listen(self._engine, "connect", _prepare_session)
+        self._patience = patience
+        event.listen(self._engine, "connect", self._prepare_session)
+
+    def _prepare_session(self, driver: psycopg.Connection, _: object) -> None:
+        as_floats(driver)
+        driver.execute(
+            "SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false), "
+            "set_config('statement_timeout', %s, false)",
+            [str(round(self._patience * 1000))],
+        )
+        driver.commit()
 
     def __enter__(self) -> Self:
         with self._explained():
@@ -205,12 +235,21 @@ class LogReader:
             self._connection.close()
             self._connection = None
 
-    def in_doubt(self, wanted: Filter | None = None, *, limit: int | None = None) -> Iterator[InDoubt]:
-        """Branches in doubt, oldest first, as a stream."""
+    def in_doubt(
+        self, wanted: Filter | None = None, *, where: Sequence[ColumnElement[bool]] = (), limit: int | None = None
+    ) -> Iterator[InDoubt]:
+        """Branches in doubt, oldest first, as a stream.
+
+        Args:
+            wanted: which.
+            where: what must hold besides.
+            limit: how many at most.
+        """
         names = concerned(branch)
         statement = (
             select(*BRANCH_COLUMNS, branch.c.rm, age_of(branch), names.c.queues, names.c.exchanges)
             .select_from(branch.join(names, true()))
+            .where(*where)
             .order_by(branch.c.started_at, branch.c.id)
             .limit(limit)
         )
@@ -228,17 +267,21 @@ class LogReader:
         """All rows of *statement*."""
         return self._all(statement)
 
-    def totals(self, wanted: Filter | None = None) -> list[Totals]:
-        """Sums by state; states without a branch are left out."""
-        statement = select(
-            branch.c.state,
-            func.count(),
-            func.sum(branch.c.publishes),
-            func.sum(branch.c.consumes),
-            func.sum(branch.c.bytes),
-            func.count(branch.c.stuck),
-            func.max(age_of(branch)),
-        ).group_by(branch.c.state)
+    def totals(self, wanted: Filter | None = None, *, where: Sequence[ColumnElement[bool]] = ()) -> list[Totals]:
+        """Sums by state over the same branches; states without a branch are left out."""
+        statement = (
+            select(
+                branch.c.state,
+                func.count(),
+                func.sum(branch.c.publishes),
+                func.sum(branch.c.consumes),
+                func.sum(branch.c.bytes),
+                func.count(branch.c.stuck),
+                func.max(age_of(branch)),
+            )
+            .where(*where)
+            .group_by(branch.c.state)
+        )
         return [
             Totals(
                 state=LogState(state),
@@ -254,18 +297,29 @@ class LogReader:
             )
         ]
 
-    def show(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None) -> list[Detail]:
-        """What is logged of *xid* now, bodies included: one branch for each vhost and resource manager that has it."""
+    def show(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None, bodies: bool = True) -> list[Detail]:
+        """What is logged of *xid* now: one branch for each vhost and resource manager that has it.
+
+        Args:
+            xid: of the branches.
+            vhost: only in this one.
+            rm: only of this one.
+            bodies: whether messages come with their bodies: they may be many megabytes.
+        """
         statement = _filtered(select(branch.c.rm, *BRANCH_COLUMNS).where(*_is(branch, xid)), Filter(rm=rm, vhost=vhost))
         return [
-            self._detail(str(row[0]), row[1:]) for row in self._all(statement.order_by(branch.c.rm, branch.c.vhost))
+            self._detail(str(row[0]), row[1:], bodies=bodies)
+            for row in self._all(statement.order_by(branch.c.rm, branch.c.vhost))
         ]
 
-    def _detail(self, rm: str, row: Any) -> Detail:
+    def _detail(self, rm: str, row: Any, *, bodies: bool) -> Detail:
         branch_id = row[0]
         units = self._all(select(*UNIT_COLUMNS).where(unit.c.branch_id == branch_id).order_by(unit.c.number))
-        pieces = self._all(select(*WORK_COLUMNS).where(work.c.branch_id == branch_id).order_by(work.c.position))
-        pieces = [*pieces, *self._all(kept(branch_id))]
+        columns = WORK_COLUMNS if bodies else SIZED_WORK_COLUMNS
+        pieces = self._all(select(*columns).where(work.c.branch_id == branch_id).order_by(work.c.position))
+        pieces = [*pieces, *self._all(kept(branch_id, sizes=not bodies))]
+        found = tuple(work_record(piece[: len(WORK_COLUMNS)]) for piece in pieces)
+        sizes = tuple(len(item.body) for item in found) if bodies else tuple(int(piece[-1]) for piece in pieces)
         decided = heuristic_outcome.c
         decisions = self._all(
             select(decided.outcome, decided.actor, decided.reason, decided.at).where(decided.branch_id == branch_id)
@@ -273,7 +327,8 @@ class LogReader:
         return Detail(
             rm=rm,
             branch=branch_record(row, tuple(map(unit_record, units))),
-            work=tuple(map(work_record, pieces)),
+            work=found,
+            sizes=sizes,
             decision=next(
                 (
                     Decision(outcome=Heuristic(outcome), actor=actor, reason=reason, at=at)
@@ -294,28 +349,6 @@ class LogReader:
             statement = statement.where(journal.c.rm == rm)
         return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
 
-    def transaction(self, gtrid: bytes, *, rm: str, limit: int = 10_000) -> list[Line]:
-        """The journal of all branches of one global transaction, oldest first."""
-        statement = (
-            select(journal.c.rm, *JOURNAL_COLUMNS)
-            .where(journal.c.gtrid == gtrid, journal.c.rm == rm)
-            .order_by(journal.c.at, journal.c.id)
-            .limit(limit)
-        )
-        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
-
-    def endings(self, *, limit: int = 20, rm: str | None = None) -> list[Line]:
-        """How the latest branches ended, latest first."""
-        statement = (
-            select(journal.c.rm, *JOURNAL_COLUMNS)
-            .where(journal.c.event.in_([str(ending) for ending in sorted(ENDINGS)]))
-            .order_by(journal.c.at.desc(), journal.c.id.desc())
-            .limit(limit)
-        )
-        if rm is not None:
-            statement = statement.where(journal.c.rm == rm)
-        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
-
     def leases(self) -> list[Holder]:
         """Who holds the lease of each resource manager that ever was in this database."""
         remaining = case(
@@ -327,6 +360,22 @@ class LogReader:
             Holder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left))
             for rm, holder, epoch, taken_at, left in self._all(statement)
         ]
+
+    def standbys(self) -> int:
+        """How many dtx wait for a lease in this database: their sessions tell, to a user who may see them."""
+        return int(self._all(_STANDBYS)[0][0])
+
+    def retention(self, rm: str) -> Keep | None:
+        """What the last dtx of *rm* wanted kept; ``None`` where there was none."""
+        columns = (lease.c.retention_days, lease.c.archive_days, lease.c.audit_days)
+        for journal_days, archive_days, audit_days in self._all(select(*columns).where(lease.c.rm == rm)):
+            return Keep(journal=journal_days, archive=archive_days, audit=audit_days)
+        return None
+
+    def holder_is_dead(self, rm: str) -> bool:
+        """Whether the dtx that took the lease of *rm* last is certainly gone: then nobody need wait for its lease."""
+        rows = self._all(select(lease.c.process).where(lease.c.rm == rm))
+        return bool(rows) and is_dead(rows[0][0])
 
     def stored(self, rm: str) -> Stored:
         """What standalone mode keeps for a resource manager: quickly, however much it is."""
@@ -382,12 +431,6 @@ class LogReader:
             raise LogUnavailable(f"cannot read {self._dsn.shown}: {self._dsn.explain(cause)}") from None
         except (psycopg.Error, OSError) as error:
             raise LogUnavailable(f"cannot read {self._dsn.shown}: {self._dsn.explain(error)}") from None
-
-
-def _prepare_session(driver: psycopg.Connection, _: object) -> None:
-    as_floats(driver)
-    driver.execute("SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)")
-    driver.commit()
 
 
 def concerned(table: FromClause) -> Any:

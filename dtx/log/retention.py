@@ -1,4 +1,7 @@
-"""The journal's partitions: one for each day (UTC), made ahead, dropped when nobody wants them any more."""
+"""What is over leaves: the journal by partitions, archive and trail by rows.
+
+The journal has a partition for each day (UTC), made ahead, dropped when nobody wants it any more.
+"""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
@@ -22,6 +25,21 @@ WITH moved AS (DELETE FROM dtx.journal_default WHERE at >= {from_} AND at < {to}
 INSERT INTO {name} SELECT * FROM moved
 """
 
+_AT_ONCE: Final = 1_000
+"""Rows deleted in one transaction: others never wait for long, whatever the first purge finds."""
+_PURGE_ARCHIVE: Final = """
+DELETE FROM dtx.archive WHERE (branch_id, position) IN (
+    SELECT a.branch_id, a.position FROM dtx.lease l
+    CROSS JOIN LATERAL (SELECT branch_id, position FROM dtx.archive WHERE rm = l.rm
+        AND at < coalesce(%(now)s, clock_timestamp()) - l.archive_days * interval '1 day'
+        ORDER BY at LIMIT %(most)s) a)
+"""
+_PURGE_AUDIT: Final = """
+DELETE FROM dtx.audit WHERE id IN (
+    SELECT a.id FROM dtx.audit a JOIN dtx.lease l ON l.rm = a.rm
+    WHERE a.at < coalesce(%(now)s, clock_timestamp()) - l.audit_days * interval '1 day' ORDER BY a.id LIMIT %(most)s)
+"""
+
 log = get_logger()
 
 
@@ -31,9 +49,10 @@ def partition_name(day: date) -> str:
 
 
 def maintain(dsn: Dsn, now: datetime | None = None) -> None:
-    """Make the partitions of the coming days, drop those that no resource manager keeps.
+    """Make the journal's partitions of the coming days, drop those that no resource manager keeps; purge the rest.
 
-    Every resource manager states in its lease for how many days it keeps the journal: the longest counts.
+    Every resource manager states in its lease for how many days it keeps the journal: the longest counts. Archive and
+    trail are kept for as long as the lease of their own resource manager says, for ever where it says nothing.
 
     Args:
         dsn: the database.
@@ -51,8 +70,15 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
             today = (now or _now(connection)).date()
             _make(connection, today)
             _drop(connection, today)
+            for statement in (_PURGE_ARCHIVE, _PURGE_AUDIT):
+                _purge(connection, statement, now)
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(dsn.explain(error)) from None
+
+
+def _purge(connection: psycopg.Connection, statement: str, now: datetime | None) -> None:
+    while connection.execute(statement, {"now": now, "most": _AT_ONCE}).rowcount > 0:
+        pass
 
 
 def _now(connection: psycopg.Connection) -> datetime:

@@ -158,6 +158,7 @@ archive: Final = Table(
     CheckConstraint(_one_of("kind", WorkKind), name="archive_kind_check"),
     CheckConstraint(_one_of("fate", sorted(UNDELIVERED)), name="archive_fate_check"),
     Index("archive_xid_idx", "gtrid", "bqual"),
+    Index("archive_at_idx", "rm", "at", "branch_id", "position"),
 )
 """Messages that nobody got, of branches that were forgotten."""
 
@@ -304,9 +305,14 @@ lease: Final = Table(
     _time("taken_at", nullable=False),
     _time("expires_at", nullable=False),
     Column("retention_days", Integer, nullable=False),
+    # Null: for ever.
+    Column("archive_days", Integer),
+    Column("audit_days", Integer),
     PrimaryKeyConstraint("rm", name="lease_pkey"),
     CheckConstraint("epoch >= 1", name="lease_epoch_check"),
     CheckConstraint("retention_days >= 1", name="lease_retention_check"),
+    CheckConstraint("archive_days >= 1", name="lease_archive_check"),
+    CheckConstraint("audit_days >= 1", name="lease_audit_check"),
     # One row that is updated every few seconds: it stays in its page.
     postgresql_with={"fillfactor": 10},
 )

@@ -16,7 +16,7 @@ import asyncio
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from os import urandom
 from typing import Final, assert_never
@@ -32,7 +32,7 @@ from dtx.log.changes import Change, Define, Store
 from dtx.log.dsn import Dsn
 from dtx.log.failpoints import around
 from dtx.log.lease import Lease
-from dtx.log.records import Advance, Complete, Insert, LogWrite, Note
+from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.session import Refused, Session, SessionLost, session_settings
 from dtx.log.statement import CONFLICT, LEASE_LOST
 from dtx.log.statements import STATEMENTS, bind_group
@@ -64,7 +64,7 @@ class Pending:
     Its *subject* occurs once in a group: the branch, or topology as a whole.
     """
 
-    __slots__ = ("_told", "alone", "deadline", "line_id", "record", "size", "subject")
+    __slots__ = ("_told", "alone", "deadline", "line", "line_id", "record", "size", "subject")
 
     def __init__(self, record: LogWrite, line_id: bytes, told: Told, deadline: float) -> None:
         self.record = record
@@ -74,16 +74,20 @@ class Pending:
         self.alone = False
         self.size = _ROW_BYTES
         self.subject: UUID | type[Define] | None = None
+        self.line: JournalEntry | Line | None = None
+        """What it adds to the journal."""
         change: Change | None = None
         match record:
-            case Insert(branch=branch, work=work, change=change):
+            case Insert(branch=branch, work=work, change=change, journal=line):
                 self.subject = branch.id
+                self.line = line
                 self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
-            case Advance(change=change):
+            case Advance(change=change, journal=line) | Complete(change=change, journal=line):
                 self.subject = record.id
-            case Complete(change=change):
-                self.subject = record.id
-            case Note(change=change) | Store(change=change):
+                self.line = line
+            case Note(change=change, journal=line):
+                self.line = line
+            case Store(change=change):
                 pass
             case Define():
                 self.subject = Define
@@ -118,6 +122,7 @@ class Writer:
         retry_window: seconds for which a write outlives a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         observe: told of each commit: how many records, how many seconds.
+        on_lines: told of the lines of the journal that each commit has made durable.
         on_failed: called once when the writer has ended by a fault of its own: nothing can be written any more.
     """
 
@@ -131,6 +136,7 @@ class Writer:
         retry_window: float,
         answer_timeout: float,
         observe: Callable[[int, float], None] | None = None,
+        on_lines: Callable[[Sequence[JournalEntry | Line]], None] | None = None,
         on_failed: Callable[[], None] | None = None,
     ) -> None:
         self._on_failed = on_failed
@@ -144,6 +150,7 @@ class Writer:
         self._retry_window = retry_window
         self._answer_timeout = answer_timeout
         self._observe = observe
+        self._on_lines = on_lines
         self._loop = asyncio.get_running_loop()
         self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
         self._queue: deque[Pending] = deque()
@@ -213,6 +220,16 @@ class Writer:
 
         self.post(record, told, urgent=urgent)
         await future
+
+    @property
+    def epoch(self) -> int:
+        """The one that writes are proved by."""
+        return self._epoch
+
+    @property
+    def queued(self) -> int:
+        """How many records wait."""
+        return len(self._queue) + len(self._at_leisure)
 
     @property
     def congested(self) -> bool:
@@ -382,8 +399,13 @@ class Writer:
             for pending in group:
                 failpoint.at(around(pending.record)[1])
         self._committed = group
+        self._count_lines(group)
         if self._observe is not None:
             self._observe(len(group), time.perf_counter() - began)
+
+    def _count_lines(self, group: list[Pending]) -> None:
+        if self._on_lines is not None:
+            self._on_lines([pending.line for pending in group if pending.line is not None])
 
     def _tell(self) -> None:
         """Answer for the group that has committed.
@@ -487,6 +509,8 @@ class Writer:
         self._carried = []
         self._known.set()
         log.info("a write of unknown outcome is settled", committed=applied, records=len(group))
+        if applied:
+            self._count_lines(group)
         for pending in reversed(group):
             if applied:
                 pending.answer()

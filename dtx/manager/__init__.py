@@ -1,5 +1,7 @@
 """The TransactionManager: runs the effects of the XA core against the log and the message store."""
 
-from dtx.manager.manager import Limits, TransactionManager
+from dtx.manager.branches import Who
+from dtx.manager.limits import Limits
+from dtx.manager.manager import TransactionManager
 
-__all__ = ["Limits", "TransactionManager"]
+__all__ = ["Limits", "TransactionManager", "Who"]

@@ -12,7 +12,7 @@ from dtx.store.api import Plan, UnitOutcome
 from dtx.store.work import HeldWork, Returner
 from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
-from dtx.xa.model import Event, Operation, State, Vote
+from dtx.xa.model import ChannelLost, Happened, Operation, State, Vote
 from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
@@ -144,7 +144,7 @@ class Entry:
         self.taken: dict[int, UnitOutcome] = {}
         self.decision: Decision | None = None
         """The operator's, while it is being written."""
-        self.befallen: list[Event] = []
+        self.befallen: list[ChannelLost | Happened] = []
         self.ended: dict[Operation, XaFlag] | None = None
         """How to answer those who waited while the branch ended."""
         self._waiters: list[asyncio.Future[None]] = []

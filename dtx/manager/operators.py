@@ -14,10 +14,12 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError
 from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKind
+from dtx.manager.branches import Who
 from dtx.manager.durable import log_failed
 from dtx.manager.effects import Reply
 from dtx.manager.entry import Decision, Entry
-from dtx.manager.manager import UNFINISHED, TransactionManager, Who
+from dtx.manager.manager import TransactionManager
+from dtx.manager.upkeep import UNFINISHED
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag

@@ -23,6 +23,16 @@ class Scan:
         """Last xid of a batch that one call started and ended: the next such call goes on behind it, so that a client
         which only ever makes such calls sees all of what does not fit one frame."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._open
+
+    @property
+    def left(self) -> int:
+        """How many xids it has still to hand out."""
+        return len(self._snapshot) - self._position
+
     def begin(self, snapshot: Sequence[Xid], *, end: bool) -> None:
         """startscan: "If a recovery scan is already open, the effect is as if [it] were ended and then restarted"."""
         if end and self._after is not None and self._after in snapshot:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import assert_never
 
-from dtx.manager import TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import TransactionManager, Who
 from dtx.manager.scan import Scan
+from dtx.server import tracing
 from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import answers, calls
@@ -52,6 +52,11 @@ class Coordination:
         self._connection = connection
         self._scan: Scan | None = None
 
+    @property
+    def scan(self) -> Scan | None:
+        """The recovery scan that is open."""
+        return self._scan if self._scan is not None and self._scan.is_open else None
+
     def run(self, call: Call, who: Who, frame_max: int, finish: Finish) -> None:
         """Run *call* for *who*; *finish* is called once, later or before this returns.
 
@@ -72,10 +77,13 @@ class Coordination:
             case calls.Forget(xid=xid):
                 self._decide(xid, Operation.FORGET, DtxMethod.FORGET_OK, who, finish)
             case calls.GetTimeout(xid=xid):
+                finish = self._traced(Operation.GET_TIMEOUT, xid, who, finish)
                 self._manager.spawn(self._finish_after(self._get_timeout(xid, who), finish))
             case calls.SetTimeout(xid=xid, timeout=timeout):
+                finish = self._traced(Operation.SET_TIMEOUT, xid, who, finish)
                 self._manager.spawn(self._finish_after(self._set_timeout(xid, timeout, who), finish))
             case calls.Recover():
+                finish = self._traced("recover", None, who, finish)
                 self._manager.spawn(self._finish_after(self._recover(call, who, frame_max), finish))
             case _:
                 assert_never(call)
@@ -84,9 +92,28 @@ class Coordination:
         """The channel is closed: an open scan, which may be long, goes at once, and not with the next garbage."""
         self._scan = None
 
+    def _span(self, operation: str, xid: Xid | None, who: Who) -> tracing.Span | None:
+        traces = self._metrics.traces
+        if traces is None:
+            return None
+        entry = None if xid is None else self._manager.known(who.vhost, xid)
+        return tracing.Span(traces, operation, xid, who, (self._connection, self._number), entry)
+
+    def _traced(self, operation: str, xid: Xid | None, who: Who, finish: Finish) -> Finish:
+        span = self._span(operation, xid, who)
+        if span is None:
+            return finish
+
+        def traced(answer: bytes | XaError) -> None:
+            finish(answer)
+            span.end(answer if isinstance(answer, XaError) else XaFlag.OK)
+
+        return traced
+
     def _decide(self, xid: Xid, operation: Operation, ok: DtxMethod, who: Who, finish: Finish) -> None:
         started = time.monotonic()
         answered = False
+        span = self._span(operation, xid, who)
 
         def reply(answer: XaFlag | XaError) -> None:
             nonlocal answered
@@ -102,18 +129,10 @@ class Coordination:
                 finish(replying(frame))
                 said = answer.wire_name
             self._metrics.operation_done(operation, said, time.monotonic() - started)
+            if span is not None:
+                span.end(answer)
 
-        if not self._manager.request_at_once(who, xid, operation, reply):
-            self._manager.spawn(self._ask(xid, operation, who, reply))
-
-    async def _ask(self, xid: Xid, operation: Operation, who: Who, reply: Callable[[XaFlag | XaError], None]) -> None:
-        try:
-            await self._manager.request(who, xid, operation, reply)
-        except XaError as error:
-            reply(error)
-        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
-            _log.exception("call failed", operation=operation, xid=xid, connection=self._connection)
-            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+        self._manager.ask(who, xid, operation, reply)
 
     async def _finish_after(self, work: Awaitable[bytes], finish: Finish) -> None:
         try:

@@ -1,17 +1,18 @@
 """The class dtx-demarcation: which branches a selected channel works for."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, cast
 
-from dtx.manager import TransactionManager
+from dtx.manager import TransactionManager, Who
 from dtx.manager.entry import Entry
-from dtx.manager.manager import Who
+from dtx.server import tracing
 from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics
+from dtx.telemetry.traces import Traces
 from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
-from dtx.xa.model import ChannelId, Operation, end_operation, start_operation
+from dtx.xa.model import Association, ChannelId, Operation, end_operation, start_operation
 from dtx.xa.xid import Xid
 
 _START_OK: Final = DtxMethod.START_OK
@@ -28,17 +29,25 @@ class Demarcation:
         channel: what identifies it to the manager.
     """
 
-    __slots__ = ("_branches", "_channel", "_manager", "_metrics", "_number", "branch")
+    __slots__ = ("_branches", "_channel", "_flag", "_manager", "_metrics", "_number", "branch")
 
     def __init__(self, manager: TransactionManager, metrics: Metrics, number: int, channel: ChannelId) -> None:
         self._manager = manager
         self._metrics = metrics
         self._number = number
         self._channel = channel
+        self._flag = XaFlag.OK
+        """The last answer."""
         self.branch: Entry | None = None
         """The branch that the channel is associated with: its work belongs to it."""
         self._branches: dict[Xid, Entry] = {}
         """Branches that it is associated or suspended with."""
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that the channel is associated or suspended with, for operators to see."""
+        found = ((entry, entry.branch.association(self._channel)) for entry in self._branches.values())
+        return [(entry, how) for entry, how in found if how is not Association.NONE]
 
     def run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
         """Start or end.
@@ -49,11 +58,31 @@ class Demarcation:
         Raises:
             XaError: as the table of the core says.
         """
+        if self._metrics.traces is not None:
+            return self._run_traced(self._metrics.traces, call, who)
+        return self._run(call, who)
+
+    def _run_traced(self, traces: Traces, call: calls.Start | calls.End, who: Who) -> bytes | None:
+        operation = "start" if isinstance(call, calls.Start) else "end"
+        place = cast("tuple[int, int]", getattr(self._channel, "place", (0, self._number)))
+        span = tracing.Span(traces, operation, call.xid, who, place, self._manager.known(who.vhost, call.xid))
+        try:
+            frame = self._run(call, who)
+        except XaError as error:
+            span.end(error)
+            raise
+        if frame is not None:
+            span.entry = self._manager.known(who.vhost, call.xid)
+            span.end(self._flag)
+        return frame
+
+    def _run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
         operation = self._operation(call)
         result = self._manager.demarcate(who, call.xid, operation, self._channel)
         if result is None:
             return None
         flag, entry = result
+        self._flag = flag
         starting = isinstance(call, calls.Start)
         if starting and flag is XaFlag.OK:
             self.branch = self._branches[call.xid] = entry

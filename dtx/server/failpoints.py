@@ -36,5 +36,13 @@ def replying(answer: _Reply) -> _Reply:
     return answer
 
 
+def saying(method: DtxMethod) -> None:
+    """What is said now, in this turn of the event loop, is what *method* says, in another protocol."""
+    if failpoint.armed:
+        before, sent = _AROUND[method]
+        failpoint.at(before)
+        failpoint.when_written(sent)
+
+
 def _around(answer: bytes | XaError) -> tuple[Point, Point]:
     return _EXCEPTION if isinstance(answer, XaError) else _AROUND[DtxMethod.from_bytes(answer[7:11])]

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
-from dtx.manager.manager import Who
+from dtx.manager import Who
 
 
 class ClientTransport(Protocol):
@@ -48,7 +48,7 @@ class ClientSession(Protocol):
     """Done when nothing is left of it."""
 
     @property
-    def channels(self) -> Mapping[int, object]:
+    def channels(self) -> Mapping[int, Any]:
         """Those that are open, by number."""
 
     async def connect(self) -> None:

@@ -5,11 +5,16 @@ the specification asks (AMQP 0-9-1, 4.2.2); one that sends nothing is closed aft
 """
 
 import asyncio
+import errno
+import os
 import ssl
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
+from dtx.config import Address, ConfigError
 from dtx.server.front import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.server.tls import TlsServer
@@ -25,8 +30,33 @@ _LINGER = 10.0
 _BACKLOG: Final = 1024
 """Sockets that wait to be accepted: a fleet that comes back at once."""
 
-NewSession = Callable[["ClientConnection", bytes], ClientSession]
-"""Makes the session of a connection whose header has been read."""
+NewSession = Callable[["ClientConnection", bytes], ClientSession | None]
+"""Makes the session of a connection whose header has been read; ``None`` where nobody here speaks that protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """How a client has come.
+
+    Args:
+        address: of its socket, host:port.
+        since: when its protocol header was read, seconds since the epoch.
+        protocol: that it speaks, as its header says.
+        tls: whether the socket is encrypted.
+    """
+
+    address: str
+    since: float
+    protocol: str
+    tls: bool
+
+
+_NAMES: Final = {
+    Protocol.AMQP_0_9_1.value: "AMQP 0-9-1",
+    Protocol.AMQP_0_9.value: "AMQP 0-9",
+    Protocol.AMQP_1_0.value: "AMQP 1.0",
+    Protocol.AMQP_1_0_SASL.value: "AMQP 1.0",
+}
 
 
 class ClientConnection(asyncio.Protocol):
@@ -71,17 +101,24 @@ class ClientConnection(asyncio.Protocol):
         match protocol_header(self._start):
             case None:
                 return
-            case Protocol.AMQP_0_9_1 | Protocol.AMQP_0_9:
+            case Protocol.UNKNOWN:
+                self._refuse(self._transport)
+            case _:
                 header, rest = self._start[:8], self._start[8:]
                 self._start = b""
                 if self._timer is not None:
                     self._timer.cancel()
                 self.session = self._listener.begin(self, header)
-                if rest:
+                if self.session is None:
+                    self._refuse(self._transport)
+                elif rest:
                     self.session.client_data(rest)
-            case _:
-                self._transport.write(Protocol.AMQP_0_9_1.value)
-                self._transport.close()
+
+    @staticmethod
+    def _refuse(transport: asyncio.Transport) -> None:
+        """Tell what dtx speaks, and close."""
+        transport.write(Protocol.AMQP_0_9_1.value)
+        transport.close()
 
     def pause_writing(self) -> None:
         """The client is slow."""
@@ -128,6 +165,17 @@ class ClientConnection(asyncio.Protocol):
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]).partition("%")[0] if name else ""
 
+    def arrival(self, header: bytes) -> Arrival:
+        """How the client has come, with which protocol *header*."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        host, port = ("", 0) if not name else name[:2]
+        return Arrival(
+            address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            since=time.time(),
+            protocol=_NAMES[header],
+            tls=self._transport is not None and self._transport.get_extra_info("sslcontext") is not None,
+        )
+
     def write(self, data: bytes | memoryview) -> None:
         """Send."""
         if self._transport is not None and not self._transport.is_closing():
@@ -167,7 +215,8 @@ class Listener:
 
     def __init__(self, *, max_connections: int, header_timeout: float, metrics: Metrics) -> None:
         self.header_timeout = header_timeout
-        self.sessions: set[ClientSession] = set()
+        self.sessions: dict[ClientSession, Arrival] = {}
+        """Clients that have said what they speak, in the order in which they came."""
         self._new_session: NewSession | None = None
         self._max_connections = max_connections
         self._metrics = metrics
@@ -187,20 +236,32 @@ class Listener:
             The address that it is.
 
         Raises:
-            OSError: it is taken, or not ours.
+            OSError: it is taken.
+            ConfigError: it is none of this machine's, or one that this user may not have.
         """
-        server: asyncio.Server | TlsServer
+        try:
+            server = await self._bind(host, port, tls)
+        except OSError as error:
+            # the event loop's own words name Python's tuple, or nothing at all
+            taken = error.errno == errno.EADDRINUSE
+            number = error.errno or 0  # the resolver's are negative
+            reason = os.strerror(number) if number > 0 else str(error.strerror or error)
+            said = f"cannot listen on {Address(host, port)} (--listen names another): {reason.lower()}"
+            raise (OSError(error.errno, said) if taken else ConfigError(said)) from error
+        name = server.sockets[0].getsockname()
+        return name[0], name[1]
+
+    async def _bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server | TlsServer:
         if tls is None:
             server = await asyncio.get_running_loop().create_server(
                 lambda: ClientConnection(self), host, port, backlog=_BACKLOG, start_serving=False
             )
             self._servers.append(server)
-        else:
-            server = TlsServer(tls, self.header_timeout, self._admit_tls, self._dismiss_tls)
-            self._tls_servers.append(server)
-            await server.bind(host, port)
-        name = server.sockets[0].getsockname()
-        return name[0], name[1]
+            return server
+        tls_server = TlsServer(tls, self.header_timeout, self._admit_tls, self._dismiss_tls)
+        self._tls_servers.append(tls_server)
+        await tls_server.bind(host, port)
+        return tls_server
 
     def _admit_tls(self) -> ClientConnection | None:
         connection = ClientConnection(self)
@@ -239,11 +300,13 @@ class Listener:
             self._connections.discard(connection)
             self._metrics.connections.dec()
 
-    def begin(self, connection: ClientConnection, header: bytes) -> ClientSession:
-        """A client has said what it speaks."""
+    def begin(self, connection: ClientConnection, header: bytes) -> ClientSession | None:
+        """A client has said what it speaks; ``None`` where dtx does not."""
         assert self._new_session is not None, "clients are accepted only after that"
         session = self._new_session(connection, header)
-        self.sessions.add(session)
+        if session is None:
+            return None
+        self.sessions[session] = connection.arrival(header)
         task = asyncio.get_running_loop().create_task(self._attend(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -257,7 +320,7 @@ class Listener:
             _log.exception("session failed", connection=session.id)
             session.abort()
         finally:
-            self.sessions.discard(session)
+            self.sessions.pop(session, None)
             self._left.discard(session)
             self._leftovers.add()
 

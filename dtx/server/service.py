@@ -5,6 +5,7 @@ down: no new branches, phase two under way is finished, clients are told, and th
 """
 
 import asyncio
+import math
 import os
 import resource
 import signal
@@ -14,22 +15,26 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from dtx import failpoint
-from dtx.admin.desk import Active, Desk, LaneFacts
+from dtx.admin.desk import Active, Desk
 from dtx.admin.identity import Gate
+from dtx.admin.policing import police
 from dtx.admin.server import AdminServer
 from dtx.config import Settings, redact
 from dtx.failpoint import Point
 from dtx.log import migrate
 from dtx.log.embedded import EmbeddedPostgres
+from dtx.log.keeping import Keep
 from dtx.log.operators import OperatorLog
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory, notify
 from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
+from dtx.server.front import ClientSession
 from dtx.server.listener import Listener
 from dtx.server.standalone.mode import open_standalone
 from dtx.store.postgres.accounts import Accounts
-from dtx.telemetry import Metrics, get_logger
+from dtx.telemetry import LaneNumbers, Metrics, get_logger
+from dtx.telemetry.traces import open_traces
 from dtx.wire.amqp09 import errors
 from dtx.wire.amqp09.errors import HardCode
 
@@ -124,6 +129,9 @@ class _Service:
 
 async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Service:
     metrics = Metrics()
+    if settings.traces:
+        metrics.traces = open_traces("dtx")
+        stack.push_async_callback(asyncio.to_thread, metrics.traces.close)
     listener = Listener(
         max_connections=settings.max_connections, header_timeout=settings.header_timeout, metrics=metrics
     )
@@ -136,9 +144,11 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         await require_broker(broker)
     url = await _database(settings, stack)
     await _migrate(url)
-    desk = _begin_admin(settings, url, admin, metrics, stack)  # a standby answers, too: that it is one
+    desk = _open_desk(settings, url, metrics, stack)
+    if admin is not None:
+        admin.begin(desk)  # a standby answers, too: that it is one
     log = await _open_log(settings, url, stack, stop, metrics)
-    lanes: Callable[[], Mapping[str, LaneFacts]] = dict
+    lanes: Callable[[], Mapping[str, LaneNumbers]] = dict
     with memory.loading():
         if broker is not None:
             parts = await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
@@ -146,21 +156,31 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         else:
             manager, new_session = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
     await listener.accept(new_session)
-    if desk is not None:
-        desk.activate(
-            Active(
-                manager=manager,
-                connections=lambda: list(listener.sessions),
-                lanes=lanes,
-                lease_valid=lambda: log.lease_valid,
-            )
+    desk.activate(
+        Active(
+            manager=manager,
+            connections=lambda: listener.sessions,
+            disconnect=_disconnect,
+            lanes=lanes,
+            lease_valid=lambda: log.lease_valid,
+            epoch=lambda: log.epoch,
+            log_queue=lambda: log.queued,
         )
+    )
+    if settings.policy or settings.alert_after:
+        stack.push_async_callback(_end, police(desk, settings.policy, settings.alert_after))
     failpoint.at(Point.READY_BEFORE)
     notify.say_ready(addresses, None if admin is None else admin.url)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker="none" if broker is None else str(broker), rm=settings.rm)
     return _Service(manager, listener)
+
+
+def _disconnect(session: ClientSession, reason: str) -> None:
+    """An operator ends a client's connection."""
+    text = errors.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
+    session.stop(errors.connection_close(HardCode.CONNECTION_FORCED, text))
 
 
 async def _database(settings: Settings, stack: AsyncExitStack) -> str:
@@ -191,17 +211,21 @@ def _admin_server(settings: Settings, stack: AsyncExitStack) -> AdminServer | No
     return server
 
 
-def _begin_admin(
-    settings: Settings, url: str, server: AdminServer | None, metrics: Metrics, stack: AsyncExitStack
-) -> Desk | None:
-    if server is None:
-        return None
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _open_desk(settings: Settings, url: str, metrics: Metrics, stack: AsyncExitStack) -> Desk:
     accounts = Accounts(url, settings.rm)
     stack.push_async_callback(accounts.close)
     trail = OperatorLog(url, settings.rm)
-    desk = Desk(url=url, rm=settings.rm, gate=Gate(accounts, trail), trail=trail, metrics=metrics)
-    server.begin(desk)
-    return desk
+    return Desk(url=url, rm=settings.rm, gate=Gate(accounts, trail), trail=trail, metrics=metrics)
+
+
+def _days(seconds: float) -> int | None:
+    """Whole days, a part of one counts as one; 0 is for ever."""
+    return math.ceil(seconds / _DAY) or None
 
 
 async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _Stop, metrics: Metrics) -> PostgresLog:
@@ -209,16 +233,20 @@ async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _
         url,
         settings.rm,
         lease_ttl=settings.lease_ttl,
-        retention_days=round(settings.journal_retention / _DAY),
+        keep=Keep(
+            journal=max(1, round(settings.journal_retention / _DAY)),
+            archive=_days(settings.archive_retention),
+            audit=_days(settings.audit_retention),
+        ),
         unsafe=settings.unsafe,
         observe=metrics.log_committed,
+        on_lines=metrics.lines_written,
         on_lease_lost=stop.lease_lost,
         on_failed=stop.log_failed,
     )
     _log.info("taking the lease", rm=settings.rm, database=redact(url))
     await log.open()
     stack.push_async_callback(log.close)
-    metrics.lease_held.set(1)
     return log
 
 

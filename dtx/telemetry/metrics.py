@@ -7,17 +7,21 @@ for each chunk read, so they are plain integers that are only looked at when som
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from dtx.telemetry.traces import Traces
 
 BRANCH_STATES: Final = (
     "active",
     "idle",
     "rollback-only",
+    "timed-out",
     "taking",
+    "taking-one-phase",
     "prepared",
     "committing",
     "rolling-back",
@@ -25,8 +29,31 @@ BRANCH_STATES: Final = (
     "heuristic-rolling-back",
     "heuristic",
 )
+EVENTS: Final = (
+    "prepared",
+    "timed-out",
+    "stuck",
+    "decided",
+    "discarded",
+    "redirected",
+    "hazard",
+    "heuristic",
+    "repeated",
+    "committed",
+    "rolled-back",
+    "read-only",
+    "forgotten",
+)
+"""What the journal tells."""
+OUTCOMES: Final = ("committed", "rolled-back", "mixed", "hazard")
+"""Heuristic ones."""
+FINDINGS: Final = ("happened", "never", "unknown")
+"""What is found out about units that were under way when a connection was lost, or dtx died."""
 OPERATOR_ACTIONS: Final = ("commit", "rollback", "forget", "retry", "discard", "redirect")
-UnitResult = Literal["applied", "failed", "repeated"]
+LANE_STATES: Final = ("up", "down", "blocked")
+UNIT_STATES: Final = ("under-way", "waiting")
+POLICY_ACTIONS: Final = ("alert", "commit", "rollback")
+POLICY_RESULTS: Final = ("done", "refused")
 
 _FAST_SECONDS: Final = (
     0.0001,
@@ -63,11 +90,15 @@ class Traffic:
 class Metrics:
     """All numbers of one running service, in a registry of its own.
 
-    A gauge is set (``connections.inc()``), or asked when needed (``oldest_in_doubt.set_function(...)``).
+    A gauge is set (``connections.inc()``), or asked when needed (``oldest_in_doubt.set_function(...)``). What takes a
+    look at all branches is set when somebody asks for the numbers, see :mod:`dtx.admin.numbers`.
     """
 
     def __init__(self) -> None:
+        self.traces: Traces | None = None
+        """Spans, where they are switched on."""
         registry = self.registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self.connections: Final = Gauge("dtx_connections", "Client connections that are open.", registry=registry)
         self.channels: Final = Gauge("dtx_channels", "Client channels that are open.", registry=registry)
         self.selected_channels: Final = Gauge(
@@ -80,9 +111,26 @@ class Metrics:
             "dtx_stuck_branches", "Decided branches that the broker refuses to complete.", registry=registry
         )
         self.oldest_in_doubt: Final = Gauge(
-            "dtx_in_doubt_oldest_seconds", "Age of the oldest prepared branch; 0 without one.", registry=registry
+            "dtx_in_doubt_oldest_seconds",
+            "Time since the vote of the branch that has been prepared longest; 0 without one.",
+            registry=registry,
+        )
+        self.in_doubt_bytes: Final = Gauge(
+            "dtx_in_doubt_bytes", "Messages of branches that have voted, octets.", registry=registry
+        )
+        self.held_bytes: Final = Gauge(
+            "dtx_held_bytes", "Memory for messages of branches that have not voted, octets.", registry=registry
+        )
+        self.held_bytes_limit: Final = Gauge(
+            "dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).", registry=registry
         )
         self.lease_held: Final = Gauge("dtx_lease_held", "1 while this dtx is the active one.", registry=registry)
+        self.lease_epoch: Final = Gauge(
+            "dtx_lease_epoch", "Epoch of the lease: grows with every takeover and reconnection.", registry=registry
+        )
+        self.log_queue: Final = Gauge("dtx_log_queue", "Log records that wait for the database.", registry=registry)
+        self.lanes: Final = _Lanes(registry)
+        """Where phase two happens beside a broker."""
         self._operations: Final = _Operations()
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes, see there."""
@@ -92,6 +140,30 @@ class Metrics:
         )
         self._commit_seconds = Histogram(
             "dtx_log_commit_seconds", "Time of one database commit.", buckets=_FAST_SECONDS, registry=registry
+        )
+        self._journal: Final = _Journal()
+        self.lines_written: Final = self._journal.written
+        """Count lines of the journal, see there."""
+        registry.register(self._journal)
+        findings = Counter(
+            "dtx_unit_findings", "What was found out about units whose answer was lost.", ["found"], registry=registry
+        )
+        self.unit_findings: Final = {finding: findings.labels(finding) for finding in FINDINGS}
+        """One counter for each finding."""
+        self.replays_failed: Final = Counter(
+            "dtx_replays_failed",
+            "Decided branches that could not be finished when they were taken up again; they are tried once more.",
+            registry=registry,
+        )
+        policies = Counter("dtx_policy_actions", "What policies have done.", ["action", "result"], registry=registry)
+        self.policy_actions: Final = {
+            (action, result): policies.labels(action, result) for action in POLICY_ACTIONS for result in POLICY_RESULTS
+        }
+        """One counter for each action and result."""
+        self.overdue: Final = Gauge(
+            "dtx_policy_overdue_branches",
+            "Prepared branches older than --alert-after; 0 without it.",
+            registry=registry,
         )
         units = Counter("dtx_units", "Upstream transactions made for branches.", ["result"], registry=registry)
         self.units_applied: Final = units.labels("applied")
@@ -115,9 +187,108 @@ class Metrics:
         self._group_size.observe(records)
         self._commit_seconds.observe(seconds)
 
+    def lane_numbers(self, lanes: "Iterable[LaneNumbers]") -> None:
+        """Set what is said about lanes."""
+        self.lanes.set(list(lanes))
+
     def render(self) -> bytes:
         """Everything in the text format of Prometheus."""
         return generate_latest(self.registry)
+
+
+class LaneNumbers(Protocol):
+    """A lane, as far as it is counted and operators see it."""
+
+    problem: str | None
+    distrust: str | None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the broker takes no publishes."""
+
+    @property
+    def channels(self) -> int:
+        """How many units can be under way at a time."""
+
+    @property
+    def under_way(self) -> int:
+        """Units that the broker is working on."""
+
+    @property
+    def waiting(self) -> int:
+        """Units that wait for a channel."""
+
+    @property
+    def open_receipts(self) -> int:
+        """Receipts that dtx may still need."""
+
+
+class _Lanes:
+    """Sums over all lanes: there is one for each virtual host, and whoever may make those makes no metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, registry=registry)
+
+        lanes = Gauge(
+            "dtx_lanes", "Lanes, one for each virtual host of the broker in use.", ["state"], registry=registry
+        )
+        self._up, self._down, self._blocked = map(lanes.labels, LANE_STATES)
+        self._distrusted = gauge("dtx_lanes_without_receipts", "Lanes whose receipts are not believed.")
+        self._channels = gauge("dtx_lane_channels", "Units that can be under way at a time.")
+        units = Gauge("dtx_lane_units", "Units of phase two: the depth of the lanes.", ["state"], registry=registry)
+        self._under_way, self._waiting = map(units.labels, UNIT_STATES)
+        self._receipts = gauge("dtx_receipts_open", "Receipts in the broker that dtx may still need.")
+
+    def set(self, lanes: "list[LaneNumbers]") -> None:
+        """Count *lanes*."""
+        working = [lane for lane in lanes if lane.problem is None]
+        blocked = sum(lane.blocked for lane in working)
+        self._up.set(len(working) - blocked)
+        self._blocked.set(blocked)
+        self._down.set(len(lanes) - len(working))
+        self._distrusted.set(sum(lane.distrust is not None for lane in lanes))
+        self._channels.set(sum(lane.channels for lane in lanes))
+        self._under_way.set(sum(lane.under_way for lane in lanes))
+        self._waiting.set(sum(lane.waiting for lane in lanes))
+        self._receipts.set(sum(lane.open_receipts for lane in lanes))
+
+
+class WrittenLine(Protocol):
+    """A line of the journal, as far as it is counted."""
+
+    @property
+    def event(self) -> str:
+        """One of :data:`EVENTS`."""
+
+
+class _Journal(Collector):
+    """Lines of the journal that are durable, counted by the event loop's thread alone, twice for each branch."""
+
+    def __init__(self) -> None:
+        self._events = dict.fromkeys(EVENTS, 0)
+        self._outcomes = dict.fromkeys(OUTCOMES, 0)
+
+    def written(self, lines: Iterable[WrittenLine]) -> None:
+        """Count *lines*."""
+        events = self._events
+        for line in lines:
+            events[line.event] += 1
+            if line.event == "heuristic":
+                outcome = getattr(line, "outcome", None)
+                if outcome is not None:
+                    self._outcomes[outcome] += 1
+
+    def collect(self) -> Iterable[Metric]:
+        events = CounterMetricFamily("dtx_journal_lines", "Lines of the journal that were written.", labels=["event"])
+        for event, count in self._events.items():
+            events.add_metric([event], count)
+        yield events
+        text = "Branches that were completed heuristically."
+        outcomes = CounterMetricFamily("dtx_heuristic_outcomes", text, labels=["outcome"])
+        for outcome, count in self._outcomes.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
 
 
 class _Operations(Collector):

@@ -75,7 +75,7 @@ def answers_table() -> str:
     """The final answer to every request in every state, as a table in markdown."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for operation in REQUESTS:
-        cells = tuple(", ".join(_answers(state, operation)) for state in State)
+        cells = tuple(", ".join(answers(state, operation)) for state in State)
         rows.setdefault(cells, []).append(operation)
     lines = [("", *State), ("---",) * (len(State) + 1)]
     lines += [(", ".join(operations), *cells) for cells, operations in rows.items()]
@@ -112,7 +112,8 @@ def _id(state: State) -> str:
     return "[*]" if state is State.UNKNOWN else state.replace("-", "_")
 
 
-def _answers(state: State, operation: Operation) -> list[str]:
+def answers(state: State, operation: Operation) -> list[str]:
+    """How *operation* can be answered in *state*: flags without their ``xa-``, ``heur…``, reply codes."""
     votes = frozenset(Vote) if operation in _DEMARCATIONS else _FREE
     rules = [(TRANSITIONS[key], key[2]) for key in TRANSITIONS if key[:2] == (state, operation) and key[2] in votes]
     found = {answer for rule, vote in rules for answer in _follow(rule, vote)}

@@ -21,6 +21,20 @@ async def test_a_message_is_seen_when_it_is_durable_and_leaves_when_it_is_acknow
     assert (queue.index.ready, queue.index.unacked) == (0, 0)
 
 
+async def test_a_delivery_that_a_transaction_lets_go_is_its_consumers_again(client: Client) -> None:
+    queue = await client.declare()
+    sink = client.consume(queue)
+    await client.publish(b"one")
+    await sink.wait(1)
+    (delivery,) = sink.deliveries
+    queue.index.hold(delivery)
+    queue.index.unhold(delivery)
+    assert (queue.index.ready, queue.index.unacked) == (0, 1)
+    await client.submit(acked=[delivery])
+    assert await rows(client, queue.spec.id) == 0
+    assert queue.index.unacked == 0
+
+
 async def test_a_message_goes_to_each_queue_once(client: Client) -> None:
     first, second = await client.declare("a"), await client.declare("b")
     await client.exchange("x", "fanout", "a", "b")

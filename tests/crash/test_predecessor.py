@@ -8,18 +8,25 @@ import pytest
 
 from dtx.client import XAER_RMFAIL, XaFlag, Xid
 from tests.support.crash import Stage, work
+from tests.support.failpoints import ArmedService
 from tests.support.service import DtxService
 
 
 @contextlib.contextmanager
 def stalled(stage: Stage, call: str, state: str) -> Iterator[Xid]:
-    """A branch in the midst of *call*: its unit is held up in the network, and dtx is stopped.
+    """A branch in the midst of *call*: dtx is stopped when it has sent the unit, which is held up in the network.
 
     The branch publishes ``a`` to ``out`` and takes ``one`` from ``in``.
     """
     stage.declare("out")
     stage.declare("in")
     stage.fill("in", b"one")
+    # The log has the state before the unit is sent: whoever stops dtx then may find that it never was.
+    service = stage.service
+    assert isinstance(service, ArmedService)
+    service.arming = ("--at", "taking-sent" if call == "prepare" else "unit-sent", "--do", "stop")
+    service.restart()
+    service.arming = ()
     with stage.connected() as connection:
         xa, xid = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
         if call != "prepare":
@@ -27,8 +34,8 @@ def stalled(stage: Stage, call: str, state: str) -> Iterator[Xid]:
         stage.proxy.stall("up")
         answer: Future[object] = stage.background(lambda: getattr(xa, call)(xid))
         try:
-            stage.wait_for_state(xid, state)
-            stage.service.pause()
+            stage.wait_for(lambda: b"FAILPOINT" in stage.service.log_path.read_bytes(), "the unit")
+            assert stage.states() == {xid: state}
             yield xid
         finally:
             stage.service.resume()

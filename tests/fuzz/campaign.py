@@ -17,7 +17,7 @@ from dtx.wire.amqp09 import handshake, properties, requests, tables
 from dtx.wire.amqp09.calls import Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.xid import Xid
-from tests.fuzz import corpus, server
+from tests.fuzz import amqp10, corpus, server
 from tests.fuzz.conversations import broker_of_its_own, conversation
 from tests.fuzz.targets import TARGETS
 
@@ -51,6 +51,8 @@ def seeds(name: str) -> list[bytes]:
             return [arguments, tables.entry(b"t", b"F", arguments) + tables.entry(b"a", b"A", b"t\x01S" + bytes(4))]
         case "topic":
             return [b"a.*.#\na.b.c"]
+        case "amqp10-value" | "amqp10-peer":
+            return amqp10.seeds(name)
         case _:
             return [b"\x00" * 12]
 

@@ -193,10 +193,10 @@ def _check_nothing_is_left(connection: Connection, manager: TransactionManager, 
     assert not connection.channels
     assert manager.metrics.channels._value.get() == 0
     assert manager.metrics.selected_channels._value.get() == 0
-    held = sum(entry.work._charged for entry in manager._branches.values() if entry.work is not None)
+    held = sum(entry.work._charged for entry in manager.entries() if entry.work is not None)
     assert manager.budget.used == held, "memory that nobody has is counted"
-    branches = sum(len(entry.work.items) for entry in manager._branches.values() if entry.work is not None)
-    records = [entry.record for entry in manager._branches.values() if entry.record is not None]
+    branches = sum(len(entry.work.items) for entry in manager.entries() if entry.work is not None)
+    records = [entry.record for entry in manager.entries() if entry.record is not None]
     branches += sum(len(record.consumed or ()) for record in records)
     host = store.virtual_host("/")
     for queue in host.queues.values():

@@ -22,7 +22,7 @@ from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
-from tests.fuzz import server
+from tests.fuzz import amqp10, server
 
 FRAME_MAXES: Final = (4096, 8192, 131_072, 0)
 _MALFORMED: Final = (HardCode.SYNTAX_ERROR, HardCode.NOT_IMPLEMENTED)
@@ -317,6 +317,8 @@ TARGETS: Final = {
     "properties": Target(basic_properties),
     "arguments": Target(arguments, most=2048),
     "topic": Target(topic, most=600),
+    "amqp10-value": Target(amqp10.value, most=1024),
+    "amqp10-peer": Target(amqp10.peer, most=4096, cost=400),
     "opening": Target(opening, most=4096, frames=True),
     # a topic pattern is a path of a node for each of its words: 250 dots are 90 KB of them
     "conversation": Target(conversation, most=32_768, cost=500, frames=True),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dtx.wire.amqp09 import properties, requests, tables
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, method_frame
 from dtx.wire.amqp09.properties import Property
-from tests.fuzz import server
+from tests.fuzz import amqp10, server
 from tests.fuzz.corpus import DIRECTORY, MOST, stored
 from tests.fuzz.targets import SPARE, TARGETS, Target
 
@@ -82,6 +82,8 @@ LONG: dict[str, tuple[str, bytes]] = {
     "arguments": ("arguments", b"\x80" + b"\x01aV" * (_LONGEST // 4)),
     "a response of nothing": ("sasl", bytes(_LONGEST)),
     "xids of nothing": ("method", bytes((35,)) + b"\x00" * _LONGEST),
+    **{what: ("amqp10-value", octets) for what, octets in amqp10.LONG_VALUES.items()},
+    **{what: ("amqp10-peer", octets) for what, octets in amqp10.LONG_TALK.items()},
 }
 
 

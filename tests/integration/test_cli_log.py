@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from dtx.admin.shown.text import iso_time
 from dtx.cli import run
-from dtx.cli.text import iso_time
 from dtx.log import migrate as migrations
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import (
@@ -442,10 +442,14 @@ def test_with_an_embedded_database_the_commands_use_the_socket_of_the_running_se
     assert run(["in-doubt", *where]) == 0
     assert "no branch is in doubt" in capsys.readouterr().out
     own_postgres.stop()
-    assert run(["in-doubt", *where]) == 3
+    assert run(["branches", *where]) == 0  # where dtx is down, its database is started for the moment
+    assert "no branch is in doubt" in capsys.readouterr().out
+    assert run(["branches", "--data-dir", str(own_postgres.data_dir / "mistyped")]) == 3
     said = capsys.readouterr().err
     assert "no dtx with an embedded PostgreSQL is running" in said
+    assert "name its --data-dir" in said
     assert said.count("\n") == 1
+    assert not (own_postgres.data_dir / "mistyped").exists()
     assert run(["doctor", *where, "--json"]) == 0
     assert "was not checked" in capsys.readouterr().out
 

@@ -1,6 +1,7 @@
 """docker-compose.yml says what the documentation promises; no Docker is needed to check that."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,10 @@ import pytest
 import yaml
 
 from dtx.config import Settings
+from tests.support.crash import StandaloneStage
+from tests.support.postgres import PostgresServer
+from tests.support.processes import free_port
+from tests.support.service import DtxService
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +39,7 @@ def test_either_mode_is_a_profile(services: dict[str, Any]) -> None:
     assert members == {
         "standalone": {"postgres", "users", "standalone"},
         "alongside": {"postgres", "rabbitmq", "alongside"},
+        "ha": {"postgres", "users", "standalone", "standby"},
     }
 
 
@@ -48,7 +54,7 @@ def test_every_server_has_a_health_check_and_others_wait_for_it(services: dict[s
         for service in services.values()
         for name, how in service.get("depends_on", {}).items()
     ]
-    assert len(awaited) == 4
+    assert len(awaited) == 5
     for service, condition in awaited:
         job = service["restart"] == "no"
         assert condition == ("service_completed_successfully" if job else "service_healthy")
@@ -72,9 +78,40 @@ def test_the_user_of_standalone_is_made_once(services: dict[str, Any], migrated_
         assert database.execute("SELECT count(*) FROM account WHERE name = 'app'").fetchone() == (1,)
 
 
-def test_the_health_check_of_dtx_is_a_program(services: dict[str, Any]) -> None:
-    for name in ("alongside", "standalone"):
-        compile(services[name]["healthcheck"]["test"][-1], "healthcheck", "exec")
+def test_active_and_standby_differ_in_nothing_but_their_ports(services: dict[str, Any]) -> None:
+    """README: "several dtx with one --rm and one database: one is active, the others stand by"."""
+    active, standby = services["standalone"], services["standby"]
+    taken = [port for name in ("standalone", "standby", "postgres") for port in services[name]["ports"]]
+    assert len({port.split(":")[1] for port in taken}) == len(taken)
+    different = {key for key in active | standby if active.get(key) != standby.get(key)}
+    assert different == {"ports", "profiles"}
+
+
+def test_the_health_check_finds_a_dtx_that_serves_and_one_that_stands_by_well(
+    services: dict[str, Any], postgres: PostgresServer
+) -> None:
+    (program,) = {services[name]["healthcheck"]["test"][-1] for name in ("alongside", "standalone", "standby")}
+
+    def is_well(service: DtxService, admin: int) -> bool:
+        here = program.replace("5673), 5", f"{service.port}), 5").replace("127.0.0.1:15673", f"127.0.0.1:{admin}")
+        return subprocess.run([sys.executable, "-c", here], check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+    with StandaloneStage(postgres) as stage:
+        port, nobody = free_port(), free_port()
+        standby = stage.another_service("--admin-listen", f"127.0.0.1:{port}", start=False)
+        assert not is_well(standby, port)
+        standby.start(wait=False)
+        stage.wait_for(lambda: is_well(standby, port), "a standby that is well")
+        assert is_well(stage.service, nobody)
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="there is no docker to ask; the other tests read the file")
+def test_docker_understands_the_file() -> None:
+    command = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", "ha", "config", "--quiet"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if "is not a docker command" in done.stderr or "unknown flag: --file" in done.stderr:
+        pytest.skip("this docker has no compose; the other tests read the file")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_image_gets_what_the_package_is_built_from() -> None:
@@ -88,6 +125,6 @@ def test_the_image_gets_what_the_package_is_built_from() -> None:
 
 
 def test_the_settings_of_dtx_are_settings_that_exist(services: dict[str, Any]) -> None:
-    for service in ("alongside", "standalone"):
+    for service in ("alongside", "standalone", "standby"):
         for name in services[service]["environment"]:
             assert name.removeprefix("DTX_").lower() in Settings.model_fields

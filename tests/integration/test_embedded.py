@@ -214,6 +214,13 @@ def test_two_on_one_data_directory_is_refused_in_one_sentence(server: EmbeddedPo
     assert one(connection_url(data_dir), "SELECT 1") == 1
 
 
+@pytest.mark.parametrize("below", ["", "data"], ids=["a file itself", "a file on the way"])
+def test_a_data_directory_that_is_a_file_is_refused_in_one_sentence(data_dir: Path, below: str) -> None:
+    data_dir.write_text("not a directory")
+    with pytest.raises(EmbeddedPostgresError, match=rf"the data directory {data_dir / below} cannot be made: \w+"):
+        EmbeddedPostgres(data_dir / below).start()
+
+
 def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(server: EmbeddedPostgres, data_dir: Path) -> None:
     data_dir.mkdir(mode=0o711)
     (data_dir / "postgres.new").mkdir()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from dtx.log.records import LogState
+from dtx.log.records import WITH_OUTCOME, LogState
 from dtx.store.rabbitmq.upstream import ChannelClosed
-from dtx.xa.codes import XaFlag
+from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
 from tests.sim.client import GONE, Client
 from tests.sim.database import SimDatabase
@@ -21,7 +21,14 @@ from tests.sim.scheduler import current
 
 _RB: Final = frozenset({XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT})
 _DONE: Final = frozenset({XaFlag.OK})
-_DOUBT: Final = frozenset({LogState.PREPARED, LogState.COMMITTING, LogState.ROLLING_BACK})
+_DOUBT: Final = frozenset({LogState.PREPARED, LogState.COMMITTING, LogState.ROLLING_BACK}) | WITH_OUTCOME
+_STAYS: Final = frozenset({LogState.PREPARED, LogState.HEURISTIC})
+"""Nobody but a transaction manager or an operator ends these."""
+_HEURISTIC: Final = {
+    "commit": XaFlag.HEURCOM,
+    "rollback": XaFlag.HEURRB,
+}
+"""What an operator has ordered, and what the transaction manager is told of it."""
 
 
 class Asker:
@@ -58,7 +65,7 @@ class Asker:
         flag = await client.prepare(branch.xid)
         self.ledger.answers[f"prepare {flag.wire_name}"] += 1
         if flag is XaFlag.OK:
-            if self.state(branch.xid) is not LogState.PREPARED:
+            if self.state(branch.xid) is not LogState.PREPARED and not branch.ordered:
                 self.ledger.wrong(f"prepare of {branch.xid} is answered, and the log has {self.state(branch.xid)}")
             branch.prepared = True
             return True
@@ -82,6 +89,9 @@ class Asker:
             self._refused(branch, before, commit, error)
             raise
         self.ledger.answers[f"{branch.decision} {flag.wire_name}"] += 1
+        if flag in {outcome.flag for outcome in Heuristic}:
+            await self._told(client, branch, flag)
+            return
         if flag not in (_DONE if commit else _DONE | _RB):
             self.ledger.wrong(f"{branch.decision} of {branch.xid} is answered {flag.wire_name}")
         if commit and self.state(branch.xid) is LogState.PREPARED:
@@ -89,6 +99,31 @@ class Asker:
         if not commit and self.state(branch.xid) is not None:
             self.ledger.wrong(f"rollback of {branch.xid} is answered, and the log has {self.state(branch.xid)}")
         branch.answered = branch.finished = True
+
+    async def _told(self, client: Client, branch: Branch, flag: XaFlag) -> None:
+        """An operator has decided: that stays in the log until somebody asks to forget it.
+
+        Raises:
+            GONE: there was no answer to that.
+        """
+        wanted = {_HEURISTIC[action] for action in branch.ordered if action in _HEURISTIC}
+        if not branch.ordered or (flag not in wanted and not branch.given_up):
+            self.ledger.wrong(f"{branch.xid} is {flag.wire_name}, and operators have ordered {branch.ordered}")
+        record = self.database.tables.look("/", branch.xid)
+        if record is None:
+            if not branch.may_be_forgotten:
+                self.ledger.wrong(f"{branch.xid} is {flag.wire_name}, and the log has forgotten it")
+        elif record.outcome is None or record.outcome.flag is not flag:
+            self.ledger.wrong(f"{branch.xid} is {flag.wire_name}, and the log has {record.state} {record.outcome}")
+        branch.forgets = True
+        try:
+            await client.forget(branch.xid)
+        except ChannelClosed as error:
+            branch.finished = error.close.reply_code == 404
+            raise
+        if self.state(branch.xid) is not None:
+            self.ledger.wrong(f"forget of {branch.xid} is answered, and the log has {self.state(branch.xid)}")
+        branch.finished = True
 
     def _refused(self, branch: Branch, before: LogState | None, commit: bool, error: ChannelClosed) -> None:
         code, text = error.close.reply_code, error.close.reply_text.decode()
@@ -108,17 +143,21 @@ class Application(Asker):
         hosts: where dtx may be.
         queues: names.
         until: when it shall stop.
+        hesitates: it takes a while now and then to say what it has decided.
+        joins: how often a second connection of its joins a branch.
     """
 
     def __init__(
         self, database: SimDatabase, ledger: Ledger, random: Random, number: int, hosts: list[str], queues: list[bytes],
-        until: Callable[[], bool],
+        until: Callable[[], bool], *, hesitates: bool = False, joins: float = 0.15,
     ) -> None:  # fmt: skip
         super().__init__(database, ledger, random)
         self._number = number
         self._hosts = hosts
         self._queues = queues
         self._until = until
+        self._hesitates = hesitates
+        self._joins = joins
 
     async def run(self) -> None:
         """Work until it is told to stop, on one connection as long as it lasts."""
@@ -149,7 +188,8 @@ class Application(Asker):
             elif self.random.random() < 0.1 or await self.prepare(client, branch):
                 commit = branch.prepared and self.random.random() < 0.75
                 branch.decision = "commit" if commit else "rollback"
-                await asyncio.sleep(0.1 * self.random.random() ** 4)
+                longest = 3.0 if self._hesitates and self.random.random() < 0.2 else 0.1
+                await asyncio.sleep(longest * self.random.random() ** 4)
                 await self.complete(client, branch)
         finally:
             branch.working = False
@@ -158,7 +198,7 @@ class Application(Asker):
         random, xid = self.random, branch.xid
         if await client.start(xid) is not XaFlag.OK:
             return False
-        joined = random.random() < 0.15
+        joined = random.random() < self._joins
         if joined:
             await other.open()
             joined = await other.start(xid, join=True) is XaFlag.OK
@@ -277,8 +317,8 @@ class Recovery(Asker):
         now = self._in_doubt()
         for xid, state in before.items():
             # Committing is left out when its end was answered and is about to be written.
-            if state is LogState.PREPARED and now.get(xid) is LogState.PREPARED and xid not in listed:
-                self.ledger.wrong(f"recover does not list {xid}, which is prepared")
+            if state in _STAYS and now.get(xid) is state and xid not in listed:
+                self.ledger.wrong(f"recover does not list {xid}, which is {state}")
         journal = {line.xid for _, line in self.database.tables.database.journal}
         for xid in listed:
             if xid not in now and xid not in journal:

@@ -123,6 +123,11 @@ class Client:
         """dtx-coordination.rollback."""
         return await self._flag(DtxMethod.ROLLBACK, xid)
 
+    async def forget(self, xid: Xid) -> None:
+        """dtx-coordination.forget."""
+        payload = int(DtxMethod.FORGET).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire())
+        await self.ask(payload, DtxMethod.FORGET_OK)
+
     async def _flag(self, method: DtxMethod, xid: Xid, rest: bytes = b"") -> XaFlag:
         payload = int(method).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
         _, answer, _ = await self.ask(payload, method + 1)

@@ -30,7 +30,8 @@ from dtx.xa.xid import Xid
 from tests.sim.scheduler import Process, SimLoop, current
 
 RM: Final = "dtx"
-_RETRY_WINDOW: Final = 10.0
+RETRY_WINDOW: Final = 10.0
+"""Seconds for which a write waits for a database that is away."""
 _ANSWER_TIMEOUT: Final = 30.0
 Group = Sequence[tuple[LogWrite, bytes]]
 
@@ -148,14 +149,14 @@ class SimDatabase:
         for row in rows.values():
             row.work = dict(row.work)
         tables = {name: dict(getattr(database.messages, name)) for name in _DICTS}
-        return rows, len(database.journal), tables
+        return rows, (len(database.journal), len(database.archive)), tables
 
     def _restore(self, snapshot: Any) -> None:
         rows, lines, tables = snapshot
         database = self.tables.database
         database.rows.clear()
         database.rows.update(rows)
-        del database.journal[lines:]
+        del database.journal[lines[0] :], database.archive[lines[1] :]
         for name, table in tables.items():
             mine = getattr(database.messages, name)
             mine.clear()
@@ -373,6 +374,13 @@ class _SimReaders:
         await self._database.pause()
         return found
 
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """The same, wherever the messages are."""
+        await self._go()
+        found = await self._tables.read_messages_of(branch_id)
+        await self._database.pause()
+        return found
+
     async def lookup(self, vhost: str, xid: Xid) -> Lookup:
         """What the tables say."""
         await self._go()
@@ -422,13 +430,14 @@ class SimLog(PostgresLog):
         )  # fmt: skip
         self.database = database
 
-    async def open(self) -> None:
+    async def open(self, *, wait: bool = True) -> None:
         """Take the lease, begin to write; waits while another dtx has it."""
+        assert wait, "no command runs in the simulation"
         self._lease = lease_ = _SimLease(self._dsn, RM, self._holder, ttl=self._lease_ttl, on_lost=self._on_lease_lost)
         lease_.database = self.database
         await lease_.take()
         self._writer = Writer(
-            self._dsn, RM, lease_, durable=True, retry_window=_RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
+            self._dsn, RM, lease_, durable=True, retry_window=RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
             on_failed=self._on_failed,
         )  # fmt: skip
         await self._writer.start()

@@ -7,6 +7,7 @@ from typing import Final
 from dtx.config import Settings
 from dtx.log.api import LogError
 from dtx.manager import Limits
+from dtx.manager.operators import Operators
 from dtx.server.alongside.mode import BrokerUnusable, broker_of, open_alongside, require_broker
 from dtx.server.listener import Listener
 from dtx.server.standalone.mode import open_standalone
@@ -44,6 +45,8 @@ class Instance:
         """Why it ended by itself."""
         self.wanted = False
         self.process: Process | None = None
+        self.operators: Operators | None = None
+        """Takes orders, while it serves."""
         self._loop = loop
         self._network = network
         self._database = database
@@ -61,7 +64,7 @@ class Instance:
 
     def kill(self, *, again: float = _RESTART) -> None:
         """Kill -9; started again after so many seconds."""
-        process, self.process = self.process, None
+        process, self.process, self.operators = self.process, None, None
         if process is not None:
             process.kill()
             self._network.died(process)
@@ -104,6 +107,7 @@ class Instance:
                     settings, "postgresql://sim@nowhere/sim", log, limits, metrics, stack
                 )
             await listener.accept(new_session)
+            self.operators = Operators(manager)
             reason = await stopping
             listener.stop_accepting()
             await manager.drain(0.0)

@@ -40,6 +40,17 @@ class Branch:
     answered: bool = False
     finished: bool = False
     working: bool = True
+    ordered: list[str] = field(default_factory=list)
+    """What operators have ordered; each of it was done, or not."""
+    given_up: list[bytes] = field(default_factory=list)
+    """Messages that operators have ordered to discard."""
+    forgets: bool = False
+    """Its transaction manager has asked to forget the heuristic outcome."""
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether somebody has asked for that."""
+        return self.forgets or "forget" in self.ordered
 
     @property
     def is_abandoned(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import BranchRecord, Lookup, Unit
+from dtx.log.records import BranchRecord, Lookup, Unit, WorkKind
 from dtx.manager import effects, quick
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable
@@ -18,6 +18,7 @@ from dtx.store.api import UnitOutcome
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.receipts import Receipts, Scan
+from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist
 from tests.sim.run import Shape
 
@@ -59,6 +60,13 @@ _SLOW: Final = Shape(troubles=4, kinds=_KILLED, database=0.05)
 _BROKER_DIES: Final = Shape(troubles=8, exact=False, kinds=("the broker is killed", *_KILLED))
 _SEPARATED: Final = Shape(troubles=10, kinds=("dtx and the broker are separated", "dtx is stopped", *_KILLED))
 _LOST: Final = Shape(troubles=20, kinds=("dtx loses its connections to the broker",))
+_AGAIN: Final = Shape(
+    troubles=20, kinds=("dtx loses the broker at a write and is killed", "dtx loses its connections to the broker")
+)
+_LONG_WAITS: Final = Shape(troubles=8, kinds=("the database is away", "the active dtx is killed at a write"))
+_AWAY: Final = Shape(troubles=3, kinds=("the database is away for long",))
+_IN_PART: Final = Shape(troubles=40, joins=0.9, kinds=("a connection to the broker breaks at a write",))
+_ORDERS: Final = Shape(troubles=10, operators=True, kinds=_KILLED, database=0.02)
 _STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLED)
 
 
@@ -178,6 +186,68 @@ def _not_hidden() -> Sequence[Change]:
     return [(PostgresStore, "restore", lambda *_: None)]
 
 
+def _unit_not_logged() -> Sequence[Change]:
+    """A unit that is sent in the place of a lost one is remembered, and not in the log."""
+
+    async def forgetful(self: BrokerDurable, entry: Entry, unit: Unit) -> None:
+        assert entry.record is not None
+        others = (other for other in entry.record.units if other.number != unit.number)
+        entry.record = replace(entry.record, units=(*others, unit))
+
+    return [(BrokerDurable, "assign", forgetful)]
+
+
+def _purged_early() -> Sequence[Change]:
+    """Receipts are purged though the log may not have what they prove."""
+    use = Receipts.use
+
+    def hasty(self: Receipts, unit: Unit) -> bytes:
+        queue = use(self, unit)
+        self.logged(unit)
+        return queue
+
+    return [(Receipts, "use", hasty)]
+
+
+def _no_doubt() -> Sequence[Change]:
+    """A write whose outcome is not known is taken for one that was not done."""
+    failed = BrokerDurable.failed
+
+    def sure(self: BrokerDurable, entry: Entry, *rest: Any) -> Any:
+        error = failed(self, entry, *rest)
+        entry.doubt = False
+        return error
+
+    return [(BrokerDurable, "failed", sure)]
+
+
+def _never_taken_put_back() -> Sequence[Change]:
+    """A branch that was taken in part puts back what never left its queue."""
+
+    def everything(self: BrokerDurable, entry: Entry) -> tuple[int, ...]:
+        return tuple(work.position for work in entry.cached or () if work.kind is WorkKind.PUBLISH)
+
+    return [(BrokerDurable, "_not_taken", everything)]
+
+
+def _one_outcome() -> Sequence[Change]:
+    """Whatever an operator has decided, the transaction manager is told that it was a commit."""
+    return [(Heuristic, "flag", property(lambda _: XaFlag.HEURCOM))]
+
+
+def _forgets_by_itself() -> Sequence[Change]:
+    """Operators: what was decided begins before it is in the log."""
+    decide: Any = BrokerDurable._decide
+
+    async def forgetful(self: BrokerDurable, entry: Entry, record: BranchRecord, state: Any, *rest: Any) -> None:
+        if state.value.startswith("heuristic-"):
+            entry.record = replace(record, units=(self._store.next_unit(entry.vhost),), outcome=rest[0])
+            return
+        await decide(self, entry, record, state, *rest)
+
+    return [(BrokerDurable, "_decide", forgetful)]
+
+
 MUTATIONS: Final = (
     Mutation(name="an answer before its write", changes=_answer_first, shape=_SLOW),
     Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
@@ -189,5 +259,11 @@ MUTATIONS: Final = (
     Mutation(name="404 without a look at the log", changes=_log_not_read, shape=_ALONGSIDE),
     Mutation(name="nothing is put back", changes=_not_put_back, shape=_SLOW),
     Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
+    Mutation(name="a new unit is not in the log", changes=_unit_not_logged, shape=_AGAIN),
+    Mutation(name="receipts are purged too early", changes=_purged_early, shape=_LONG_WAITS),
+    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY),
+    Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
+    Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),
+    Mutation(name="orders are not in the log", changes=_forgets_by_itself, shape=_ORDERS),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )

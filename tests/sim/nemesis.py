@@ -1,11 +1,12 @@
 """What goes wrong, and when: a plan that a seed draws, and that can be made smaller event by event."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.sim.broker import HOST as BROKER
+from tests.sim.database import RETRY_WINDOW
 
 if TYPE_CHECKING:
     from tests.sim.run import Simulation
@@ -72,6 +73,29 @@ def _cut_off_broker(sim: "Simulation", trouble: Trouble) -> None:
             sim.network.break_off(end)
 
 
+def _cut_one_at_a_write(sim: "Simulation", trouble: Trouble) -> None:
+    """One connection of some dtx to the broker breaks in the moment of a write: part of a unit is done, part is not."""
+
+    def cut() -> None:
+        ends = [end for end in sim.network.ends if end.process.alive and end.other.process.name == BROKER]
+        if ends:
+            sim.network.break_off(ends[trouble.whom % len(ends)])
+
+    sim.on_next_write(trouble.whom % 40, cut)
+
+
+def _cut_off_and_kill(sim: "Simulation", trouble: Trouble) -> None:
+    """Whoever has the lease loses the broker at a write; what it does about that it does not get done."""
+
+    def cut() -> None:
+        for index, instance in enumerate(sim.instances):
+            if sim.holds_lease(instance):
+                _cut_off_broker(sim, replace(trouble, whom=index))
+        sim.on_next_write(trouble.whom % 5, lambda: _active(sim, trouble))
+
+    sim.on_next_write(trouble.whom % 40, cut)
+
+
 def _partition_broker(sim: "Simulation", trouble: Trouble) -> None:
     sim.network.partition(sim.instances[trouble.whom % len(sim.instances)].host, BROKER)
     sim.later(trouble.seconds, sim.network.heal)
@@ -86,6 +110,12 @@ def _partition_application(sim: "Simulation", trouble: Trouble) -> None:
 def _database_away(sim: "Simulation", trouble: Trouble) -> None:
     sim.database.crash()
     sim.later(trouble.seconds, sim.database_back)
+
+
+def _database_long_away(sim: "Simulation", trouble: Trouble) -> None:
+    """Longer than a write waits for it: whoever waits is told that the outcome is not known."""
+    sim.database.crash()
+    sim.later(RETRY_WINDOW + trouble.seconds / 2, sim.database_back)
 
 
 def _database_slow(sim: "Simulation", trouble: Trouble) -> None:
@@ -124,9 +154,12 @@ KINDS: Final[dict[str, Callable[["Simulation", Trouble], None]]] = {
     "an application is killed": _kill_application,
     "a connection is cut off": _cut_off,
     "dtx loses its connections to the broker": _cut_off_broker,
+    "a connection to the broker breaks at a write": _cut_one_at_a_write,
+    "dtx loses the broker at a write and is killed": _cut_off_and_kill,
     "dtx and the broker are separated": _partition_broker,
     "dtx and an application are separated": _partition_application,
     "the database is away": _database_away,
+    "the database is away for long": _database_long_away,
     "the database is slow": _database_slow,
     "a write is done and not answered": _answer_lost,
     "a write is neither done nor answered": _write_lost,
@@ -136,6 +169,8 @@ KINDS: Final[dict[str, Callable[["Simulation", Trouble], None]]] = {
 }
 _OF_BROKER: Final = {
     "dtx loses its connections to the broker",
+    "a connection to the broker breaks at a write",
+    "dtx loses the broker at a write and is killed",
     "dtx and the broker are separated",
     "the broker is killed",
     "the broker has an alarm",

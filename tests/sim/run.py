@@ -24,6 +24,7 @@ from tests.sim.instance import Instance
 from tests.sim.ledger import Branch, Ledger
 from tests.sim.nemesis import Trouble
 from tests.sim.network import Network
+from tests.sim.operators import Operator
 from tests.sim.scheduler import Process, SimLoop, current, scheduler
 from tests.sim.world import simulated
 
@@ -50,6 +51,8 @@ class Shape:
         database: seconds that the database takes for most things at most.
         kinds: of trouble; all where none is named.
         forgets_acks: whether a broker that dies forgets the last acks, too.
+        operators: whether one gives orders about branches in doubt.
+        joins: how often a second connection joins a branch.
     """
 
     broker: bool = True
@@ -63,6 +66,8 @@ class Shape:
     database: float = 0.001
     kinds: tuple[str, ...] = ()
     forgets_acks: bool = False
+    operators: bool = False
+    joins: float = 0.15
 
     def __str__(self) -> str:
         mode = f"alongside, replay {self.replay}" if self.broker else "standalone"
@@ -72,6 +77,7 @@ class Shape:
                 (not self.exact, ", the broker dies"),
                 (self.refusing, ", a queue refuses"),
                 (self.forgets_acks, ", the broker forgets acks"),
+                (self.operators, ", an operator gives orders"),
             )
             if on
         )
@@ -94,6 +100,7 @@ def shape_of(seed: int) -> Shape:
         forgets_acks=not exact and random.random() < 0.5,
         refusing=not exact and random.random() < 0.4,
         database=random.choice((0.0005, 0.001, 0.01)),
+        operators=random.random() < 0.3,
     )
 
 
@@ -211,8 +218,9 @@ class Simulation:
         process = self._applications[number] = Process(self.loop, f"application-{number}")
         hosts = [instance.host for instance in self.instances]
         application = Application(
-            self.database, self.ledger, self._random, number, hosts, QUEUES, lambda: self.stopping
-        )
+            self.database, self.ledger, self._random, number, hosts, QUEUES, lambda: self.stopping,
+            hesitates=self.shape.operators, joins=self.shape.joins,
+        )  # fmt: skip
         process.spawn(application.run())
 
     # -- the run
@@ -292,6 +300,11 @@ class Simulation:
             self.database, self.ledger, self._random, [instance.host for instance in self.instances]
         )
         Process(self.loop, "tm").spawn(self.recovery.run())
+        if self.shape.operators:
+            operator = Operator(
+                self.database, self.ledger, self._random, self.instances, lambda: self.stopping
+            )  # fmt: skip
+            Process(self.loop, "desk").spawn(operator.run())
         for number in range(self.shape.applications):
             self.start_application(number)
         begin = self.loop.now

@@ -18,6 +18,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(600)
 def test_a_million_steps_of_everything_that_goes_wrong() -> None:
     """Of both modes, with and without a broker that dies; see README's guarantees for what must hold."""
@@ -50,7 +51,8 @@ def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
     )
     told = {essence(simulate(seed))}
     for hashes in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        environment = {**kept, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
         )
@@ -71,6 +73,7 @@ def test_seeds_are_about_all_that_there_is() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mistake_is_found(mutation: Mutation) -> None:

@@ -4,6 +4,10 @@ It is shared by all processes of a run and outlives each of them. Presumed abort
 is written together with everything that the transfer does, so the log is at the same time the truth that queues and
 databases are compared with; and since a coin can be spent once, two transfers that hold two copies of one coin (a
 repeat) cannot both be decided.
+
+In one phase dtx decides. Such a transfer is *open* from the moment at which dtx is asked until it is known what has
+become of it: what it does is written down before, for its coins may be seen at once; if it is rolled back, all that is
+taken back.
 """
 
 import json
@@ -20,7 +24,8 @@ from tests.soak.money import Coin, Seen, Transfer
 
 _SCHEMA = """
 CREATE TABLE decision (
-    gtrid TEXT PRIMARY KEY, kind TEXT NOT NULL, sides TEXT NOT NULL, at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0
+    gtrid TEXT PRIMARY KEY, kind TEXT NOT NULL, sides TEXT NOT NULL, at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0,
+    open INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX unended ON decision (gtrid) WHERE NOT ended;
 CREATE TABLE coin (
@@ -32,6 +37,10 @@ CREATE TABLE entry (
 ) WITHOUT ROWID;
 CREATE TABLE fault (at REAL NOT NULL, text TEXT NOT NULL);
 CREATE TABLE count (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_COIN = """
+SELECT amount, made_by, spent_by, dtx_id, EXISTS (SELECT 1 FROM decision WHERE gtrid = spent_by AND open)
+FROM coin WHERE id = ?
 """
 
 
@@ -48,6 +57,8 @@ class Record:
     spent_by: str | None
     dtx_id: str | None
     """Of the copy that was spent."""
+    contested: bool
+    """Whoever spends it has asked for that in one phase, and does not know yet whether it has."""
 
 
 class Ledger:
@@ -88,8 +99,12 @@ class Ledger:
 
     # -- decisions
 
-    def decide(self, transfer: Transfer) -> None:
+    def decide(self, transfer: Transfer, *, by_dtx: bool = False) -> None:
         """Commit it. When this returns, that is on the disk.
+
+        Args:
+            transfer: what it does.
+            by_dtx: dtx will be asked to commit it in one phase: it is open until ``close`` says what came of it.
 
         Raises:
             SpentBefore: it cannot be.
@@ -111,9 +126,24 @@ class Ledger:
                 [(bank, transfer.gtrid, delta) for bank, delta in transfer.entries.items()],
             )
             database.execute(
-                "INSERT INTO decision (gtrid, kind, sides, at) VALUES (?, ?, ?, ?)",
-                (transfer.gtrid, transfer.kind, json.dumps(transfer.sides), time.time()),
+                "INSERT INTO decision (gtrid, kind, sides, at, open) VALUES (?, ?, ?, ?, ?)",
+                (transfer.gtrid, transfer.kind, json.dumps(transfer.sides), time.time(), by_dtx),
             )
+
+    def close_open(self, gtrid: str, *, committed: bool) -> None:
+        """It is known what dtx has made of a transfer that was open. Idempotent."""
+        with self._writing() as database:
+            if committed:
+                database.execute("UPDATE decision SET open = 0, ended = 1 WHERE gtrid = ? AND open", (gtrid,))
+                return
+            if database.execute("DELETE FROM decision WHERE gtrid = ? AND open", (gtrid,)).rowcount == 0:
+                return
+            seen = database.execute("SELECT id, spent_by FROM coin WHERE made_by = ? AND spent_by NOT NULL", (gtrid,))
+            for coin, spender in seen.fetchall():
+                text = f"{coin} was spent by {spender}, and dtx had rolled back {gtrid}, which made it"
+                database.execute("INSERT INTO fault VALUES (?, ?)", (time.time(), text))
+            database.execute("UPDATE coin SET spent_by = NULL, dtx_id = NULL WHERE spent_by = ?", (gtrid,))
+            database.execute("DELETE FROM coin WHERE made_by = ?", (gtrid,))
 
     def decided(self, gtrid: str) -> bool:
         """Whether it is to be committed; else it never will be."""
@@ -121,8 +151,13 @@ class Ledger:
 
     def unended(self, prefix: str) -> list[tuple[str, list[str]]]:
         """Decided transfers of a slot that are not known to have been committed everywhere, with their participants."""
-        query = "SELECT gtrid, sides FROM decision WHERE NOT ended AND gtrid >= ? AND gtrid < ?"
+        query = "SELECT gtrid, sides FROM decision WHERE NOT ended AND NOT open AND gtrid >= ? AND gtrid < ?"
         return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in self._read(query, prefix, prefix + "\x7f")]
+
+    def open(self, prefix: str) -> list[str]:
+        """Transfers of a slot of which only dtx knows what has become of them."""
+        query = "SELECT gtrid FROM decision WHERE open AND gtrid >= ? AND gtrid < ?"
+        return [str(gtrid) for (gtrid,) in self._read(query, prefix, prefix + "\x7f")]
 
     def settle(self, ended: Iterable[str], counts: Counter[str]) -> None:
         """Note what has ended, and count. A process that is killed first has its transfers asked about again."""
@@ -136,15 +171,16 @@ class Ledger:
 
     def coin(self, coin: str) -> Record | None:
         """What is known of a coin; ``None``: nobody has decided to make it."""
-        rows = self._read("SELECT amount, made_by, spent_by, dtx_id FROM coin WHERE id = ?", coin)
+        rows = self._read(_COIN, coin)
         if not rows:
             return None
-        amount, made_by, spent_by, dtx_id = rows[0]
+        amount, made_by, spent_by, dtx_id, contested = rows[0]
         return Record(
             amount=int(str(amount)),
             made_by=str(made_by),
             spent_by=None if spent_by is None else str(spent_by),
             dtx_id=None if dtx_id is None else str(dtx_id),
+            contested=bool(contested),
         )
 
     def unspent(self) -> dict[Coin, str]:
@@ -202,6 +238,6 @@ def what_is_wrong_with(seen: Seen, record: Record | None) -> str | None:
         return f"{seen.coin.id} was delivered, and its making was never decided"
     if record.amount != seen.coin.amount:
         return f"{seen.coin.id} is worth {seen.coin.amount} and was made as {record.amount}"
-    if record.spent_by is not None and record.dtx_id != seen.dtx_id:
+    if record.spent_by is not None and not record.contested and record.dtx_id != seen.dtx_id:
         return f"{seen.coin.id} came again as {seen.dtx_id!r}, it was {record.dtx_id!r} when {record.spent_by} spent it"
     return None

@@ -69,6 +69,7 @@ class Transfer:
         made: coins that it makes, with their queues.
         entries: what it adds to each bank.
         discarded: coins that it takes for nothing: repeats of coins that were spent before.
+        one_phase: dtx alone is asked, and decides.
     """
 
     gtrid: str
@@ -77,6 +78,7 @@ class Transfer:
     made: list[tuple[Coin, str]] = field(default_factory=list)
     entries: dict[str, int] = field(default_factory=dict)
     discarded: list[Seen] = field(default_factory=list)
+    one_phase: bool = False
 
     @property
     def sides(self) -> list[str]:

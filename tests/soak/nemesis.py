@@ -164,6 +164,13 @@ def _alarm(world: World, pause: Pause) -> None:
     world.node.memory_alarm(on=False)
 
 
+def _disk_alarm(world: World, pause: Pause) -> None:
+    assert world.node is not None
+    world.node.disk_alarm(on=True)
+    pause()
+    world.node.disk_alarm(on=False)
+
+
 def _kill_broker(world: World, _pause: Pause) -> None:
     assert world.node is not None
     world.node.restart()
@@ -207,6 +214,7 @@ def _events(world: World, *, broker_dies: bool) -> Iterator[Trouble]:
             yield Trouble(name=f"{owner}: clock wrong", victim=f"clock {name}", cards=2, act=_skew(name))
     if world.node is not None:
         yield Trouble(name="RabbitMQ: memory alarm", victim="RabbitMQ", cards=2, act=_alarm)
+        yield Trouble(name="RabbitMQ: disk full", victim="RabbitMQ", cards=2, act=_disk_alarm)
         if broker_dies:
             yield Trouble(name="RabbitMQ killed", victim="RabbitMQ", cards=3, act=_kill_broker)
             yield Trouble(name="RabbitMQ restarted", victim="RabbitMQ", cards=1, act=_restart_broker)

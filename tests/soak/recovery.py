@@ -1,5 +1,7 @@
 """The transaction manager's recovery: what is decided is committed everywhere, what is not is rolled back everywhere.
 
+What dtx was asked to commit in one phase it is asked about until it says what has become of it.
+
 It asks every participant what it holds in doubt, touches nobody else's branches, and leaves those alone whose transfer
 is still under way in this process. It also notices what must not be: a branch that voted and is unknown, a decided one
 that was not committed, an answer that X/Open does not allow.
@@ -127,8 +129,10 @@ class Recovery(threading.Thread):
         done = [self._try(self._recover_queues, self._queues)]
         done += [self._try(partial(self._recover_bank, name), bank) for name, bank in self._banks.items()]
         done.append(self._try(self._finish, self._queues))
+        done.append(self._try(self._close_open, self._queues))
         self._desk.flush()
-        return all(done) and not self._desk.ledger.unended(self._desk.prefix)
+        ledger, prefix = self._desk.ledger, self._desk.prefix
+        return all(done) and not ledger.unended(prefix) and not ledger.open(prefix)
 
     def close(self) -> None:
         """End the sessions."""
@@ -187,6 +191,26 @@ class Recovery(threading.Thread):
                 else:
                     self._commit_at(side, gtrid)
             self._desk.ended(gtrid)
+
+    def _close_open(self) -> None:
+        """Ask again for what was to be committed in one phase, and hear what has become of it."""
+        for gtrid in self._desk.ledger.open(self._desk.prefix):
+            if not self._desk.idle(gtrid):
+                continue
+            with self._queues.coordinator() as coordinator:
+                try:
+                    coordinator.commit(xid_of(gtrid), one_phase=True)
+                except XAER_NOTA as error:
+                    committed = "completed: committed" in error.reason
+                except XARollback:
+                    committed = False
+                except (XAER_RMFAIL, XAER_PROTO):  # not known yet, or an earlier request is still under way
+                    self._desk.count("one-phase commit to be repeated")
+                    continue
+                else:
+                    committed = True
+            self._desk.ledger.close_open(gtrid, committed=committed)
+            self._desk.count(f"one-phase commit found out: {'committed' if committed else 'rolled-back'}")
 
     def _commit_at(self, name: str, gtrid: str) -> None:
         bank = self._banks[name]

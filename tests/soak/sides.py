@@ -14,8 +14,8 @@ from pika.exceptions import AMQPError
 
 from dtx.client import XAER_NOTA, XAER_PROTO, Coordinator, XAException, XaFlag, XAResource, XARollback, Xid
 from tests.soak.money import FORMAT_ID, Coin, Seen, xid_of
+from tests.soak.ways import STRAIGHT, Way
 
-_PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
 BROKEN: Final = (AMQPError, XAException, psycopg.Error, OSError, ValueError, AttributeError)
 """What a client sees when the other end dies. The last two are pika's: for a socket that is reset just after it was
 connected, and for a server's close that comes while pika closes channels one by one."""
@@ -81,9 +81,10 @@ class QueueSide:
         channel.basic_ack(method.delivery_tag)
         return Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties))
 
-    def put(self, queue: str, coin: Coin) -> None:
-        """Put a coin into *queue*."""
-        self._channel.basic_publish("", queue, coin.body, _PERSISTENT)
+    def put(self, queue: str, coin: Coin, way: Way = STRAIGHT) -> None:
+        """Put a coin into *queue*, by the *way* of an exchange."""
+        properties = pika.BasicProperties(delivery_mode=2, headers=way.headers(queue))
+        self._channel.basic_publish(way.exchange, way.key(queue), coin.body, properties)
 
     @property
     def _channel(self) -> BlockingChannel:
@@ -104,6 +105,10 @@ class QueueSide:
     def commit(self, gtrid: str) -> None:
         """Second phase."""
         self.xa.commit(xid_of(gtrid))
+
+    def commit_in_one_phase(self, gtrid: str) -> None:
+        """Have dtx decide; returns when it has committed."""
+        self.xa.commit(xid_of(gtrid), one_phase=True)
 
     def rollback(self, gtrid: str) -> None:
         """Second phase."""

@@ -12,6 +12,7 @@ from tests.soak.money import OPENING_AMOUNT, OPENING_COINS, QUEUES, Transfer
 from tests.soak.nemesis import Nemesis
 from tests.soak.recovery import Desk, Recovery
 from tests.soak.sides import BankSide, QueueSide
+from tests.soak.ways import open_ways
 from tests.soak.world import World
 from tests.support.broker import Mode
 from tests.support.processes import wait_until
@@ -118,6 +119,7 @@ class Soak:
     def _open(self, world: World) -> None:
         """Put the first coins into the queues."""
         declare(world.service.url(), *QUEUES)
+        open_ways(world.service.url(), QUEUES)
         opening = Transfer(gtrid="opening", kind="opening")
         side = QueueSide(world.service.url())
         insist(side.select)

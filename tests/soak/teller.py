@@ -22,6 +22,7 @@ from tests.soak.ledger import Ledger, SpentBefore, what_is_wrong_with
 from tests.soak.money import ACCOUNTS, BANKS, QUEUE_SIDE, QUEUES, Seen, Transfer
 from tests.soak.recovery import Desk, Recovery
 from tests.soak.sides import BROKEN, BankSide, QueueSide
+from tests.soak.ways import WAYS
 
 ROLLED_BACK: Final = 0.08
 """How often a transfer is rolled back though everybody voted yes."""
@@ -62,7 +63,7 @@ class Config:
 
 
 class NotNow(Exception):
-    """There is nothing to transfer: a queue is empty."""
+    """There is nothing to transfer: a queue is empty, or what it gave is not known to be there."""
 
 
 class Teller(threading.Thread):
@@ -84,6 +85,7 @@ class Teller(threading.Thread):
         self._banks = {name: BankSide(url, "teller") for name, url in config.banks.items()}
         self._work: list[tuple[str, int, Callable[[Transfer], None]]] = [
             ("queue to queue", 4, self._queue_to_queue),
+            ("queue to queue, in one phase", 2, self._in_one_phase),
             ("queue to database", 3, self._queue_to_bank),
             ("database to queue", 3, self._bank_to_queue),
             ("database to database", 1, self._bank_to_bank),
@@ -115,6 +117,9 @@ class Teller(threading.Thread):
         try:
             work(transfer)
             assert transfer.balance == 0, transfer
+            if transfer.one_phase:
+                self._desk.ledger.decide(transfer, by_dtx=True)
+                return True
             for side in transfer.sides:
                 if side == QUEUE_SIDE:
                     self._queues.prepare(transfer.gtrid)
@@ -127,6 +132,9 @@ class Teller(threading.Thread):
             self.stop.wait(0.02)
         except XARollback:
             self._desk.count("rolled back: dtx voted no")
+            self._give_up(transfer, voted)
+        except SpentBefore:
+            self._desk.count("rolled back: another copy of the coin was spent")
             self._give_up(transfer, voted)
         except (psycopg.errors.CheckViolation, psycopg.errors.LockNotAvailable) as error:
             self._desk.count(f"rolled back: {type(error).__name__}")
@@ -142,7 +150,10 @@ class Teller(threading.Thread):
         return False
 
     def _outcome(self, transfer: Transfer, voted: set[str]) -> None:
-        """The second phase."""
+        """The second phase, or the only one."""
+        if transfer.one_phase:
+            self._ask(transfer)
+            return
         chance = self._random.random()
         if chance < LEFT:
             self._desk.count("left undecided after the votes")
@@ -164,6 +175,19 @@ class Teller(threading.Thread):
         voted.clear()
         if not left:
             self._desk.ended(transfer.gtrid)
+
+    def _ask(self, transfer: Transfer) -> None:
+        """Have dtx decide. Where there is no answer the recovery asks again."""
+        try:
+            self._queues.commit_in_one_phase(transfer.gtrid)
+        except XARollback:
+            self._desk.count("rolled back: dtx decided so in one phase")
+            self._desk.ledger.close_open(transfer.gtrid, committed=False)
+        except BROKEN as error:
+            self._desk.count(f"one-phase commit unanswered: {type(error).__name__}")
+            self._drop(QUEUE_SIDE)
+        else:
+            self._desk.ledger.close_open(transfer.gtrid, committed=True)
 
     def _tell(self, side: str, gtrid: str, *, commit: bool) -> bool:
         """Tell a participant that voted yes the outcome; whether it is done."""
@@ -222,6 +246,10 @@ class Teller(threading.Thread):
             self._put(transfer, target, *filter(None, (part, total - part)))
         self._queues.end(transfer.gtrid)
 
+    def _in_one_phase(self, transfer: Transfer) -> None:
+        transfer.one_phase = True
+        self._queue_to_queue(transfer)
+
     def _queue_to_bank(self, transfer: Transfer) -> None:
         self._queues.start(transfer.gtrid)
         self._take(transfer, self._two_queues()[0], 1)
@@ -278,12 +306,14 @@ class Teller(threading.Thread):
             self._desk.ledger.fault(wrong)
         if record is None or record.spent_by is None:
             return False
+        if record.contested:
+            raise NotNow
         self._desk.count("repeats that a client recognised")
         return True
 
     def _put(self, transfer: Transfer, queue: str, *amounts: int) -> None:
         for coin in list(transfer.coins(*amounts)):
-            self._queues.put(queue, coin)
+            self._queues.put(queue, coin, self._random.choice(WAYS))
             transfer.made.append((coin, queue))
 
     def _move(self, transfer: Transfer, bank: str, delta: int) -> None:

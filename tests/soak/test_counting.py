@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.census import compare_bank, compare_coins
-from tests.soak.ledger import Ledger, SpentBefore
+from tests.soak.ledger import Ledger, SpentBefore, what_is_wrong_with
 from tests.soak.money import Coin, Seen, Transfer, xid_of
 from tests.soak.sides import belongs
 
@@ -100,6 +100,48 @@ def test_a_decision_outlives_the_process_until_everybody_has_committed(ledger: L
     assert ledger.unended("s0.") == []
     assert ledger.counts() == {"tellers": 2}
     again.close()
+
+
+def asked(ledger: Ledger) -> Coin:
+    """The coin is being moved to another queue in one phase; the new one."""
+    coin = Coin(id="s0.8/0", amount=7)
+    transfer = Transfer(gtrid="s0.8", kind="", spent=[HERE], made=[(coin, "till4")], one_phase=True)
+    ledger.decide(transfer, by_dtx=True)
+    return coin
+
+
+def test_what_dtx_was_asked_to_do_in_one_phase_is_open_until_it_has_answered(ledger: Ledger) -> None:
+    """Nobody else may commit or roll it back, and what it takes and makes may be seen."""
+    made = asked(ledger)
+    assert ledger.decided("s0.8")
+    assert ledger.unended("s0.8") == []
+    assert ledger.open("s0.") == ["s0.8"]
+    record = ledger.coin(COIN.id)
+    assert record is not None
+    assert record.contested
+    assert what_is_wrong_with(Seen(coin=COIN, dtx_id="as it was put back"), record) is None
+    ledger.close_open("s0.8", committed=True)
+    assert ledger.open("s0.") == []
+    assert compare_coins({"till4": [Seen(coin=made, dtx_id="new")]}, ledger).all == []
+    ledger.close_open("s0.8", committed=False)  # too late
+    assert ledger.coin(made.id) is not None
+
+
+def test_what_dtx_has_rolled_back_in_one_phase_has_never_been(ledger: Ledger) -> None:
+    made = asked(ledger)
+    ledger.close_open("s0.8", committed=False)
+    assert not ledger.decided("s0.8")
+    assert ledger.coin(made.id) is None
+    assert compare_coins({"till3": [HERE]}, ledger).all == []
+    assert ledger.faults() == []
+
+
+def test_a_coin_of_something_that_dtx_says_it_has_rolled_back_must_not_be_spent(ledger: Ledger) -> None:
+    made = asked(ledger)
+    spent = [Seen(coin=made, dtx_id="new")]
+    ledger.decide(Transfer(gtrid="s0.9", kind="queue to database", spent=spent, entries={"east": 7}))
+    ledger.close_open("s0.8", committed=False)
+    assert ledger.faults() == ["s0.8/0 was spent by s0.9, and dtx had rolled back s0.8, which made it"]
 
 
 def test_a_transfer_makes_nothing_out_of_nothing() -> None:

@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from dtx.client import Coordinator, XAResource, Xid
 from tests.support.broker import Broker, StandaloneBroker
 from tests.support.client import connected, new_xid
+from tests.support.failpoints import ArmedService
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -148,6 +149,8 @@ class Scene:
 class Stage(Scene):
     """dtx beside a broker, and everything around it. Use as a context manager.
 
+    Its services can be armed with failpoints: see ``ArmedService``.
+
     Args:
         node: the broker; a fresh vhost of it is used.
         postgres: where a fresh database for the log is made.
@@ -189,13 +192,13 @@ class Stage(Scene):
         self.node.mend()
         self.node.delete_vhost(self.vhost)
 
-    def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> DtxService:
+    def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> ArmedService:
         """A further dtx on the same log and broker; like every one ended with the stage."""
         port = self.proxy.port if through_proxy else self.node.port
         broker = f"amqp://guest:guest@127.0.0.1:{port}/"
         words = (*self.options, *options)
         return self._stack.enter_context(
-            DtxService(broker=broker, database=self.database, options=words, env=self._env, start=start)
+            ArmedService(broker=broker, database=self.database, options=words, env=self._env, start=start)
         )
 
     def queues(self) -> list[str]:

@@ -10,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -59,7 +59,8 @@ class RabbitNode(QueueAccess):
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._passwords = {"guest": "guest"}
-        self._alarm = False
+        self._alarm: Callable[..., None] | None = None
+        """Clears what was raised."""
         self._paused = False
 
     def __enter__(self) -> Self:
@@ -132,7 +133,7 @@ class RabbitNode(QueueAccess):
             _docker("start", self.name)
         else:
             self._spawn()
-        self._alarm = self._paused = False
+        self._alarm, self._paused = None, False
         try:
             wait_until(self._serves, seconds=START_SECONDS, what=f"the start of {self.name}")
         except NodeEnded:
@@ -207,8 +208,8 @@ class RabbitNode(QueueAccess):
             self.resume()
         if not self.running:
             self.start()
-        if self._alarm:
-            self.memory_alarm(on=False)
+        if self._alarm is not None:
+            self._alarm(on=False)
 
     # -- administration -----------------------------------------------------------------------------------------------
 
@@ -319,9 +320,15 @@ class RabbitNode(QueueAccess):
 
     def memory_alarm(self, *, on: bool) -> None:
         """Raise or clear the memory alarm; returns when the node says so. Publishers are blocked meanwhile."""
-        self._alarm = on
+        self._alarm = self.memory_alarm if on else None
         self.ctl("set_vm_memory_high_watermark", "absolute", "1MB" if on else "64GB")
         wait_until(lambda: self._alarmed() is on, what=f"the memory alarm going {'on' if on else 'off'}")
+
+    def disk_alarm(self, *, on: bool) -> None:
+        """The same with the disk: it seems to be full, for the node wants more room than any disk has."""
+        self._alarm = self.disk_alarm if on else None
+        self.ctl("set_disk_free_limit", "1000000GB" if on else DEFAULTS["disk_free_limit.absolute"])
+        wait_until(lambda: self._alarmed() is on, what=f"the disk alarm going {'on' if on else 'off'}")
 
     def _alarmed(self) -> bool:
         try:

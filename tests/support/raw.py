@@ -186,17 +186,6 @@ class RawClient:
             raise AssertionError(f"{call} was refused: {self._refused(payload)}")
         return read_answer(payload)
 
-    def heard(self, channel: int) -> XaFlag | int | Sequence[Xid] | None:
-        """The answer to what was sent before, or the code of its refusal."""
-        payload = self.next_method(channel)
-        (key,) = struct.unpack_from(">I", payload)
-        if key != keys.CHANNEL_CLOSE:
-            return read_answer(payload)
-        refusal = self._refused(payload)
-        self.send(channel, requests.CHANNEL_CLOSE_OK)
-        self.open(channel, select=channel in self._selected)
-        return refusal.code
-
     def refusal(self, channel: int, call: Call) -> Refusal:
         """Send a dtx method that must be refused by a channel exception.
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import click
 from rich.text import Text
 
+from dtx.admin.shown.text import json_line, safe
 from dtx.cli.doctor.model import Check, Status, failed
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import new_table, show_table
-from dtx.cli.text import json_line, safe
 from dtx.config import Settings
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
@@ -17,7 +17,17 @@ _EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not cou
 
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
-@with_settings("listen", "tls_cert", "tls_key", *BROKER_SETTINGS, *DATABASE_SETTINGS, "unsafe", "coordinator")
+@with_settings(
+    "listen",
+    "tls_cert",
+    "tls_key",
+    *BROKER_SETTINGS,
+    *DATABASE_SETTINGS,
+    "unsafe",
+    "coordinator",
+    "lease_ttl",
+    "upstream_heartbeat",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
 def doctor(settings: Settings, as_json: bool) -> int:
     """Check the database, the broker and what dtx may do there, and say what to fix.
@@ -41,9 +51,11 @@ def run_checks(settings: Settings) -> Iterator[Check]:
     """All checks, in the order in which a reader wants to fix things."""
     from dtx.cli.doctor.broker import check_broker
     from dtx.cli.doctor.database import check_database
+    from dtx.cli.doctor.ha import check_ha
     from dtx.cli.doctor.standalone import check_left_behind, check_standalone
 
     yield from _guarded("database", check_database, settings)
+    yield from _guarded("ha", check_ha, settings)
     if settings.broker is not None:
         yield from _guarded("broker", check_broker, settings)
         yield from _guarded("standalone", check_left_behind, settings)

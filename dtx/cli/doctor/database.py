@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import psycopg
 
+from dtx.admin.shown.text import human_duration, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.cli.revisions import known_revisions
-from dtx.cli.text import human_duration, safe
 from dtx.config import Settings
 from dtx.log import checks, migrate
 from dtx.log.api import LogError
@@ -120,8 +120,7 @@ def _migrations(connection: _Connection, settings: Settings) -> Iterator[Check]:
         else:
             yield failed(
                 "database.migrations",
-                "the tables are not there, and this user may not make them: grant CREATE on the database, or run "
-                "'dtx migrate' as its owner",
+                "the tables are not there, and this user may not make them: grant CREATE on the database",
             )
     elif here in known:
         yield warning(
@@ -135,25 +134,16 @@ def _migrations(connection: _Connection, settings: Settings) -> Iterator[Check]:
 
 
 def _log(url: str, settings: Settings) -> Iterator[Check]:
-    """Who serves, and what waits."""
+    """What waits."""
     try:
         with LogReader(url) as log:
-            leases = [lease for lease in log.leases() if lease.rm == settings.rm]
             totals = log.totals(Filter(rm=settings.rm))
     except LogError:
         # No tables: that has been said.
         return
-    for lease in leases:
-        holder = f"{safe(lease.holder)} (epoch {lease.epoch})"
-        if lease.remaining > 0:
-            yield ok("lease", f"{holder} is the active dtx of {lease.rm}")
-        else:
-            yield ok("lease", f"no dtx is active as {lease.rm}; the last one was {holder}")
-    if not leases:
-        yield ok("lease", f"no dtx has ever served as {settings.rm} on this database")
     count, stuck = sum(total.branches for total in totals), sum(total.stuck for total in totals)
     if stuck:
-        yield warning("in-doubt", f"{stuck} of {count} in doubt are stuck: 'dtx in-doubt' shows what the broker says")
+        yield warning("in-doubt", f"{stuck} of {count} in doubt are stuck: 'dtx branches' shows what the broker says")
     elif count:
         oldest = human_duration(max(total.oldest for total in totals))
         yield ok("in-doubt", f"{count} in doubt, the oldest was started {oldest} ago")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Final
 
+from dtx.admin.shown.text import human_size, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
-from dtx.cli.text import human_size, safe
 from dtx.config import Settings
 from dtx.log.api import LogError
 from dtx.log.embedded import EmbeddedPostgresError

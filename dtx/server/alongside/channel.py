@@ -4,10 +4,12 @@ Its frames are passed on unseen; what a proxy must know of them (open, close, mo
 broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from dtx.manager.entry import Entry
+from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
 from dtx.server.alongside.order import Fence
 from dtx.server.alongside.unsettled import ANSWERS, Tally
@@ -21,6 +23,7 @@ from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import method_frame, with_channel
 from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import Association
 
 if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
@@ -118,6 +121,23 @@ class Channel:
         self._backlog = Backlog()
         if reserved and self.upstream_number != number:
             session.upstream.handlers[self.upstream_number] = self
+
+    # -- what operators see
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Numbers of connection and channel."""
+        return self.session.id, self.number
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that it is associated or suspended with."""
+        return ()
+
+    @property
+    def scan(self) -> Scan | None:
+        """The recovery scan that is open on it."""
+        return None if self.coordination is None else self.coordination.scan
 
     # -- frames
 

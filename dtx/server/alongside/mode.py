@@ -15,10 +15,15 @@ from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import UpstreamLost
 from dtx.telemetry import Metrics
+from dtx.wire.amqp09.frames import Protocol
 
 
 class BrokerUnusable(Exception):
     """The broker is not there, or does not let dtx in; the message says what to do."""
+
+
+class BrokerAway(BrokerUnusable):
+    """Nobody answers there."""
 
 
 def broker_of(settings: Settings) -> Broker:
@@ -33,7 +38,8 @@ async def require_broker(broker: Broker) -> None:
     """Try the broker once, before anything else is started.
 
     Raises:
-        BrokerUnusable: it is not there, or does not take dtx's credentials.
+        BrokerAway: it is not there.
+        BrokerUnusable: it does not take dtx's credentials.
     """
     connection = ServiceConnection(broker, "dtx start-up check")
     try:
@@ -42,13 +48,18 @@ async def require_broker(broker: Broker) -> None:
         if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
             raise BrokerUnusable(f"{error}; check user and password in --broker") from None
     except (OSError, UpstreamLost) as error:
-        raise BrokerUnusable(
-            f"no broker answers at {broker} ({str(error) or 'timed out'}): start one, for example with "
+        raise BrokerAway(
+            f"no broker answers at {broker} ({_reason(error)}): start one, for example with "
             "'docker run -p 127.0.0.1:5672:5672 rabbitmq' or 'apt-get install rabbitmq-server', "
             "name another with --broker (make run: BROKER=amqp://user:password@host:5672/), "
             "or leave it out: then dtx is the broker itself"
         ) from None
     connection.close()
+
+
+def _reason(error: OSError | UpstreamLost) -> str:
+    words = str(getattr(error, "strerror", None) or error)
+    return words.lower() or "timed out"
 
 
 async def open_alongside(
@@ -67,7 +78,7 @@ async def open_alongside(
     Raises:
         LogError: the log cannot be read.
     """
-    store = RabbitStore(broker, _lane_settings(settings, broker, log))
+    store = RabbitStore(broker, _lane_settings(settings, broker, log, metrics))
     stack.push_async_callback(store.close)
     manager = TransactionManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
@@ -80,13 +91,15 @@ async def open_alongside(
         handshake_timeout=settings.handshake_timeout,
     )
 
-    def new_session(connection: ClientConnection, header: bytes) -> Session:
+    def new_session(connection: ClientConnection, header: bytes) -> Session | None:
+        if header not in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
+            return None
         return Session(manager, store, metrics, session_limits, connection, header)
 
     return manager, new_session, lambda: store.lanes
 
 
-def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog) -> LaneSettings:
+def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog, metrics: Metrics) -> LaneSettings:
     url = settings.management_url
     return LaneSettings(
         rm=settings.rm,
@@ -94,5 +107,6 @@ def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog) -> Lane
         deadline=settings.unit_deadline,
         replay=settings.replay,
         active=lambda: log.lease_valid,
+        found=lambda outcome: metrics.unit_findings[outcome].inc(),
         management=None if url is None else Management.from_url(url, user=broker.user, password=broker.password),
     )

@@ -5,6 +5,7 @@ start and end, publishes and acknowledgements are captured instead of passed on;
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from dtx.log.records import Work
@@ -25,7 +26,7 @@ from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
 from dtx.xa.codes import ReplyCode, XaError
-from dtx.xa.model import State
+from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
 _BASIC: Final = keys.BASIC_RETURN >> 16
@@ -103,6 +104,11 @@ class SelectedChannel(Channel):
         """What T was asked for."""
         taking.owner = self
         self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """See :class:`Channel`."""
+        return self._demarcation.ties
 
     @property
     def passes(self) -> bool:

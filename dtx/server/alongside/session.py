@@ -11,8 +11,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from dtx.manager import TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import TransactionManager, Who
 from dtx.server.alongside.channel import Channel, Drain, Mode
 from dtx.server.alongside.client import ClientTransport, SessionLimits
 from dtx.server.alongside.contents import Contents
@@ -219,14 +218,16 @@ class Session:
             self.hold_client(self)
         try:
             buffer, frames = self._splitter.feed(data)
-            self._client_frames(buffer, frames)
         except FrameError as error:
-            try:
-                self._client_frames(error.buffer, error.frames)
-            except WireError as earlier:
-                self.refuse(earlier)
+            self._handle(error.buffer, error.frames)
             self.refuse(error)
-        except WireError as error:
+        else:
+            self._handle(buffer, frames)
+
+    def _handle(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+        try:
+            self._client_frames(buffer, frames)
+        except Exception as error:  # noqa: BLE001 - what is no WireError is logged
             self.refuse(error)
 
     def _client_frames(self, buffer: bytes, frames: Sequence[Frame]) -> None:
@@ -348,7 +349,7 @@ class Session:
                     current.client_frame(key, frame, 0, len(frame))
                 elif key == keys.CHANNEL_OPEN:
                     self._open_channel(channel.number, frame[7:-1])
-        except WireError as error:
+        except Exception as error:  # noqa: BLE001 - what is no WireError is logged
             self.refuse(error)
         current = self.channels.get(channel.number)
         if current is not None:
@@ -455,8 +456,11 @@ class Session:
 
     # -- the end
 
-    def refuse(self, error: WireError) -> None:
-        """The client does not speak the protocol: connection.close."""
+    def refuse(self, error: Exception) -> None:
+        """The client does not speak the protocol, or dtx has made a mistake, of which it is told no more: close."""
+        if not isinstance(error, WireError):
+            _log.error("connection failed", connection=self.id, exc_info=error)
+            error = WireError(HardCode.INTERNAL_ERROR, "internal error")
         if self.stage in (Stage.CLOSING, Stage.DETACHED):
             return
         _log.info("connection refused", connection=self.id, reason=str(error))

@@ -4,12 +4,14 @@ Frames are handled as they come. A method that waits for something (the log, a m
 before it) occupies the channel; frames behind it wait, so that answers and effects keep their order.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.log.api import LogError
 from dtx.log.records import Work
+from dtx.manager.entry import Entry
+from dtx.manager.scan import Scan
 from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.standalone.confirms import Confirms
 from dtx.server.standalone.consuming import Consuming
@@ -23,6 +25,7 @@ from dtx.wire.amqp09 import calls, declarations, errors, keys, replies, requests
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import Association
 
 if TYPE_CHECKING:
     from dtx.server.standalone.connection import Connection
@@ -145,6 +148,23 @@ class Channel:
         self.mode = Mode.DISTRIBUTED
         self.context = context
         self.connection.metrics.selected_channels.inc()
+
+    # -- what operators see
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Numbers of connection and channel."""
+        return self.connection.id, self.number
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that it is associated or suspended with."""
+        return self.transactions.ties
+
+    @property
+    def scan(self) -> Scan | None:
+        """The recovery scan that is open on it."""
+        return self.transactions.scan
 
     # -- the order of things
 

@@ -7,40 +7,39 @@ is not read from until that has changed.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from typing import Final
 
 from dtx.log.api import LogError
-from dtx.manager import TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import TransactionManager, Who
 from dtx.server.front import ClientTransport
+from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import Broker
 from dtx.server.standalone.channel import Channel
-from dtx.server.standalone.consuming import Consuming
+from dtx.server.standalone.closing import close_queues, remove
 from dtx.server.standalone.direct import DirectReplies
 from dtx.server.standalone.limits import MAX_UNSENT, ConnectionLimits
 from dtx.server.standalone.opening import Opening
 from dtx.server.standalone.outbox import Outbox
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
-from dtx.store.postgres.exchanges import Queue, describe
-from dtx.store.postgres.matching import ExchangeType
+from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.postgres.values import text
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials, encode_open_ok
-from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.codes import ReplyCode
 
 _log = get_logger(part="connection")
-_numbers = count(1)
+numbers = count(1)
+"""Of connections, whatever they speak."""
 
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
@@ -48,8 +47,6 @@ _REFUSED_PAUSE: Final = 3.0
 """Seconds before a login that failed is cut off where the client cannot be told, as RabbitMQ has it."""
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
-_MAX_ALLOWED: Final = 1000
-"""Permissions that are remembered for a connection: programs use a handful of names, and names are theirs to choose."""
 _CLOSE_OK: Final = method_frame(0, requests.CONNECTION_CLOSE_OK)
 _OPEN_OK: Final = method_frame(0, encode_open_ok())
 
@@ -87,7 +84,7 @@ class Connection:
     """
 
     def __init__(self, parts: Parts, transport: ClientTransport) -> None:
-        self.id = next(_numbers)
+        self.id = next(numbers)
         self.manager = parts.manager
         self.broker = parts.broker
         self.accounts = parts.accounts
@@ -98,16 +95,13 @@ class Connection:
         self.stage = Stage.OPENING
         self.who = Who("", "")
         self.vhost: VirtualHost
-        """Known when the client has opened it, as *writes* are."""
+        """Known when the client has opened it, as *access* and *writes* are."""
+        self.access: Access
         self.writes: Writes
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
         self._account: Account | None = None
         self._login: asyncio.Task[None] | None = None
-        self._allowed: set[tuple[Permission, bytes]] = set()
-        """What the account may do, as far as it was asked."""
-        self._users: object = None
-        """The users that this holds for."""
         self._opening = Opening(parts.limits)
         self._transport: ClientTransport | None = transport
         self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
@@ -196,6 +190,7 @@ class Connection:
             self._timer.cancel()
         self.who = Who(account.name, vhost)
         self.vhost = self.broker.virtual_host(vhost)
+        self.access = Access(self.accounts, account, self.vhost)
         self.writes = Writes(vhost, self.broker, self.manager.budget, self._throttle)
         self.stage = Stage.RUNNING
         self.outbox.send(_OPEN_OK)
@@ -224,67 +219,22 @@ class Connection:
             self.refuse(WireError(HardCode.CONNECTION_FORCED, f"user '{user}' may not be in vhost '{vhost}' any more"))
 
     def demand(self, permission: Permission, kind: str, name: bytes) -> None:
-        """Refuse what the client may not do.
-
-        Args:
-            permission: what it needs.
-            kind: ``exchange`` or ``queue``.
-            name: of it; empty for the default exchange.
-
-        Raises:
-            XaError: 403.
-        """
-        users = self.accounts.users
-        if users is not self._users or len(self._allowed) > _MAX_ALLOWED:
-            self._users = users
-            self._allowed.clear()
-        if (permission, name) in self._allowed:
-            return
-        if not self.account.may(self.who.vhost, permission, name):
-            what = describe(kind, name, self.who.vhost)
-            raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{self.who.user}'")
-        self._allowed.add((permission, name))
+        """See :meth:`Access.demand`."""
+        self.access.demand(permission, kind, name)
 
     def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
-        """Refuse a routing key that the client may not use at a topic exchange; at others every key will do.
-
-        Args:
-            permission: write to publish, read to bind and unbind.
-            exchange: its name.
-            key: the routing key.
-
-        Raises:
-            XaError: 403.
-        """
-        found = self.vhost.exchanges.get(exchange)
-        if found is None or found.kind is not ExchangeType.TOPIC:
-            return
-        if not self.account.may_use_topic(self.who.vhost, permission, exchange, key):
-            what = describe("exchange", exchange, self.who.vhost)
-            raise XaError(
-                ReplyCode.ACCESS_REFUSED, f"access to topic '{text(key)}' in {what} refused for user '{self.who.user}'"
-            )
+        """See :meth:`Access.demand_topic`."""
+        self.access.demand_topic(permission, exchange, key)
 
     # -- queues that go
 
     def close_queues(self, queues: Sequence[Queue]) -> None:
         """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
-        for consumer in self.broker.close_queues(queues):
-            sink = consumer.sink
-            assert isinstance(sink, Consuming), "there are no other consumers"
-            sink.cancelled(consumer)
+        close_queues(self.broker, queues)
 
     def remove(self, gone: Gone) -> None:
         """The same for queues that go by themselves, so nobody waits until that is durable."""
-        self.close_queues(gone.queues)
-        if gone.define is not None:
-            self.manager.spawn(self._note_gone(self.broker.define(gone.define)))
-
-    async def _note_gone(self, written: Awaitable[None]) -> None:
-        try:
-            await written
-        except LogError as error:
-            _log.error("queues that are gone may come back at the next start", reason=str(error))
+        remove(self.broker, self.manager, gone)
 
     # -- from the client
 

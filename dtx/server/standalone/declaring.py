@@ -23,7 +23,7 @@ from dtx.xa.codes import ReplyCode, XaError
 if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
 
-_SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
+SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
 """Stands for the name that the server would choose, where permissions are judged: as long, and begun as that one."""
 _TICKET: Final = 1
 """What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
@@ -219,10 +219,10 @@ class Declaring:
             self._count(name, asked.no_wait)
             return
         vhost, demand = self._connection.vhost, self._connection.demand
-        demand(Permission.CONFIGURE, "queue", name or _SERVER_NAMED)
+        demand(Permission.CONFIGURE, "queue", name or SERVER_NAMED)
         letters = _exchange_in(asked.arguments, DEAD_LETTER_EXCHANGE) if name not in vhost.queues else None
         if letters is not None:
-            demand(Permission.READ, "queue", name or _SERVER_NAMED)
+            demand(Permission.READ, "queue", name or SERVER_NAMED)
             demand(Permission.WRITE, "exchange", letters)
         declared = vhost.declare_queue(
             name,

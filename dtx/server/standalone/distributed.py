@@ -16,7 +16,7 @@ from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import Delivery, HeldPublish
 from dtx.wire.amqp09 import calls
 from dtx.xa.codes import ReplyCode, XaError
-from dtx.xa.model import State
+from dtx.xa.model import Association, State
 
 if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
@@ -52,6 +52,11 @@ class Distributed:
     def outlives_the_connection(self) -> bool:
         """See :class:`Context`."""
         return self._demarcation.branch is not None
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that the channel is associated or suspended with."""
+        return self._demarcation.ties
 
     # -- start and end
 

@@ -8,12 +8,14 @@ from dtx.config import Settings
 from dtx.failpoint import Point
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
+from dtx.server.amqp10.connection import Connection as Connection10
 from dtx.server.listener import ClientConnection, NewSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.store.postgres.accounts import Accounts
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
+from dtx.wire.amqp09.frames import Protocol
 
 
 async def open_standalone(
@@ -59,10 +61,16 @@ async def open_standalone(
             require_tickets=settings.require_tickets,
         ),
     )
-    connections: set[Connection] = set()
+    connections: set[Connection | Connection10] = set()
 
-    def new_session(transport: ClientConnection, header: bytes) -> Connection:  # noqa: ARG001 - both headers do
-        connection = Connection(parts, transport)
+    def new_session(transport: ClientConnection, header: bytes) -> Connection | Connection10 | None:
+        connection: Connection | Connection10
+        if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
+            connection = Connection(parts, transport)
+        elif header == Protocol.AMQP_1_0_TLS.value:
+            return None
+        else:
+            connection = Connection10(parts, transport, header)
         connections.add(connection)
         connection.ended.add_done_callback(lambda _: connections.discard(connection))
         return connection

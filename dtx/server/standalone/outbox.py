@@ -23,7 +23,7 @@ class Outbox:
         self._transport: ClientTransport | None = transport
         self._wrote = wrote
         self._relieved = relieved
-        self._frames: list[bytes] = []
+        self._frames: list[bytes | memoryview] = []
         self._octets = 0
         self._turned_away = False
         self.is_slow = False
@@ -39,7 +39,7 @@ class Outbox:
         self._turned_away = True
         return False
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send whole frames, at the end of this turn of the loop."""
         if not self._frames:
             self._loop.call_soon(self.flush)

@@ -1,14 +1,11 @@
 """basic.publish: the frames of a content put together, judged and routed; then it is the context's."""
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dtx.server.standalone.direct import REPLY_TO, is_address
-from dtx.store.postgres.arguments import MAX_MILLISECONDS
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.permissions import Permission
-from dtx.store.postgres.values import text
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import content, properties
 from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Publish
@@ -20,9 +17,6 @@ if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
 
 _BASIC: Final = 60
-_EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
-"""What RabbitMQ takes for a number."""
-_IMPERSONATOR: Final = "impersonator"
 _LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
 _SHORT: Final = 64
 """Octets of properties that are remembered."""
@@ -164,7 +158,7 @@ class Publishing:
         channel.connection.demand_topic(Permission.WRITE, exchange, key)
         view, is_plain = _known(raw) if len(raw) <= _SHORT else _look(raw)
         if not is_plain:
-            self._judge(view)
+            channel.connection.access.judge(view)
         if Property.REPLY_TO in view.spans and view.reply_to == REPLY_TO:
             self._refuse_direct_reply_in_a_branch()
             raw = properties.put(raw, Property.REPLY_TO, channel.consuming.reply_address)
@@ -196,28 +190,4 @@ class Publishing:
                 ReplyCode.NOT_IMPLEMENTED,
                 "direct reply-to cannot be part of a branch, which outlives its connection: "
                 "declare a queue for replies",
-            )
-
-    def _judge(self, view: Properties) -> None:
-        """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers."""
-        spans = view.spans
-        if Property.HEADERS in spans:
-            view.headers  # noqa: B018 - raises where it is malformed
-        if Property.EXPIRATION in spans:
-            self._judge_expiration(view.expiration or b"")
-        if Property.USER_ID in spans:
-            account = self._channel.connection.account
-            user = text(view.user_id or b"")
-            if user != account.name and _IMPERSONATOR not in account.tags:
-                raise XaError(
-                    ReplyCode.PRECONDITION_FAILED,
-                    f"user_id property set to '{user}' but authenticated user was '{account.name}'",
-                )
-
-    @staticmethod
-    def _judge_expiration(value: bytes) -> None:
-        if not _EXPIRATION.fullmatch(value) or not 0 <= int(value) <= MAX_MILLISECONDS:
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED,
-                f"invalid expiration '{text(value)}': milliseconds in digits, {MAX_MILLISECONDS} at most",
             )

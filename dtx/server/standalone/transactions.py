@@ -1,13 +1,17 @@
 """The methods of dtx-demarcation and dtx-coordination on a channel."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, assert_never
 
+from dtx.manager.entry import Entry
+from dtx.manager.scan import Scan
 from dtx.server.coordination import Coordination
 from dtx.server.failpoints import replying
 from dtx.server.standalone.distributed import Distributed
 from dtx.wire.amqp09 import answers, calls
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.model import Association
 
 if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
@@ -30,6 +34,16 @@ class Transactions:
         self._channel = channel
         self._coordination = Coordination(connection.manager, connection.metrics, channel.number, connection.id)
         self._context: Distributed | None = None
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that the channel is associated or suspended with."""
+        return () if self._context is None else self._context.ties
+
+    @property
+    def scan(self) -> Scan | None:
+        """The recovery scan that is open."""
+        return self._coordination.scan
 
     def call(self, key: int, payload: bytes) -> None:
         """Run a method of the classes 101 and 105.

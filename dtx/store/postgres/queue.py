@@ -226,6 +226,15 @@ class QueueIndex(Waiting):
         delivery.state = DeliveryState.HELD
         self._held[delivery.position] = delivery
 
+    def unhold(self, delivery: Delivery) -> None:
+        """The other end of :meth:`hold`: it is unacknowledged again, with whoever got it.
+
+        Raises:
+            KeyError: it is not held.
+        """
+        for held in self._let_go((delivery.position,)):
+            held.state = DeliveryState.UNACKED
+
     def commit(self, positions: Iterable[int]) -> None:
         """The branch that held these has committed, and their rows are dropped.
 

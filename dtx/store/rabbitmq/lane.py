@@ -64,6 +64,7 @@ class LaneSettings:
         deadline: seconds after which a unit that the broker does not answer no longer counts against *channels*.
         replay: what is done with units whose outcome is not known.
         management: to judge receipts; ``None`` when there is none.
+        found: told what was found out about each unit whose answer was lost.
         active: whether this dtx is the active one: receipts may be its successor's otherwise, and are left alone.
         room: memory for the messages of units, shared by all lanes that have these settings.
     """
@@ -74,6 +75,7 @@ class LaneSettings:
     replay: Replay = "auto"
     management: Management | None = None
     active: Callable[[], bool] = lambda: True
+    found: Callable[[UnitOutcome], None] = lambda _: None
     room: Room = field(default_factory=lambda: Room(_MOST_UNDER_WAY))
 
 
@@ -120,6 +122,26 @@ class Lane:
     def blocked(self) -> bool:
         """Whether the broker takes no publishes at the moment (memory or disk alarm)."""
         return self._connection is not None and self._connection.blocked
+
+    @property
+    def open_receipts(self) -> int:
+        """Receipts that dtx may still need."""
+        return self.receipts.open
+
+    @property
+    def channels(self) -> int:
+        """How many units can be under way at a time."""
+        return self._opened
+
+    @property
+    def under_way(self) -> int:
+        """Units that the broker is working on."""
+        return self._opened - len(self._free)
+
+    @property
+    def waiting(self) -> int:
+        """Units that wait for a channel."""
+        return sum(not waiter.done() for waiter in self._waiters)
 
     async def ready(self, seconds: float) -> None:
         """Wait until the lane works.
@@ -357,8 +379,11 @@ class Lane:
 
         Waits until the unit's lock is free: until then a stalled predecessor's unit may still be applied.
         """
-        if not unit.lock:
-            return UnitOutcome.NEVER
+        outcome = UnitOutcome.NEVER if not unit.lock else await self._find_out(unit)
+        self.settings.found(outcome)
+        return outcome
+
+    async def _find_out(self, unit: Unit) -> UnitOutcome:
         while True:
             connection = await self._connected()
             failpoint.at(Point.RESOLVE_BEFORE)

@@ -67,6 +67,11 @@ class Receipts:
         self._scanning = asyncio.Lock()
         self._scans: OrderedDict[str, Scan] = OrderedDict()
 
+    @property
+    def open(self) -> int:
+        """How many of this dtx lie in the broker, or are about to, whose units the log does not have yet."""
+        return len(self._generation)
+
     # -- life of a receipt
 
     def use(self, unit: Unit) -> bytes:

@@ -194,15 +194,19 @@ def put(raw: bytes, which: Property, value: bytes) -> bytes:
     Raises:
         WireError: 502 when *raw* is malformed, or *value* does not fit the property.
     """
-    view = read(raw)
+    return _put(read(raw), which, _encoded(which, value))
+
+
+def _encoded(which: Property, value: bytes) -> bytes:
+    """A property with its length."""
     if which is Property.HEADERS:
-        return _put_headers(view, (value,))
+        return tables.put_long(value)
     size = _OCTETS.get(which.value)
     if size is None:
-        return _put(view, which, tables.put_short(value))
+        return tables.put_short(value)
     if len(value) != size:
         raise syntax_error(f"property {which.name.lower().replace('_', '-')} of {len(value)} octets")
-    return _put(view, which, value)
+    return value
 
 
 def without(raw: bytes, which: Property) -> bytes:
@@ -214,15 +218,21 @@ def build(values: Mapping[Property, bytes], headers: Mapping[bytes, bytes] | Non
     """Properties from nothing.
 
     Args:
-        values: octets without their length, by property.
-        headers: entries of type S of the headers table.
+        values: octets without their length, by property; for the headers the entries of the table.
+        headers: entries of type S of the headers table, instead.
+
+    Raises:
+        WireError: 502 when a value does not fit its property.
     """
-    raw = EMPTY
-    for which, value in values.items():
-        raw = put(raw, which, value)
     if headers:
-        raw = _put_headers(read(raw), (tables.entry(key, b"S", value) for key, value in headers.items()))
-    return raw
+        table = b"".join(tables.entry(key, b"S", value) for key, value in headers.items())
+        values = {**values, Property.HEADERS: table}
+    flags = 0
+    parts: list[bytes] = []
+    for which in sorted(values, reverse=True):
+        flags |= 1 << which
+        parts.append(_encoded(which, values[which]))
+    return _FLAGS.pack(flags) + b"".join(parts)
 
 
 def has_header(raw: bytes, key: bytes) -> bool:

@@ -20,7 +20,7 @@ from tests.support.crash import ids
 from tests.support.processes import wait_until
 from tests.support.queues import take_all
 
-_ASIDE = frozenset({"stuck", "hazard", "repeated", "decided"})
+_ASIDE = frozenset({"stuck", "hazard", "repeated", "decided", "redirected"})
 """Events that tell of the way, and of trouble on it."""
 _SETTLING = 5.0
 """Seconds in which a broker requeues what a dead connection had."""

@@ -26,6 +26,9 @@ class Kind(StrEnum):
     STOPPED = "dtx stopped in order behind the vote"
     CARRIED = "the log's connection breaks under the vote"
     DOUBTED = "the database refuses the vote"
+    TAKEN_OVER = "another dtx takes over behind the vote"
+    SEVERED = "the broker ends dtx's connections under phase two"
+    MENDED = "phase two is stuck, an operator redirects a message"
 
     @property
     def publishes(self) -> bool:
@@ -46,6 +49,11 @@ class Kind(StrEnum):
     def one_phase(self) -> bool:
         """Whether the resource manager decides."""
         return self in (Kind.ONE_PHASE, Kind.ONE_PHASE_PUBLISH, Kind.ONE_PHASE_CONSUME)
+
+    @property
+    def needs_broker(self) -> bool:
+        """Whether there is nothing like it without one."""
+        return self in (Kind.SEVERED, Kind.MENDED)
 
     @property
     def operator(self) -> "Decision | None":
@@ -157,7 +165,8 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
 
 def cases(mode: Mode) -> tuple[Case, ...]:
     """All of one mode."""
-    whole = (Case(mode, kind, decision) for kind, decision in _KINDS)
+    kinds = [which for which in _KINDS if mode == "alongside" or not which[0].needs_broker]
+    whole = (Case(mode, kind, decision) for kind, decision in kinds)
     half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
     return (*whole, *half)
 

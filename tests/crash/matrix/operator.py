@@ -1,16 +1,13 @@
-"""An operator who decides a prepared branch, by the HTTP API."""
+"""An operator who decides a prepared branch, or has a message go elsewhere, by the HTTP API."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import quote
 
 from dtx.client import Xid
 from tests.crash.matrix.cases import Decision
 from tests.crash.matrix.stages import MatrixStage
+from tests.support.operator import Answered, Operator
 
 _INSISTING: Final = 60.0
 """Seconds for which an order is repeated whose outcome is not known."""
@@ -23,28 +20,25 @@ def decide(stage: MatrixStage, xid: Xid, decision: Decision) -> None:
         OSError: dtx is gone, or has not said what became of it.
     """
     deadline = time.monotonic() + _INSISTING
-    while True:
-        try:
-            _order(stage, xid, decision)
-        except urllib.error.HTTPError as error:
-            with error:
-                said = f"{error.code} {error.read().decode(errors='replace')}"
-            if error.code == HTTPStatus.CONFLICT and stage.states().get(xid) != "prepared":
-                return  # an earlier order was decided, though nobody heard of it
-            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
-                raise ConnectionError(f"{decision} {xid}: {said}") from None
-            time.sleep(0.05)
-        else:
-            return
+    while (answer := _order(stage, xid, decision)).status != HTTPStatus.OK:
+        if answer.status == HTTPStatus.CONFLICT and stage.states().get(xid) != "prepared":
+            return  # an earlier order was decided, though nobody heard of it
+        if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            raise ConnectionError(f"{decision} {xid}: {answer}")
+        time.sleep(0.05)
 
 
-def _order(stage: MatrixStage, xid: Xid, decision: Decision) -> None:
-    path = f"/api/branches/{quote(str(xid), safe='')}/{decision}?vhost={quote(stage.vhost, safe='')}"
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{stage.admin_port}{path}",
-        data=json.dumps({"reason": "the transaction manager is gone"}).encode(),
-        headers={"Authorization": f"Bearer {stage.token}", "Content-Type": "application/json"},
-        method="POST",
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        answer.read()
+def redirect(stage: MatrixStage, xid: Xid, position: int, queue: str) -> None:
+    """Have the message at *position*, with which *xid* is stuck, go to *queue*; it may not be stuck with it any more.
+
+    Raises:
+        OSError: dtx is gone, or has not said what became of it.
+    """
+    answer = _order(stage, xid, "redirect", position=position, routing_key=queue)
+    if answer.status not in {HTTPStatus.OK, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
+        raise ConnectionError(f"redirect {position} of {xid}: {answer}")
+
+
+def _order(stage: MatrixStage, xid: Xid, action: str, **more: object) -> Answered:
+    operator = Operator(f"http://127.0.0.1:{stage.admin_port}", token=stage.token)
+    return operator.order(action, xid, vhost=stage.vhost, reason="the transaction manager is gone", **more)

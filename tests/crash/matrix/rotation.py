@@ -1,7 +1,7 @@
 """The short form of the matrix: each failpoint once, in a case that reaches it; which one is kept in a file.
 
 The file is made by ``python -m tests.crash.matrix --learn``: of the cases that reach a point that one is taken which
-has the fewest points so far. What no case reaches is listed here, with the reason.
+has the fewest points so far, and of those that take their time only where no other one reaches it.
 """
 
 from collections import Counter
@@ -10,16 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from dtx.failpoint import Point
-from tests.crash.matrix.cases import Condition, Row, all_rows
+from tests.crash.matrix.cases import Condition, Kind, Row, all_rows
 
 FILE: Final = Path(__file__).with_name("rotation.txt")
-ELSEWHERE: Final[Mapping[Point, str]] = {
-    Point.LEASE_LOST: "a second dtx takes over: tests/crash/test_ha_stall.py",
-    Point.LOG_MENDED_BEFORE: "an operator works on a message that is stuck: tests of the orders",
-    Point.LOG_MENDED_AFTER: "the same",
-    Point.UNIT_LOST: "RabbitMQ dies under a unit: its rows come here, and tests/crash/test_kill_others.py",
-}
-"""Points that no case reaches, and why."""
 
 
 def candidates() -> tuple[Row, ...]:
@@ -38,10 +31,15 @@ def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
     for point in Point:
         rows = [row for row in candidates() if point.label in reached.get(row.name, ())]
         if rows:
-            row = min(rows, key=lambda row: (_is_open(row), taken[row.name], candidates().index(row)))
+            row = min(rows, key=lambda row: (_is_slow(row), _is_open(row), taken[row.name], candidates().index(row)))
             taken[row.name] += 1
             chosen[point] = row
     return chosen
+
+
+def _is_slow(row: Row) -> bool:
+    """Whether a cell of it waits for a lease to run out, or for programs of RabbitMQ's."""
+    return row.case.kind in (Kind.TAKEN_OVER, Kind.SEVERED, Kind.MENDED)
 
 
 def _is_open(row: Row) -> bool:

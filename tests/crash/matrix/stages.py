@@ -23,7 +23,7 @@ from tests.crash.matrix.nursery import Nursery
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import RECEIPT_QUEUES, Scene, work
 from tests.support.postgres import PostgresServer
-from tests.support.processes import Child, free_port
+from tests.support.processes import Child, free_port, unmeasured
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
@@ -34,6 +34,8 @@ TARGETS: Final = "o1", "o2"
 SPARE: Final = "spare"
 FULL: Final = "full"
 """Takes one message and refuses the next."""
+GONE: Final = "gone"
+"""An exchange that leads into the first of TARGETS, until it is deleted."""
 _ROWS: Final = """
 SELECT b.format_id, b.gtrid, b.bqual, b.state, b::text, (
     SELECT array_agg(w::text ORDER BY w.position) FROM dtx.work w WHERE w.branch_id = b.id
@@ -128,7 +130,8 @@ class Servers:
         self._node: RabbitNode | None = None
 
     def __enter__(self) -> Self:
-        self.nursery = self._stack.enter_context(Nursery())
+        with unmeasured():  # its copies end without a word in any case
+            self.nursery = self._stack.enter_context(Nursery())
         self.postgres = self._postgres or self._stack.enter_context(PostgresServer("matrix"))
         return self
 
@@ -168,7 +171,6 @@ class MatrixStage(Scene):
         self.token = OperatorLog(self.database, "dtx").make_token("operator", Role.OPERATOR, "matrix")
         self.admin_port = free_port()
         options = ["--lease-ttl", "5", "--unit-deadline", "20", "--default-timeout", "600"]
-        options += ["--admin-listen", f"127.0.0.1:{self.admin_port}"]
         url: str | None = None
         self.vhost = "/"
         if self.node is not None:
@@ -178,13 +180,18 @@ class MatrixStage(Scene):
             options += ["--management", self.node.management_url]
             options += ["--replay", "always" if self.condition is Condition.REPLAY else "auto"]
             url = self.node.url()
-        self.service = self.dtx = self._stack.enter_context(
-            ArmedService(self._nursery, broker=url, database=self.database, options=tuple(options))
-        )
+        self._options = {"broker": url, "database": self.database}
+        self._words = tuple(options)
+        words = (*options, "--admin-listen", f"127.0.0.1:{self.admin_port}")
+        self.service = self.dtx = self._stack.enter_context(ArmedService(self._nursery, options=words, **self._options))
         self.broker = self.node if self.node is not None else StandaloneBroker(self.service)
         self._stack.callback(self._threads.shutdown)
         self._place_bystanders()
         return self
+
+    def another_service(self, *options: str, start: bool = True) -> ArmedService:
+        """A further dtx, not armed; to be entered, and left before the next cell."""
+        return ArmedService(self._nursery, options=(*self._words, *options), start=start, **self._options)
 
     def _delete_vhost(self, node: RabbitNode) -> None:
         node.mend()
@@ -229,6 +236,22 @@ class MatrixStage(Scene):
         for queue, bodies in wanted.items():
             if (found := sorted(self.bodies(queue))) != bodies:
                 yield f"{queue} had {found} at last, instead of {bodies}"
+
+    # -- trouble
+
+    def open_exchange(self, *, exists: bool) -> None:
+        """Make the exchange ``GONE``, or delete it. Idempotent."""
+        with self.broker.channel(self.vhost) as channel:
+            if exists:
+                channel.exchange_declare(GONE, "fanout", durable=True)
+                channel.queue_bind(TARGETS[0], GONE)
+            else:
+                channel.exchange_delete(GONE)
+
+    def end_connections(self) -> None:
+        """Have the broker end all connections of the virtual host: those of clients, and dtx's own."""
+        assert self.node is not None
+        self.node.ctl("close_all_connections", "--vhost", self.vhost, "the test wants it")
 
     def forget_markers(self) -> None:
         """Make the broker look as if it were new to dtx, or had restarted: no receipt, and no marker."""

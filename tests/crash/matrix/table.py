@@ -77,9 +77,18 @@ class Figures:
         wrong = sum(bool(cell["wrong"]) for cell in cells)
         return f"| {row.name} | {len(cells)} | {sums[0]} | {sums[1]} | {wrong} |"
 
-    def table(self, rows: Iterable[Row]) -> str:
-        """For people and README."""
-        lines = [self.line(row) for row in rows]
+    def table(self, rows: Iterable[Row], known: Mapping[str, "Line"] | None = None) -> str:
+        """For people and README.
+
+        Args:
+            rows: which.
+            known: lines of earlier runs, by name, for rows of which nothing was played.
+        """
+        earlier = known or {}
+        lines = [
+            str(earlier[row.name]) if row.name in earlier and row.name not in self._cells else self.line(row)
+            for row in rows
+        ]
         totals = [sum(int(line.split("|")[column]) for line in lines) for column in range(2, 6)]
         return HEAD + "".join(f"{line}\n" for line in (*lines, f"| all | {' | '.join(map(str, totals))} |"))
 
@@ -99,7 +108,7 @@ class Figures:
 
 
 def embed(text: str, figures: Figures) -> str:
-    """*text*, which is README's, with the table brought up to date.
+    """*text*, which is README's, with the table brought up to date; rows that were not played keep their line.
 
     Raises:
         ValueError: the markers are not in *text*.
@@ -108,7 +117,8 @@ def embed(text: str, figures: Figures) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"no block between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{figures.table(all_rows())}\n{END}{after}"
+    known = {line.name: line for line in shown(text)}
+    return f"{before}{BEGIN}\n\n{figures.table(all_rows(), known)}\n{END}{after}"
 
 
 class Line(NamedTuple):
@@ -119,6 +129,9 @@ class Line(NamedTuple):
     lost: int
     repeated: int
     wrong: int
+
+    def __str__(self) -> str:
+        return f"| {' | '.join(map(str, self))} |"
 
 
 def shown(text: str) -> list[Line]:

@@ -33,11 +33,13 @@ from dtx.client import (
     Xid,
 )
 from dtx.client.blocking import Coordination
+from dtx.failpoint import DIED
 from tests.crash.matrix.cases import Case, Condition, Decision, Kind
-from tests.crash.matrix.operator import decide
-from tests.crash.matrix.stages import FULL, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
+from tests.crash.matrix.operator import decide, redirect
+from tests.crash.matrix.stages import FULL, GONE, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT
+from tests.support.heirs import FENCED
 from tests.support.obstacles import Lock, refusing
 from tests.support.processes import wait_until
 
@@ -48,6 +50,10 @@ PATIENCE: Final = 30.0
 INSISTING: Final = 60.0
 """Seconds for which a call is repeated that finds the branch busy, or the outcome not known."""
 _PAUSE: Final = 0.05
+_POSITION: Final = """
+SELECT w.position FROM dtx.work w JOIN dtx.branch b ON b.id = w.branch_id
+WHERE b.gtrid = %s AND b.bqual = %s AND b.format_id = %s AND w.exchange = %s
+"""
 _END_WRITER: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'dtx writer%'
@@ -152,6 +158,8 @@ class Transaction:
             self._recover()
 
     def _work(self) -> None:
+        if self.kind is Kind.MENDED:
+            self._stage.open_exchange(exists=True)
         with self._stage.connected() as first:
             channel = first.channel()
             xa = XAResource(channel, timeout=PATIENCE)
@@ -202,6 +210,23 @@ class Transaction:
             self._stopping = self._stage.dtx.pid
             self._stage.dtx.signal(signal.SIGTERM)
             raise XAER_RMFAIL("dtx is told to stop")
+        if self.kind is Kind.TAKEN_OVER:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        """Another dtx serves while this one stands still, as a machine does that is migrated; then this one goes on."""
+        stage = self._stage
+        stage.dtx.pause()
+        try:
+            with stage.another_service():
+                stage.dtx.resume()
+                if not stage.dtx.wait_end(INSISTING):
+                    self.faults.append("dtx goes on though another one has taken over")
+        finally:
+            stage.dtx.resume()
+        if stage.dtx.wait() not in (FENCED, DIED):
+            self.faults.append(f"dtx, which was taken over, has ended with status {stage.dtx.wait()}")
+        raise XAER_RMFAIL("another dtx had taken over")
 
     def _prepare_over_a_broken_connection(self, xa: XAResource) -> XaFlag:
         """PostgreSQL ends the log's session while it writes the vote: whether that was committed is not known."""
@@ -241,8 +266,11 @@ class Transaction:
         if self.kind is Kind.NOTHING:
             return
         for queue in (TARGETS[part], *([FULL] if part == 0 else [])):
-            for body in self.published(queue) if queue in self.targets else ():
-                channel.basic_publish("", queue, body, PERSISTENT)
+            bodies = self.published(queue) if queue in self.targets else []
+            strayed = bodies[-1:] if self.kind is Kind.MENDED else []
+            for body in bodies:
+                exchange, key = (GONE, "") if body in strayed else ("", queue)
+                channel.basic_publish(exchange, key, body, PERSISTENT)
 
     def _recover(self) -> None:
         self._await_quiet()
@@ -288,7 +316,11 @@ class Transaction:
         if self.kind.operator is not None and self.decision is Decision.COMMIT and not self.told:
             self.operated = True
             decide(self._stage, self.xid, self.kind.operator)
+        if self.kind is Kind.MENDED:
+            self._stage.open_exchange(exists=False)
         asked, self.told = self.told, True
+        if self.kind is Kind.SEVERED and self.decision is Decision.COMMIT and not asked:
+            self._commit_over_a_severed_connection(manager)
         try:
             self._insist(connection, manager.commit if self.decision is Decision.COMMIT else manager.rollback)
         except XAHeuristic as error:
@@ -304,6 +336,18 @@ class Transaction:
             if self.operated:
                 self.faults.append(f"{self.xid} was decided by an operator, and its manager was not told")
             self._ended(self.decision)
+
+    def _commit_over_a_severed_connection(self, manager: Coordination) -> None:
+        """The broker ends all connections when it has all of a unit, and a queue that takes its time."""
+        stage = self._stage
+        assert stage.node is not None
+        with stage.node.suspended(TARGETS[0], vhost=stage.vhost):
+            answer = stage.background(lambda: manager.commit(self.xid))
+            wait_until(
+                lambda: stage.states().get(self.xid) != "prepared" or answer.done(), seconds=PATIENCE, what="phase two"
+            )
+            stage.end_connections()
+        answer.result(PATIENCE)
 
     def _heuristic(self, connection: BlockingConnection, manager: Coordination, error: XAHeuristic) -> None:
         wanted = XA_HEURCOM if self.kind.operator is Decision.COMMIT else XA_HEURRB
@@ -368,9 +412,15 @@ class Transaction:
             time.sleep(_PAUSE)
 
     def _relieve(self) -> None:
-        """Make room in the queue that refuses."""
+        """Make room in the queue that refuses, or have the message go elsewhere that has nowhere to go."""
         if FULL in self.targets:
             self.relieved += self._stage.bodies(FULL)
+        if self.kind is Kind.MENDED:
+            with psycopg.connect(self._stage.database) as connection:
+                names = self.xid.gtrid, self.xid.bqual, self.xid.format_id, GONE.encode()
+                row = connection.execute(_POSITION, names).fetchone()
+            if row is not None:
+                redirect(self._stage, self.xid, int(row[0]), TARGETS[0])
 
     def _heard(self, error: XAER_NOTA) -> None:
         """It ended earlier."""

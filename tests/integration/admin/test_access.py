@@ -14,7 +14,7 @@ from dtx.log.operators import OperatorLog
 from dtx.store.postgres.editing import AccountEditor
 from tests.integration.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
-from tests.support.crash import StandaloneStage
+from tests.support.crash import Scene, StandaloneStage, work
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.service import ADMIN, DtxService
@@ -167,9 +167,9 @@ def test_the_api_speaks_tls(postgres: PostgresServer, migrated_postgres_url: str
         assert Operator(service.admin_url, ca=trusting).get("/api/status")["active"]
 
 
-def test_filters_and_pages_find_each_branch_once(alone: StandaloneStage) -> None:
-    xids = [str(orphan(alone)) for _ in range(5)]
-    viewer = somebody(alone, Role.VIEWER)
+def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
+    xids = [str(orphan(scene)) for _ in range(5)]
+    viewer = somebody(scene, Role.VIEWER)
     seen: list[str] = []
     cursor = None
     while True:
@@ -179,6 +179,9 @@ def test_filters_and_pages_find_each_branch_once(alone: StandaloneStage) -> None
         if cursor is None:
             break
     assert seen == xids
+    assert [branch["xid"] for branch in viewer.get("/api/branches", descending=True)["branches"]] == xids[::-1]
+    ids = [branch["id"] for branch in viewer.get("/api/branches")["branches"]]
+    assert [branch["id"] for branch in viewer.get("/api/branches", branch=ids[3])["branches"]] == ids[3:4]
     gtrid = _gtrid(xids[2])
     for query, expected in (
         ({"gtrid": f"hex:{gtrid.hex()}"}, xids[2:3]),
@@ -186,7 +189,7 @@ def test_filters_and_pages_find_each_branch_once(alone: StandaloneStage) -> None
         ({"gtrid": f"hex:*{gtrid[1:].hex()}"}, xids[2:3]),
         ({"gtrid": "no such*"}, []),
         ({"format_id": 1 << 31}, []),
-        ({"owner": "guest", "vhost": "/", "state": "prepared"}, xids),
+        ({"owner": "guest", "vhost": scene.vhost, "state": "prepared"}, xids),
         ({"owner": "somebody"}, []),
         ({"state": "heuristic"}, []),
         ({"queue": "in"}, xids),
@@ -198,10 +201,41 @@ def test_filters_and_pages_find_each_branch_once(alone: StandaloneStage) -> None
         ({"stuck": True}, []),
     ):
         assert [branch["xid"] for branch in viewer.get("/api/branches", **query)["branches"]] == expected, query
-    detail = viewer.branch(Xid.parse(xids[0]))
+    detail = viewer.branch(Xid.parse(xids[0]), scene.vhost)
     assert [line["event"] for line in detail["journal"]] == ["prepared"]
-    assert viewer.get("/api/transactions/" + xids[0].split(":")[1]) == detail["journal"]
-    assert viewer.get("/api/journal", xid=xids[0]) == detail["journal"]
+    of_transaction = viewer.get("/api/transactions/" + xids[0].split(":")[1])
+    assert of_transaction == {"lines": detail["journal"], "cursor": None}
+    assert viewer.get("/api/journal", xid=xids[0]) == of_transaction
+
+
+@pytest.mark.parametrize("sort", ["bytes", "messages", "owner", "state"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_pages_in_another_order_find_each_branch_once_too(alone: StandaloneStage, sort: str, descending: bool) -> None:
+    alone.declare("out")
+    with alone.connected() as connection:
+        for bodies in ([b"long"], [b"a", b"b"], [b"long"], [b"a", b"b", b"c"], [b"x" * 10]):
+            xa, xid = work(connection.channel(), publish={"out": bodies})
+            xa.prepare(xid)
+    viewer = somebody(alone, Role.VIEWER)
+    seen: list[dict[str, object]] = []
+    cursor = None
+    while True:
+        page = viewer.get("/api/branches", limit=2, cursor=cursor, sort=sort, descending=descending)
+        seen += page["branches"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    keys = {
+        "bytes": lambda branch: branch["bytes"],
+        "messages": lambda branch: branch["publishes"] + branch["consumes"],
+        "owner": lambda branch: branch["owner"],
+        "state": lambda branch: branch["state"],
+    }
+    assert len({branch["id"] for branch in seen}) == len(seen) == 5
+    assert seen == sorted(seen, key=lambda branch: (keys[sort](branch), branch["id"]), reverse=descending)
+    for wrong in ("nonsense", str(seen[0]["id"]), f"{seen[0]['id']}."):
+        answer = viewer.ask("GET", "/api/branches", sort="bytes", cursor=wrong)
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
 
 
 def _gtrid(xid: str) -> bytes:

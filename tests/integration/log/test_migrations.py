@@ -1,6 +1,7 @@
 """Migrations: what they make is what the tables say; up, down, at once, and from an installed wheel."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,9 @@ from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
+from tests.support.postgres import PostgresServer
 
-HEAD = "0007"
+HEAD = "0008"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
@@ -161,6 +163,16 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
         migrate.upgrade("postgresql://me:s3cret@127.0.0.1:1/nowhere")
     assert "postgresql://me@127.0.0.1:1/nowhere" in str(caught.value)
     assert "s3cret" not in repr(caught.value)
+
+
+def test_a_user_who_may_make_no_tables_is_told_what_to_grant(postgres_url: str, postgres: PostgresServer) -> None:
+    with postgres.connection(postgres_url) as connection:
+        connection.execute("DROP ROLE IF EXISTS no_tables")
+        connection.execute("CREATE ROLE no_tables LOGIN PASSWORD 'x'")
+        url = re.sub("//[^@]*@", "//no_tables:x@", postgres_url)
+        with pytest.raises(LogUnavailable, match=r"permission denied for database .*; .* grant CREATE on"):
+            migrate.upgrade(url)
+        connection.execute("DROP ROLE no_tables")
 
 
 @pytest.mark.slow

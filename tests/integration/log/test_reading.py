@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.reading import Decision, Detail, Filter, LogReader
@@ -15,7 +16,6 @@ from tests.integration.log.conftest import OpenLog
 from tests.support.branches import (
     a_branch,
     a_commit,
-    a_completion,
     a_consume,
     a_line,
     a_publish,
@@ -78,9 +78,13 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
                 rm="rm",
                 branch=replace(branch, state=LogState.HEURISTIC, outcome=Heuristic.HAZARD, version=2),
                 work=work,
+                sizes=tuple(len(item.body) for item in work),
                 decision=Decision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
             )
         ]
+        (sized,) = reader.show(branch.xid, vhost="/", bodies=False)
+        assert sized.work == tuple(replace(item, body=b"") for item in work)
+        assert sized.sizes == tuple(len(item.body) for item in work)
         assert [detail.branch.vhost for detail in reader.show(branch.xid)] == ["/", "elsewhere"]
         assert reader.show(branch.xid, rm="another") == []
         assert reader.show(a_xid()) == []
@@ -88,18 +92,6 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
         assert [found.entry.event for found in lines] == [JournalEvent.PREPARED, JournalEvent.HEURISTIC]
         assert lines[1].entry == line
         assert len(reader.history(branch.xid)) == 3
-
-
-async def test_the_latest_endings_come_first(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    log = await open_log()
-    branches = [a_branch() for _ in range(5)]
-    for branch in branches:
-        await log.write(an_insert(branch))
-        await log.write(a_completion(branch))
-    with LogReader(migrated_postgres_url) as reader:
-        endings = reader.endings(limit=3)
-        assert [line.entry.xid for line in endings] == [branch.xid for branch in branches[:1:-1]]
-        assert reader.endings(rm="another") == []
 
 
 async def test_the_holder_of_the_lease_is_shown(open_log: OpenLog, migrated_postgres_url: str) -> None:
@@ -149,3 +141,10 @@ async def test_the_readers_session_settings_do_not_matter(open_log: OpenLog, mig
             connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
     with LogReader(migrated_postgres_url) as reader:
         assert [found.branch for found in reader.in_doubt()] == [branch]
+
+
+def test_a_question_that_takes_too_long_is_given_up(migrated_postgres_url: str) -> None:
+    with LogReader(migrated_postgres_url, patience=0.05) as reader, pytest.raises(LogUnavailable, match="timeout"):
+        reader.rows(text("SELECT pg_sleep(60)"))
+    with LogReader(migrated_postgres_url) as reader:
+        assert reader.rows(text("SELECT 1")) == [(1,)]

@@ -11,6 +11,7 @@ import pytest
 from dtx.log import retention
 from dtx.log.api import LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.keeping import Keep
 from dtx.log.records import JournalEvent, Note
 from tests.integration.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_line, a_xid
@@ -87,7 +88,7 @@ def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: st
 
 
 async def test_lines_in_the_default_partition_move_to_their_day(open_log: OpenLog, migrated_postgres_url: str) -> None:
-    log = await open_log(retention_days=36_500)
+    log = await open_log(keep=Keep(journal=36_500))
     branch = a_branch()
     day = datetime(2041, 5, 5, tzinfo=UTC)
     for offset in (0.0, 86_399.999999, 86_400.0):
@@ -103,7 +104,7 @@ async def test_lines_in_the_default_partition_move_to_their_day(open_log: OpenLo
 async def test_what_nobody_keeps_leaves_the_default_partition_too(
     open_log: OpenLog, migrated_postgres_url: str
 ) -> None:
-    log = await open_log(retention_days=5)
+    log = await open_log(keep=Keep(journal=5))
     branch = a_branch()
     await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=1.0)))
     await maintained(migrated_postgres_url, "journal_default", 0)
@@ -148,3 +149,49 @@ async def test_readers_have_a_safe_offset(open_log: OpenLog, migrated_postgres_u
                     "FROM dtx.journal ORDER BY at"
                 ).fetchall()
     assert rows[0][0] < rows[1][0]
+
+
+OLD = """
+INSERT INTO dtx.archive (branch_id, position, rm, vhost, format_id, gtrid, bqual, owner, kind, exchange, routing_key,
+    properties, body, fate, at)
+SELECT gen_random_uuid(), 0, %(rm)s, '/', 1, 'g', 'b', 'guest', 'publish', 'e', 'k', '', '', 'dropped',
+    clock_timestamp() - n * interval '12 hours' FROM generate_series(1, 3000) n;
+"""
+OLD_TRAIL = """
+INSERT INTO dtx.audit (at, rm, actor, role, address, action, subject, reason, detail)
+SELECT clock_timestamp() - n * interval '12 hours', %(rm)s, 'olga', 'operator', '', 'commit', 'x', 'y', '{}'
+FROM generate_series(1, 3000) n
+"""
+
+
+def kept(url: str) -> dict[str, tuple[int, int]]:
+    """How many messages and lines of the trail each resource manager has."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT rm, (SELECT count(*) FROM dtx.archive a WHERE a.rm = l.rm), "
+            "(SELECT count(*) FROM dtx.audit a WHERE a.rm = l.rm) FROM dtx.lease l"
+        ).fetchall()
+    return {rm: (archived, audited) for rm, archived, audited in rows}
+
+
+def test_archive_and_trail_are_kept_as_long_as_their_own_resource_manager_says(migrated_postgres_url: str) -> None:
+    wanted(migrated_postgres_url, brief=30, other=30, ever=30)
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.lease SET archive_days = 10, audit_days = 100 WHERE rm = 'brief'")
+        connection.execute("UPDATE dtx.lease SET archive_days = 100, audit_days = 10 WHERE rm = 'other'")
+        for rm in ("brief", "other", "ever"):
+            connection.execute(OLD, {"rm": rm})
+            connection.execute(OLD_TRAIL, {"rm": rm})
+    retention.maintain(Dsn(migrated_postgres_url))
+    assert kept(migrated_postgres_url) == {"brief": (19, 199), "other": (199, 19), "ever": (3000, 3000)}
+
+
+async def test_the_lease_says_how_long_archive_and_trail_are_kept(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    for keep, expected in ((Keep(journal=7, archive=8, audit=9), (7, 8, 9)), (Keep(), (30, None, None))):
+        log = await open_log(keep=keep)
+        with psycopg.connect(migrated_postgres_url) as connection:
+            said = connection.execute("SELECT retention_days, archive_days, audit_days FROM dtx.lease").fetchone()
+        assert said == expected
+        await log.close()

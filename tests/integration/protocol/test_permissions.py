@@ -234,7 +234,7 @@ def test_a_publish_within_a_branch_is_refused_as_outside_of_one(
 
 @only_alongside
 def test_a_topic_that_the_broker_does_not_permit_is_refused(service: DtxService, broker: Broker, xid: Xid) -> None:
-    """The same: dtx's own users have no topic permissions."""
+    """The same; of dtx's own users this is tested where they are made."""
     check_refusal(service, broker, xid, 403, "ok-topic", "bad.topic", {})
 
 

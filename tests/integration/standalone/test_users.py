@@ -23,7 +23,7 @@ from tests.support.client import connected, new_xid
 from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.raw import ConnectionEnded, RawClient, publish_frames
+from tests.support.raw import ConnectionEnded, RawClient
 from tests.support.service import DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
@@ -234,24 +234,30 @@ def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: Sta
 # -- branches and users ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["exchange", "user-id"])
+@pytest.mark.parametrize(("what", "code"), [("exchange", 403), ("topic", 403), ("user-id", 406)])
 def test_what_may_not_be_published_in_a_branch_dooms_it(
-    service: DtxService, users: StandaloneUsers, clerk: str, queue: str, what: str
+    service: DtxService, users: StandaloneUsers, clerk: str, queue: str, what: str, code: int
 ) -> None:
     """The channel ends with the exception, and with it its association: the branch can only be rolled back."""
     xid = new_xid()
+    exchange = {"exchange": "amq.direct", "topic": "amq.topic", "user-id": ""}[what]
     raw = properties.build({Property.USER_ID: b"guest"}) if what == "user-id" else b"\x00\x00"
+    if what == "topic":
+        users.permit(clerk, configure="", write=r"^amq\.(default|topic)$")
+        users.permit_topic(clerk, "amq.topic", write=r"^permitted\.")
     with RawClient(users.url(clerk)) as client:
         client.open(1, select=True)
         client.open(2)
         client.ask(1, Start(xid=xid))
         client.publish(1, queue, b"permitted")
-        client.send_frames(publish_frames(1, queue, exchange="" if what == "user-id" else "amq.direct", properties=raw))
+        client.publish(1, queue, exchange=exchange, properties=raw)
         refusal = client.refused(1)
-        assert (refusal.code, refusal.class_id, refusal.method_id) == (406 if what == "user-id" else 403, 60, 40)
+        assert (refusal.code, refusal.class_id, refusal.method_id) == (code, 60, 40)
         assert client.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
         assert client.ask(1, Start(xid=xid)) is XaFlag.OK
         client.publish(1, queue, b"again")
+        if what == "topic":
+            client.publish(1, "permitted.topic", exchange=exchange)
         assert client.ask(1, End(xid=xid)) is XaFlag.OK
         assert client.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
     assert bodies(service, queue) == [b"again"]

@@ -2,6 +2,7 @@
 
 import ssl
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pika
@@ -32,8 +33,11 @@ def test_a_user_has_the_permissions_it_was_given(rabbitmq: RabbitNode, vhost: st
         rabbitmq.api("GET", "/api/users/reader")
 
 
-def test_a_memory_alarm_blocks_publishers_until_it_is_cleared(rabbitmq: RabbitNode, vhost: str) -> None:
-    rabbitmq.memory_alarm(on=True)
+@pytest.mark.parametrize("alarm", [RabbitNode.memory_alarm, RabbitNode.disk_alarm], ids=["memory", "disk"])
+def test_an_alarm_blocks_publishers_until_it_is_cleared(
+    rabbitmq: RabbitNode, vhost: str, alarm: Callable[..., None]
+) -> None:
+    alarm(rabbitmq, on=True)
     blocked: list[bool] = []
     connection = pika.BlockingConnection(pika.URLParameters(rabbitmq.url(vhost=vhost)))
     connection.add_on_connection_blocked_callback(lambda *_: blocked.append(True))
@@ -41,7 +45,7 @@ def test_a_memory_alarm_blocks_publishers_until_it_is_cleared(rabbitmq: RabbitNo
     deadline = time.monotonic() + 20
     while not blocked and time.monotonic() < deadline:
         connection.process_data_events(time_limit=0.2)
-    rabbitmq.memory_alarm(on=False)
+    alarm(rabbitmq, on=False)
     connection.close()
     assert blocked == [True]
 

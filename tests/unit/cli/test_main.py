@@ -17,11 +17,13 @@ from dtx.cli.options import SettingOption
 from dtx.cli.serve import serve
 from dtx.config import ConfigError, Settings
 from dtx.config.settings import group_of
+from dtx.log.account_tables import TAGS
 from dtx.log.api import LeaseLost, LogUnavailable
 from dtx.log.embedded import EmbeddedPostgresError
 
 COMMANDS = (
-    "serve", "migrate", "user", "vhost", "in-doubt", "show", "commit", "rollback", "forget", "retry", "token", "doctor",
+    "serve", "migrate", "user", "vhost", "branches", "show", "commit", "rollback", "forget",
+    "retry", "redirect", "discard", "export", "bulk", "audit", "token", "doctor", "in-doubt", "users", "tokens",
 )  # fmt: skip
 
 
@@ -43,6 +45,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run([*words, "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: dtx")
+
+
+@pytest.mark.parametrize("command", ["add", "tag"])
+def test_every_tag_of_a_user_is_explained(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    run(["user", command, "--help"])
+    said = capsys.readouterr().out.replace("administrator|monitoring|impersonator|operator", "")
+    assert all(re.search(rf"\b{tag}(:|  )", said) for tag in TAGS), said
 
 
 def test_the_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """Branches whose messages live in the log's own database: done or not done, whatever fails."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +10,7 @@ from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import BranchRecord, JournalEvent
-from dtx.manager import Limits, TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.api import Plan
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import Metrics
@@ -20,6 +18,7 @@ from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, an_insert
+from tests.unit.manager.asking import answer_of, took_a_task
 
 WHO = Who("guest", "/")
 XID = Xid(1, b"gtrid", b"bqual")
@@ -121,14 +120,8 @@ class Stand:
         self.manager.demarcate(WHO, XID, Operation.END, 1)
 
     async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
-        answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
-        try:
-            if not (self.at_once and self.manager.request_at_once(WHO, XID, operation, answered.set_result)):
-                await self.manager.request(WHO, XID, operation, answered.set_result)
-        except XaError as error:
-            answered.set_result(error)
-        answer = await answered
-        return answer.code if isinstance(answer, XaError) else answer
+        self.log.congested = not self.at_once
+        return await answer_of(self.manager, WHO, XID, operation)
 
     @property
     def stored(self) -> set[Slot]:
@@ -243,8 +236,7 @@ async def test_a_request_behind_one_write_is_begun_at_once_and_waited_for(stand:
     """Nobody is answered before the write is durable, and a service that stops waits for it."""
     stand.log.running.clear()
     answers: list[XaFlag | XaError] = []
-    assert stand.manager.request_at_once(WHO, XID, operation, answers.append)
-    assert not stand.manager.request_at_once(WHO, XID, operation, answers.append), "one at a time"
+    assert not took_a_task(stand.manager, WHO, XID, operation, answers.append)
     assert not await stand.manager.drain(0.01)
     assert (answers, stand.ledger.seen) == ([], set())
     stand.log.running.set()
@@ -257,18 +249,39 @@ async def test_a_request_that_came_second_is_answered_as_the_first(stand: Stand)
     """As the table says, "a repeated commit waits for the first": it takes the long way for that."""
     await stand.ask(Operation.PREPARE)
     answers: list[XaFlag | XaError] = []
-    assert stand.manager.request_at_once(WHO, XID, Operation.COMMIT, answers.append)
-    await stand.manager.request(WHO, XID, Operation.COMMIT, answers.append)
+    stand.manager.ask(WHO, XID, Operation.COMMIT, answers.append)
+    assert took_a_task(stand.manager, WHO, XID, Operation.COMMIT, answers.append), "one at a time"
+    assert await stand.manager.drain(30)
     assert answers == [XaFlag.OK, XaFlag.OK]
     assert len(stand.log.written) == 2
 
 
-async def test_what_is_refused_is_not_begun_at_once(stand: Stand) -> None:
+@pytest.mark.parametrize("first", [Operation.COMMIT, Operation.ROLLBACK])
+async def test_what_is_asked_first_wins_though_the_other_is_the_shorter_way(stand: Stand, first: Operation) -> None:
+    """A request that takes a task has the branch from the moment it is asked for."""
+    await stand.ask(Operation.PREPARE)
+    second = Operation.ROLLBACK if first is Operation.COMMIT else Operation.COMMIT
     answers: list[XaFlag | XaError] = []
-    for who, operation in ((WHO, Operation.COMMIT), (Who("other", "/"), Operation.PREPARE), (WHO, Operation.FORGET)):
-        assert not stand.manager.request_at_once(who, XID, operation, answers.append)
-    assert not stand.manager.request_at_once(WHO, Xid(1, b"another"), Operation.PREPARE, answers.append)
-    assert (answers, stand.log.written) == ([], [])
+    refusals: list[XaFlag | XaError] = []
+    stand.log.congested = True
+    stand.manager.ask(WHO, XID, first, answers.append)
+    stand.log.congested = False
+    stand.manager.ask(WHO, XID, second, refusals.append)
+    assert await stand.manager.drain(30)
+    assert answers == [XaFlag.OK]
+    (refusal,) = refusals
+    assert isinstance(refusal, XaError)
+    assert refusal.code is ReplyCode.NOT_FOUND
+    assert stand.ledger.seen == {PUBLISHED if first is Operation.COMMIT else CONSUMED}
+
+
+async def test_what_is_refused_changes_nothing(stand: Stand) -> None:
+    other, another = Who("other", "/"), Xid(1, b"another")
+    assert await answer_of(stand.manager, WHO, XID, Operation.COMMIT) is ReplyCode.COMMAND_INVALID
+    assert await answer_of(stand.manager, other, XID, Operation.PREPARE) is ReplyCode.ACCESS_REFUSED
+    assert await answer_of(stand.manager, WHO, XID, Operation.FORGET) is ReplyCode.COMMAND_INVALID
+    assert await answer_of(stand.manager, WHO, another, Operation.PREPARE) is ReplyCode.NOT_FOUND
+    assert stand.log.written == []
     assert await stand.ask(Operation.PREPARE) is XaFlag.OK
 
 
@@ -281,7 +294,7 @@ async def test_a_reply_that_fails_leaves_the_branch_usable(stand: Stand) -> None
         if len(answers) == 1:
             raise ValueError("as the test wants it")
 
-    assert stand.manager.request_at_once(WHO, XID, Operation.PREPARE, reply)
+    assert not took_a_task(stand.manager, WHO, XID, Operation.PREPARE, reply)
     assert await stand.manager.drain(30)
     assert answers[0] is XaFlag.OK
     assert isinstance(answers[1], XaError)

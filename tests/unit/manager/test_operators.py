@@ -10,8 +10,7 @@ import pytest
 
 from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, Work, WorkKind
-from dtx.manager import Limits, TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import HeldWork, Holder
@@ -19,6 +18,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation, State
 from tests.support.branches import a_branch, a_consume, a_publish, a_unit, an_insert
+from tests.unit.manager.asking import answer_of
 
 TM = Who("guest", "/")
 
@@ -118,14 +118,7 @@ class Stand:
 
     async def ask(self, operation: Operation) -> XaFlag | ReplyCode:
         """As a transaction manager."""
-        answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
-        reply = lambda answer: None if answered.done() else answered.set_result(answer)  # noqa: E731
-        try:
-            await self.manager.request(TM, self.branch.xid, operation, reply)
-        except XaError as error:
-            return error.code
-        answer = await answered
-        return answer.code if isinstance(answer, XaError) else answer
+        return await answer_of(self.manager, TM, self.branch.xid, operation)
 
     @property
     def record(self) -> BranchRecord | None:

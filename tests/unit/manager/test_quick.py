@@ -9,13 +9,13 @@ import pytest
 
 from dtx.log.memory import Fault, MemoryLog
 from dtx.log.records import LogState, Unit
-from dtx.manager import Limits, TransactionManager
-from dtx.manager.manager import Who
+from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.work import HeldPublish, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
+from tests.unit.manager.asking import took_a_task
 from tests.unit.manager.test_operators import Broker
 
 WHO = Who("guest", "/")
@@ -48,7 +48,7 @@ async def idle_branch() -> AsyncIterator[tuple[TransactionManager, MemoryLog, Br
 async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
     """The answer to a request that takes no task."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    assert manager.request_at_once(WHO, xid, operation, answered.set_result)
+    assert not took_a_task(manager, WHO, xid, operation, answered.set_result)
     assert not answered.done(), "the answer comes behind the write that it promises"
     async with asyncio.timeout(30):
         answer = await answered
@@ -57,10 +57,10 @@ async def at_once(manager: TransactionManager, xid: Xid, operation: Operation) -
 
 async def slowly(manager: TransactionManager, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
     """The answer to a request that is not that simple."""
-    answers: list[Answer] = []
-    assert not manager.request_at_once(WHO, xid, operation, answers.append)
-    await manager.request(WHO, xid, operation, answers.append)
-    answer = answers[0]
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    assert took_a_task(manager, WHO, xid, operation, answered.set_result)
+    async with asyncio.timeout(30):
+        answer = await answered
     return answer.code if isinstance(answer, XaError) else answer
 
 
@@ -75,6 +75,7 @@ async def test_a_branch_that_has_published_votes_with_one_write_and_commits() ->
         assert len(log.written) == 1
         assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
         assert broker.seen == [(b"x", b"body")]
+        assert await manager.drain(30)
         assert states(log) == []
 
 
@@ -84,8 +85,12 @@ async def test_its_roll_back_is_one_write_too() -> None:
         assert await at_once(manager, xid, Operation.ROLLBACK) is XaFlag.OK
         assert states(log) == []
         assert broker.seen == []
-        with pytest.raises(XaError, match="rolled-back at"):
-            await manager.request(WHO, xid, Operation.COMMIT, lambda _: None)
+        answers: list[Answer] = []
+        manager.ask(WHO, xid, Operation.COMMIT, answers.append)
+        assert await manager.drain(30)
+        (refusal,) = answers
+        assert isinstance(refusal, XaError)
+        assert "rolled-back at" in refusal.reason
 
 
 @pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.ANSWER_LOST])

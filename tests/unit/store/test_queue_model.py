@@ -296,6 +296,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.held[delivery.position] = self.out.pop(delivery.position)
             self.rig.queue.hold(delivery)
 
+    @precondition(lambda self: self.held)
+    @rule(pick=st.integers(0, 30))
+    def unhold(self, pick: int) -> None:
+        position = sorted(self.held)[pick % len(self.held)]
+        self.out[position] = self.held.pop(position)
+        self.rig.queue.unhold(self.out[position])
+
     @rule()
     def commit(self) -> None:
         self.rig.queue.commit(self.held)

@@ -1,0 +1,129 @@
+"""Signing in and out, the files that pages need, and what keeps them up to date."""
+
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from dtx.admin.guard import PAGES
+from dtx.admin.identity import Badge
+from dtx.admin.problems import Problem
+from dtx.admin.web.rendering import HEADERS, STATIC, address, go_to, render, static_content, static_version
+from dtx.admin.web.sessions import LONGEST_SECONDS
+from dtx.admin.web.visits import (
+    COOKIE,
+    SignInNeeded,
+    Visitor,
+    client_address,
+    desk_of,
+    frame,
+    local,
+    read_fields,
+    read_form,
+    sessions_of,
+    visit_of,
+)
+
+router = APIRouter()
+_FOR_EVER: Final = "public, max-age=31536000, immutable"
+_CHECKED: Final = 5
+"""Every so many beats it is looked whether the session has ended; what is shown is asked for with each page anyway."""
+
+
+@router.get("/static/{name}")
+async def show_file(name: str, v: str = "") -> Response:
+    """A file that pages need; open to everybody."""
+    if name not in STATIC:
+        raise Problem(HTTPStatus.NOT_FOUND, f"there is no file {name}")
+    kept = _FOR_EVER if v == static_version(name) else "no-cache"
+    return Response(static_content(name), media_type=STATIC[name], headers={**HEADERS, "Cache-Control": kept})
+
+
+@router.get("/sign-in")
+async def ask_who(request: Request, next_page: Annotated[str, Query(alias="next", max_length=4000)] = "") -> Response:
+    """The page to sign in on."""
+    try:
+        await visit_of(request)
+    except SignInNeeded:
+        return _sign_in_page(next_page)
+    return go_to(local(next_page))
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request) -> Response:
+    """A user with a password, or a token. Wrong passwords have to wait, as at the port for clients."""
+    fields = await read_fields(request)
+    name, password, wanted = fields.one("name"), fields.exactly("password"), fields.one("next")
+    desk, where = desk_of(request), client_address(request)
+    try:
+        if name:
+            badge = await desk.gate.by_password(name.encode(), password.encode(), where)
+        elif password:
+            badge = await desk.gate.by_token(password.strip(), where)
+        else:
+            raise Problem(HTTPStatus.UNAUTHORIZED, "a name and a password are needed, or a token alone")
+    except Problem as problem:
+        return _sign_in_page(wanted, name=name, problem=problem)
+
+    async def work() -> tuple[str, Badge]:
+        return f"signed in as {badge.identity.role}", badge
+
+    await desk.audited(badge.identity, "sign-in", "web pages", "", {}, work)
+    sessions_of(request).end(request.cookies.get(COOKIE, ""))
+    response = go_to(local(wanted))
+    _set_cookie(request, response, sessions_of(request).begin(badge), round(LONGEST_SECONDS))
+    return response
+
+
+def _sign_in_page(wanted: str, *, name: str = "", problem: Problem | None = None) -> Response:
+    context = {
+        **frame(None),
+        "next": wanted,
+        "name": name,
+        "problem": None if problem is None else problem.detail,
+        "ended": bool(wanted) and problem is None,
+    }
+    return render("sign-in.html", context, HTTPStatus.OK if problem is None else problem.status)
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, visit: Visitor) -> Response:
+    """The session ends at once."""
+    await read_form(request, visit)
+    sessions_of(request).end(request.cookies.get(COOKIE, ""))
+    response = go_to(address("sign-in"))
+    _set_cookie(request, response, "", 0)
+    return response
+
+
+def _set_cookie(request: Request, response: Response, secret: str, seconds: int) -> None:
+    response.set_cookie(
+        COOKIE,
+        secret,
+        max_age=seconds,
+        path=PAGES,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+
+
+@router.get("/live")
+async def watch(request: Request, visit: Visitor) -> Response:
+    """What has changed, as it changes, as long as the session lasts; watching does not make it last."""
+    visit.pulse.require_room()
+    secret = request.cookies.get(COOKIE, "")
+
+    async def events() -> AsyncIterator[bytes]:
+        count = 0
+        async for event in visit.pulse.watch():
+            count += 1
+            if count % _CHECKED == 0 and sessions_of(request).find(secret, touch=False) is None:
+                yield b"event: signed-out\ndata: {}\n\n"
+                return
+            yield event
+
+    headers = {**HEADERS, "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)

@@ -1,0 +1,164 @@
+"""What keeps pages up to date: one look at dtx for all who watch, and a line to each when something has changed.
+
+A page gets no contents from here. It is told which of the things that it may show have changed, and asks for itself
+again; so there is one way to make a page, and one place where it is judged who may see it.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+from dtx.admin.desk import Desk
+from dtx.admin.forms import StatusForm
+from dtx.admin.looking import status
+from dtx.admin.problems import Problem
+from dtx.admin.web.rates import Sample, take
+from dtx.log import past
+from dtx.log.past import Asked
+from dtx.telemetry import get_logger
+
+BEAT_SECONDS: Final = 2.0
+"""How old what a page shows may be."""
+MOST_WATCHERS: Final = 100
+"""Of the 200 requests that the API answers at a time: pages that watch leave room for others."""
+_SAMPLE_SECONDS: Final = 5.0
+_SAMPLES: Final = 121
+"""Ten minutes."""
+_SHARE: Final = 20
+"""A look may take the twentieth part of the time: where it takes longer, beats are rarer."""
+
+_log = get_logger(part="admin")
+
+
+@dataclass(slots=True)
+class Beat:
+    """What was seen last.
+
+    Args:
+        status: how dtx is.
+        marks: of things that change, what differs whenever they have.
+        at: when, by the clock that only grows.
+    """
+
+    status: StatusForm
+    marks: dict[str, str] = field(default_factory=dict)
+    at: float = field(default_factory=time.monotonic)
+
+
+class Pulse:
+    """Looks, as long as anybody watches.
+
+    Args:
+        desk: what is looked at.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
+        self._watchers = 0
+        self._beat: Beat | None = None
+        self._looking = asyncio.Lock()
+        self._news = asyncio.Condition()
+        self._closed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Counters of the last ten minutes, oldest first."""
+        return list(self._samples)
+
+    def begin(self) -> None:
+        """Go on until :meth:`close`."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dtx-pulse")
+
+    async def close(self) -> None:
+        """Let all who watch go. Idempotent."""
+        self._closed.set()
+        async with self._news:
+            self._news.notify_all()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> Beat:
+        """How dtx is, as of a moment ago: all who ask share one look.
+
+        Raises:
+            LogError: the database does not say.
+        """
+        async with self._looking:
+            if self._beat is None or time.monotonic() - self._beat.at >= BEAT_SECONDS / 2:
+                self._beat = await self._see()
+            return self._beat
+
+    def require_room(self) -> None:
+        """Before :meth:`watch`.
+
+        Raises:
+            Problem: 503, too many watch.
+        """
+        if self._watchers >= MOST_WATCHERS:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WATCHERS} pages are watching already")
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Server-sent events: one at once, and one whenever something has changed."""
+        self._watchers += 1
+        try:
+            seen: Beat | None = None
+            while not self._closed.is_set():
+                beat = self._beat
+                if beat is not None and beat is not seen:
+                    seen = beat
+                    yield f"event: beat\ndata: {json.dumps(beat.marks)}\n\n".encode()
+                else:
+                    yield b": alive\n\n"
+                async with self._news:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._news.wait(), 5 * BEAT_SECONDS)
+        finally:
+            self._watchers -= 1
+
+    async def _run(self) -> None:
+        sampled = float("-inf")
+        while not self._closed.is_set():
+            now = time.monotonic()
+            try:
+                if now - sampled >= _SAMPLE_SECONDS:
+                    sampled = now
+                    self._samples.append(take(self._desk.metrics, now))
+                if self._watchers:
+                    await self._tell()
+            except Exception as error:  # noqa: BLE001 - whatever one look failed of, pages are kept up to date by the next
+                _log.warning("pages could not be brought up to date", reason=str(error), kind=type(error).__name__)
+            wait = max(BEAT_SECONDS, _SHARE * (time.monotonic() - now))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), wait)
+
+    async def _tell(self) -> None:
+        await self.look()
+        async with self._news:
+            self._news.notify_all()
+
+    async def _see(self) -> Beat:
+        desk = self._desk
+        found = await status(desk)
+        lines = await desk.read(lambda log: past.lines(log, desk.rm, Asked(), latest_first=True, limit=1))
+        audit = await asyncio.to_thread(lambda: desk.trail.trail(limit=1))
+        journal = str(lines[0].mark) if lines else ""
+        marks = {
+            "always": str(time.monotonic()),
+            "branches": _digest(found.branches, found.stuck, found.in_doubt_bytes, journal, found.active),
+            "journal": _digest(journal),
+            "audit": _digest([(line.id, line.result) for line in audit]),
+        }
+        return Beat(found, marks)
+
+
+def _digest(*values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]

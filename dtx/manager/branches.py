@@ -1,0 +1,251 @@
+"""The branches that are known, and whose turn it is.
+
+On one branch one operation runs at a time. Whoever comes second waits, and finds what the first one left; what befalls
+a branch meanwhile happens to it afterwards. A branch whose last write may or may not have happened is read from the log
+before anything else is done with it, and one that is not known here is looked for there before anybody is told so.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dtx.log.api import LogError, TransactionLog
+from dtx.manager.cache import WorkCache
+from dtx.manager.durable import Durable, log_failed
+from dtx.manager.effects import Reply, release
+from dtx.manager.entry import Entry
+from dtx.manager.limits import Limits
+from dtx.telemetry import get_logger
+from dtx.xa.branch import is_legal, step
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import ChannelLost, Happened, Operation, Release, State
+from dtx.xa.table import LOGGED
+from dtx.xa.xid import Xid
+
+_log = get_logger(part="manager")
+
+TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
+"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who asks, and in which vhost (a vhost is one resource manager).
+
+    Args:
+        user: name.
+        vhost: name.
+        operator: whether that is an operator, who may decide about every branch; roles are judged before.
+    """
+
+    user: str
+    vhost: str
+    operator: bool = False
+
+
+class Branches:
+    """Every branch that is open, in doubt or heuristic, and the tombstones of those that ended by themselves.
+
+    Args:
+        log: is asked for what is not known here.
+        durable: reads branches again.
+        limits: of the manager.
+    """
+
+    def __init__(self, log: TransactionLog, durable: Durable, limits: Limits) -> None:
+        self._log = log
+        self._durable = durable
+        self._limits = limits
+        self._known: dict[tuple[str, Xid], Entry] = {}
+        self.open: Final[dict[Entry, float]] = {}
+        """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
+        self._tombstones: dict[tuple[str, Xid], tuple[XaFlag, float, str]] = {}
+        """Flag, end and owner of what was rolled back without its transaction manager."""
+        self._cache = WorkCache(limits.cache_bytes)
+        self._clock = time.monotonic
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._known.values())
+
+    def get(self, vhost: str, xid: Xid) -> Entry | None:
+        """The branch, whatever runs on it; ``None`` when none is known here."""
+        return self._known.get((vhost, xid))
+
+    def add(self, entry: Entry) -> None:
+        """A branch that the log had, or that begins."""
+        self._known[entry.vhost, entry.xid] = entry
+
+    # -- who may
+
+    def may(self, owner: str, user: str) -> bool:
+        """Whether *user* may control what *owner* started: it is the same one, or a coordinator."""
+        return owner == user or user in self._limits.coordinators
+
+    def authorise(self, entry: Entry, who: Who) -> None:
+        """Let nobody touch a branch that is not theirs.
+
+        Raises:
+            XaError: 403.
+        """
+        if not who.operator and not self.may(entry.branch.owner, who.user):
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                f"the branch is another user's, only a coordinator may touch it (xid {entry.xid})",
+            )
+
+    # -- whose turn
+
+    async def find(self, who: Who, xid: Xid, operation: Operation, reply: Reply) -> Entry | None:
+        """The branch, with nothing running on it and nothing about it in doubt.
+
+        Args:
+            who: asks.
+            xid: of which branch.
+            operation: for what.
+            reply: gets the answer where waiting, or a tombstone, has given it.
+
+        Returns:
+            The branch; ``None`` when *reply* was called.
+
+        Raises:
+            XaError: 403; 404 for an unknown xid; 541 when it cannot be found out, or something runs for too long.
+        """
+        while True:
+            while (entry := self.get(who.vhost, xid)) is not None:
+                self.authorise(entry, who)
+                if not entry.busy and not entry.doubt:
+                    return entry
+                over = entry.busy and entry.over  # whoever comes behind the answer finds the branch gone
+                if entry.busy:
+                    await self.wait(entry)
+                else:
+                    await self.reread(entry)
+                flag = entry.ended.get(operation) if entry.ended is not None and not over else None
+                if flag is not None:  # "a repeated commit waits for the first"
+                    reply(flag)
+                    return None
+            flag = self._take_tombstone(who, xid) if operation is Operation.ROLLBACK else None
+            if flag is not None:
+                reply(flag)
+                return None
+            await self._look_up(who, xid, operation)
+
+    async def _look_up(self, who: Who, xid: Xid, operation: Operation) -> None:
+        """Make known what the log alone knows; "unknown xid" is said only when the log does not have it either."""
+        try:
+            found = await self._log.lookup(who.vhost, xid)
+        except LogError as error:
+            raise log_failed(error, operation, xid) from error
+        if self.get(who.vhost, xid) is not None:
+            return
+        if found.branch is not None:
+            _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
+            self.add(Entry.restored(found.branch))
+            return
+        reason = f"unknown xid {xid}"
+        if found.ending is not None and (who.operator or self.may(found.ending.owner, who.user)):
+            at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.ending.at))
+            # What a reply text has no room for is cut off its end, and an xid may be longer than all of it.
+            reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
+        raise XaError(ReplyCode.NOT_FOUND, reason)
+
+    async def wait(self, entry: Entry) -> None:
+        """Wait until the operation that runs on *entry* is through.
+
+        Raises:
+            XaError: 541, that takes too long.
+        """
+        try:
+            async with asyncio.timeout(self._limits.patience):
+                await entry.idle()
+        except TimeoutError:
+            raise XaError(
+                ReplyCode.INTERNAL_ERROR, f"another operation is still under way, try again (xid {entry.xid})"
+            ) from None
+
+    async def reread(self, entry: Entry) -> None:
+        """Read *entry*, which is in doubt, from the log.
+
+        Raises:
+            XaError: 541, the log cannot be read.
+        """
+        entry.busy = True
+        try:
+            await self._durable.reread(entry)
+        finally:
+            self.through(entry)
+
+    def through(self, entry: Entry) -> None:
+        """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
+        self._file(entry)
+        entry.done()
+        events, entry.befallen = entry.befallen, []
+        if self.get(entry.vhost, entry.xid) is entry:
+            for event in events:
+                self.befall(entry, event)
+
+    def _file(self, entry: Entry) -> None:
+        state = entry.branch.state
+        gone = entry.ended is not None or (state is State.UNKNOWN and not entry.doubt)
+        if gone:
+            if self.get(entry.vhost, entry.xid) is entry:
+                del self._known[entry.vhost, entry.xid]
+            self.open.pop(entry, None)
+            self._cache.drop(entry)
+            _let_work_go(entry)
+        elif state in LOGGED and not entry.doubt:
+            self.open.pop(entry, None)
+            if state not in TAKING:
+                _let_work_go(entry)
+                self._cache.keep(entry)
+
+    def befall(self, entry: Entry, event: ChannelLost | Happened) -> None:
+        """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
+        if entry.busy or entry.doubt:
+            entry.befallen.append(event)
+            return
+        operation = Operation.CHANNEL_LOST if isinstance(event, ChannelLost) else event.operation
+        if not is_legal(entry.branch, operation):
+            return
+        before = entry.branch.state
+        entry.branch, effects = step(entry.branch, event, self._clock())
+        if any(isinstance(effect, Release) for effect in effects):
+            release(entry)
+        if entry.branch.state is not before:
+            reason = event.reason if isinstance(event, Happened) else "its channel is gone"
+            _log.info("branch is rollback-only", xid=entry.xid, vhost=entry.vhost, reason=reason)
+
+    # -- tombstones
+
+    def bury(self, entry: Entry, flag: XaFlag) -> None:
+        """Leave a tombstone: *entry* was rolled back by itself, and the next rollback is answered with *flag*."""
+        until = self._clock() + self._limits.tombstone_ttl
+        self._tombstones[entry.vhost, entry.xid] = (flag, until, entry.branch.owner)
+
+    def reuse(self, vhost: str, xid: Xid) -> None:
+        """The xid begins anew: a further rollback would be the new branch's."""
+        self._tombstones.pop((vhost, xid), None)
+
+    def _take_tombstone(self, who: Who, xid: Xid) -> XaFlag | None:
+        tombstone = self._tombstones.get((who.vhost, xid))
+        if tombstone is None or not self.may(tombstone[2], who.user):
+            return None
+        del self._tombstones[who.vhost, xid]
+        return tombstone[0]
+
+    def clear_tombstones(self) -> None:
+        """Drop those whose time has come."""
+        now = self._clock()
+        for key in [key for key, (_, until, _) in self._tombstones.items() if until <= now]:
+            del self._tombstones[key]
+
+
+def _let_work_go(entry: Entry) -> None:
+    if entry.work is not None:
+        entry.work.let_go()
+        entry.work = None

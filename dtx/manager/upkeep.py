@@ -1,0 +1,219 @@
+"""What happens to branches that nobody asks about: they go on after a restart, they time out, they are forgotten.
+
+A branch that was decided, or half-way, when the predecessor ended goes on as soon as it is loaded; one whose operation
+ended in a failed write is taken up again after a while. Neither waits for the transaction manager to ask.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from dtx import failpoint
+from dtx.failpoint import Point
+from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import BranchRecord, UnitState
+from dtx.manager.branches import TAKING, Branches
+from dtx.manager.durable import DTX
+from dtx.manager.effects import Effects, Reply
+from dtx.manager.entry import Entry
+from dtx.manager.limits import Limits
+from dtx.store.api import BrokerStore, LocalStore
+from dtx.telemetry import Metrics, get_logger
+from dtx.xa.codes import XaError, XaFlag
+from dtx.xa.model import Event, Happened, Operation, Request, State
+
+_log = get_logger(part="manager")
+
+_TICK: Final = 0.25
+"""Seconds between two looks at the timeouts; they are whole seconds, so this is precise enough."""
+_REVIVE: Final = 5.0
+"""Seconds after which a decided branch that nobody works on is taken up again."""
+
+UNFINISHED: Final = {
+    State.TAKING: Operation.PREPARE,
+    State.TAKING_ONE_PHASE: Operation.ONE_PHASE,
+    State.COMMITTING: Operation.COMMIT,
+    State.ROLLING_BACK: Operation.ROLLBACK,
+    State.HEURISTIC_COMMITTING: Operation.HEURISTIC_COMMIT,
+    State.HEURISTIC_ROLLING_BACK: Operation.HEURISTIC_ROLLBACK,
+}
+"""States that go on by themselves, with the operation that takes them further."""
+
+Run = Callable[[Entry, Event, Reply, str], Coroutine[Any, Any, None]]
+"""Runs an event on a branch, and answers with whatever comes of it."""
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""Runs something on behalf of the manager."""
+
+
+class Upkeep:
+    """Loads the branches at the start, and looks after them until the end.
+
+    Args:
+        log: has the branches.
+        store: has their messages.
+        branches: gets them.
+        effects: takes up what was broken off.
+        limits: of the manager.
+        metrics: numbers.
+        run: runs an event on a branch.
+        spawn: runs something in the background.
+    """
+
+    def __init__(
+        self,
+        log: TransactionLog,
+        store: BrokerStore | LocalStore,
+        branches: Branches,
+        effects: Effects,
+        limits: Limits,
+        metrics: Metrics,
+        run: Run,
+        spawn: Spawn,
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._branches = branches
+        self._effects = effects
+        self._limits = limits
+        self._metrics = metrics
+        self._run = run
+        self._spawn = spawn
+        self._clock = time.monotonic
+        self._quiet_until = 0.0
+
+    # -- restart
+
+    async def load(self) -> None:
+        """Load the log; take up every branch that was decided or half-way when the predecessor ended.
+
+        Returns as soon as all branches are known: what needs the broker goes on in the background, and requests for
+        such a branch wait for it.
+
+        Raises:
+            LogError: the log cannot be read, or has branches of the other mode.
+        """
+        pending = []
+        strangers = 0
+        local = isinstance(self._store, LocalStore)
+        async for record in self._log.load():
+            entry = Entry.restored(record)
+            if entry.local is not local:
+                strangers += 1
+                continue
+            self._branches.add(entry)
+            failpoint.at(Point.RESTART_ROW)
+            self._restore(entry, record)
+            if entry.branch.state in UNFINISHED:
+                entry.busy = True  # nobody else may touch it until its fate is known
+                pending.append(entry)
+        if strangers:
+            mode, remedy = ("a broker", "with") if local else ("dtx's own store", "without")
+            raise LogError(
+                f"{strangers} branches in the log have their messages in {mode}: start dtx {remedy} --broker and "
+                "finish them, or give this dtx a resource manager name of its own (--rm)"
+            )
+        failpoint.at(Point.RESTART_LOADED)
+        for entry in pending:
+            self._spawn(self._take_up(entry))
+        _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
+
+    def _restore(self, entry: Entry, record: BranchRecord) -> None:
+        """Tell the store what the branch holds, or which of its units may still happen."""
+        if isinstance(self._store, LocalStore):
+            self._store.restore(record)
+        elif entry.branch.state in UNFINISHED:
+            taking = entry.branch.state in TAKING
+            for unit in record.units:
+                if unit.state is UnitState.PENDING and taking == bool(unit.number):
+                    self._store.expect(record.vhost, unit)
+
+    async def _take_up(self, entry: Entry) -> None:
+        """Go on where the predecessor ended (the entry is busy already)."""
+        failpoint.at(Point.RESTART_DECIDE_BEFORE)
+        try:
+            if entry.branch.state in TAKING and entry.cached is None:
+                entry.cached = await self._effects.broker.read_work(entry)
+            operation = UNFINISHED[entry.branch.state]
+            await self._effects.run(entry, Request(operation=operation, vote=entry.vote), self._hear(entry), DTX)
+        except XaError as error:
+            self._metrics.replays_failed.inc()
+            _log.warning("branch could not be taken up", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
+        else:
+            failpoint.at(Point.RESTART_DECIDE_AFTER)
+        finally:
+            self._branches.through(entry)
+
+    # -- time
+
+    async def watch(self) -> None:
+        """Let branches time out, and take up those that came to a stop, for ever."""
+        revive_at = self._clock() + _REVIVE
+        while True:
+            await asyncio.sleep(_TICK)
+            now = self._clock()
+            for entry in list(self._branches.open):
+                if not entry.busy and not entry.doubt:
+                    self._age(entry, now)
+            if now >= revive_at:
+                revive_at = now + _REVIVE
+                self._revive()
+                self._branches.clear_tombstones()
+
+    def _hear(self, entry: Entry) -> Reply:
+        log_error = _log_error(entry)
+
+        def reply(answer: XaFlag | XaError) -> None:
+            if isinstance(answer, XaError):
+                self._metrics.replays_failed.inc()
+            log_error(answer)
+
+        return reply
+
+    def _age(self, entry: Entry, now: float) -> None:
+        branch = entry.branch
+        if branch.state in (State.ROLLBACK_ONLY, State.TIMED_OUT):
+            since = self._branches.open[entry]
+            if not since:
+                self._branches.open[entry] = now
+            elif now - since > self._limits.tombstone_ttl and not branch.associations:
+                self._begin(entry, Operation.EXPIRE)
+        elif branch.deadline is not None and max(branch.deadline, self._quiet_until) <= now:
+            _log.info("branch timed out", xid=entry.xid, vhost=entry.vhost, timeout=branch.timeout)
+            self._begin(entry, Operation.TIMEOUT)
+
+    def _begin(self, entry: Entry, operation: Operation) -> None:
+        log_error = _log_error(entry)
+
+        def reply(answer: XaFlag | XaError) -> None:
+            self._quiet_until = self._clock() + _REVIVE  # a log that is away is not asked for each branch in each tick
+            log_error(answer)
+
+        entry.busy = True  # now, not when the task gets its turn
+        self._spawn(self._run(entry, Happened(operation=operation, vote=entry.vote), reply, DTX))
+
+    def _revive(self) -> None:
+        """A decided branch whose operation ended in a failed log write is finished without being asked."""
+        for entry in list(self._branches):
+            if entry.busy:
+                continue
+            if entry.doubt:
+                self._spawn(self._recheck(entry))
+            elif entry.branch.state in UNFINISHED and not (entry.record and entry.record.stuck):
+                entry.busy = True
+                self._spawn(self._take_up(entry))
+
+    async def _recheck(self, entry: Entry) -> None:
+        try:
+            if not entry.busy and entry.doubt:
+                await self._branches.reread(entry)
+        except XaError as error:
+            _log.warning("branch is still in doubt", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
+
+
+def _log_error(entry: Entry) -> Reply:
+    def reply(answer: XaFlag | XaError) -> None:
+        if isinstance(answer, XaError):
+            _log.warning("branch could not be finished", xid=entry.xid, vhost=entry.vhost, reason=answer.reason)
+
+    return reply

@@ -1,0 +1,541 @@
+"""A client's connection that speaks AMQP 1.0, where dtx itself keeps the messages.
+
+The engine (:mod:`dtx.wire.amqp10.connection`) knows the protocol; here is what it means: who the client is, the nodes
+of its links, its transactions, and the pace. Events of one read are handled in one pass, and what they bring is one
+record of the log, as with AMQP 0-9.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from dtx.log.api import LogError
+from dtx.manager import Who
+from dtx.server.amqp10.attaching import Control, attach
+from dtx.server.amqp10.channels import SessionFacts
+from dtx.server.amqp10.errors import amqp_error
+from dtx.server.amqp10.incoming import Incoming
+from dtx.server.amqp10.outgoing import Outgoing
+from dtx.server.amqp10.transactions import Transactions
+from dtx.server.front import ClientTransport
+from dtx.server.standalone.access import Access
+from dtx.server.standalone.closing import remove
+from dtx.server.standalone.connection import Parts, Stage, numbers
+from dtx.server.standalone.limits import MAX_FRAME, MAX_UNSENT
+from dtx.server.standalone.outbox import Outbox
+from dtx.server.standalone.writes import Writes
+from dtx.store.postgres.accounts import Account, LoginRefused
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09.handshake import Credentials
+from dtx.wire.amqp10.connection import Connection as Engine
+from dtx.wire.amqp10.coordination import (
+    Answer,
+    Coordination,
+    DeclareAsked,
+    DischargeAsked,
+    Terminate,
+    WorkRefused,
+    discharged_id,
+)
+from dtx.wire.amqp10.coordination import (
+    Control as ControlPlace,
+)
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.events import (
+    Attached,
+    Begun,
+    Closed,
+    Delivered,
+    Detached,
+    Disposed,
+    Dropped,
+    Ended,
+    Event,
+    Flowed,
+    LoginAsked,
+    Opened,
+    Writable,
+)
+from dtx.wire.amqp10.performatives import Role, SaslCode
+from dtx.wire.amqp10.sasl import PLAIN, read_login
+from dtx.wire.amqp10.settings import Settings
+from dtx.wire.amqp10.states import INTERNAL, Error, told
+from dtx.wire.amqp10.terminus import TransactionCapability as Capability
+from dtx.xa.codes import XaError
+
+_log = get_logger(part="connection")
+
+_CAPABILITIES: Final = frozenset(
+    (Capability.LOCAL, Capability.DISTRIBUTED, Capability.MULTI_TXNS_PER_SSN, Capability.MULTI_SSNS_PER_TXN)
+)
+_CLOSE_PATIENCE: Final = 5.0
+"""Seconds that a client has to answer close."""
+_VHOST: Final = "vhost:"
+_DEFAULT_VHOST: Final = "/"
+_MAX_CHANNELS: Final = 0x10000
+"""A channel's number has 16 bits."""
+
+_MAX_PARTIAL: Final = 64 << 20
+"""Octets of unfinished messages of one connection, at least: of all connections together there is the budget."""
+
+Shell = Control | Incoming | Outgoing
+
+
+class Connection:
+    """One client, from its protocol header to its end.
+
+    Args:
+        parts: see there.
+        transport: the client's socket.
+        header: the protocol header that it has sent.
+    """
+
+    def __init__(self, parts: Parts, transport: ClientTransport, header: bytes) -> None:
+        self.id = next(numbers)
+        self.manager = parts.manager
+        self.broker = parts.broker
+        self.accounts = parts.accounts
+        self.metrics = parts.metrics
+        self.direct = parts.direct
+        self.stage = Stage.OPENING
+        self.who = Who("", "")
+        self.vhost: VirtualHost
+        """Known when the client has opened it, as *access* and *writes* are."""
+        self.access: Access
+        self.writes: Writes
+        self.coordination = Coordination(_CAPABILITIES)
+        self.transactions = Transactions(self, self.coordination)
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when nothing is left of it."""
+        self.outbox = Outbox(transport, lambda: None, self._resume)
+        limits = parts.limits
+        self._engine = Engine(
+            Settings(
+                container_id=f"dtx-{self.id}",
+                mechanisms=(PLAIN,),
+                max_frame_size=limits.frame_max or MAX_FRAME,
+                channel_max=min(limits.max_channels, _MAX_CHANNELS) - 1,
+                max_message_size=limits.max_message_bytes,
+                max_partial=max(_MAX_PARTIAL, limits.max_message_bytes),
+            ),
+            time.monotonic(),
+        )
+        self._account: Account | None = None
+        self._login: asyncio.Task[None] | None = None
+        self._links: dict[tuple[int, int], Shell] = {}
+        self._transport: ClientTransport | None = transport
+        self._holding: set[object] = set()
+        self._awaited = False
+        self._charged = 0
+        self._loop = asyncio.get_running_loop()
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(limits.handshake_timeout, self._too_slow)
+        self._take(lambda: self._engine.receive(header, time.monotonic()))
+        self._tick()
+
+    async def connect(self) -> None:
+        """Nothing is to be done before the client says more."""
+
+    def _too_slow(self) -> None:
+        _log.info("handshake took too long", connection=self.id)
+        self.abort()
+
+    # -- what operators see
+
+    @property
+    def channels(self) -> Mapping[int, SessionFacts]:
+        """Its sessions: one, which stands for all, since transactions belong to the connection."""
+        if self.stage is not Stage.RUNNING:
+            return {}
+        return {0: SessionFacts((self.id, 0), self.transactions.ties)}
+
+    # -- from the client
+
+    def client_data(self, data: bytes) -> None:
+        """Octets from the client."""
+        if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
+            self.hold(self)
+        self._take(lambda: self._engine.receive(data, time.monotonic()))
+        self._charge(self._engine.unfinished)
+
+    def _charge(self, octets: int) -> None:
+        """So much is held of messages of which the end has not come."""
+        budget = self.manager.budget
+        more, self._charged = octets - self._charged, octets
+        budget.used += more
+        if more > 0 and not budget.has_room(0) and self.stage is Stage.RUNNING:
+            reason = "no memory for the message: --max-held-bytes are in use"
+            self._close(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
+            self.flush()
+
+    def _take(self, work: Callable[[], Iterable[Event]]) -> None:
+        try:
+            self._handle(work())
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("connection failed", connection=self.id)
+            self._close(INTERNAL)
+        self.flush()
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if self.stage is Stage.ENDED:
+                return
+            self._on(event)
+
+    def flush(self) -> None:
+        """What was handled goes to the log, and to the client."""
+        self._awaited = False
+        if self.stage is Stage.RUNNING:
+            self.writes.flush()
+        self.pump()
+        self.outbox.flush()
+        if self._engine.over and self.stage is not Stage.ENDED:
+            self._end()
+
+    def soon(self, work: Callable[[], None] | None = None) -> None:
+        """Flush at the end of this turn of the loop, behind *work*."""
+        if work is not None:
+            self._loop.call_soon(work)
+        if not self._awaited:
+            self._awaited = True
+            self._loop.call_soon(self.flush)
+
+    def pump(self) -> None:
+        """What the engine has for the client is on its way."""
+        for piece in self._engine.data_to_send(time.monotonic()):
+            self.outbox.send(piece)
+
+    def _on(self, event: Event) -> None:
+        match event:
+            case Delivered() | Flowed() | Disposed() | Dropped() | Writable():
+                self._on_work(event)
+            case LoginAsked():
+                self.hold(event)
+                self._login = self.manager.spawn(self._log_in(event))
+            case Opened():
+                self._enter(event)
+            case Begun():
+                session = self._engine.session(event.session)
+                if session is not None:
+                    session.begin()
+            case Attached():
+                self._attach(event)
+            case Detached():
+                self._forget((event.session, event.link))
+                session = self._engine.session(event.session)
+                link = None if session is None else session.link(event.link)
+                if link is not None and event.by_peer:
+                    link.detach()
+            case Ended():
+                self._forget_session(event.session)
+                session = self._engine.session(event.session)
+                if session is not None and event.by_peer:
+                    session.end()
+            case Closed():
+                self._on_closed(event)
+
+    def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | Writable) -> None:
+        match event:
+            case Delivered():
+                self._on_delivered(event)
+            case Flowed():
+                shell = self._links.get((event.session, event.link))
+                if isinstance(shell, Outgoing):
+                    try:
+                        shell.flowed(event)
+                    except AmqpError as error:
+                        self.detach(shell, error)
+            case Disposed():
+                self._on_disposed(event)
+            case Writable():
+                self._resume()
+            case Dropped():
+                shell = self._links.get((event.session, event.link))
+                if isinstance(shell, Incoming | Control):
+                    shell.replenish()
+
+    # -- opening
+
+    async def _log_in(self, asked: LoginAsked) -> None:
+        login = read_login(asked.mechanism, asked.response)
+        transport = self._transport
+        code = SaslCode.AUTH
+        try:
+            if isinstance(login, Credentials) and transport is not None:
+                self._account = await self.accounts.authenticate(
+                    login.user, login.password, loopback=transport.is_local, peer=transport.peer
+                )
+        except LoginRefused:
+            pass  # logged where it was judged
+        except LogError as error:
+            _log.warning("nobody can log in", connection=self.id, reason=str(error))
+            code = SaslCode.SYS_TEMP
+        if self.stage is not Stage.OPENING:
+            return
+        self.release(asked)
+        if self._account is None:
+            self._engine.refuse_login(code)
+            self.flush()
+        else:
+            self._take(self._engine.login)
+
+    def _enter(self, event: Opened) -> None:
+        account = self._account
+        assert account is not None, "open is taken after the login only"
+        name = event.open.hostname or _DEFAULT_VHOST
+        if name.startswith(_VHOST):
+            name = name[len(_VHOST) :]
+        elif not self.accounts.has_vhost(name):
+            name = _DEFAULT_VHOST  # the name of a host, as most clients put it
+        if not self.accounts.has_vhost(name):
+            self._close(told(AmqpError(Condition.NOT_FOUND, f"vhost {name} not found")))
+        elif not account.may_enter(name):
+            reason = f"access to vhost '{name}' refused for user '{account.name}'"
+            self._close(told(AmqpError(Condition.UNAUTHORIZED_ACCESS, reason)))
+        else:
+            self._cancel_timer()
+            self.who = Who(account.name, name)
+            self.vhost = self.broker.virtual_host(name)
+            self.access = Access(self.accounts, account, self.vhost)
+            self.writes = Writes(name, self.broker, self.manager.budget, self._throttle)
+            self.stage = Stage.RUNNING
+            self._engine.open()
+            self._loop.call_soon(self._tick)  # the client's idle time-out is known now
+            _log.info("connection opened", connection=self.id, user=self.who.user, vhost=name, protocol="AMQP 1.0")
+
+    def recheck(self) -> None:
+        """Users or vhosts have changed: somebody who is gone does not stay connected."""
+        account = self._account
+        if self.stage is Stage.RUNNING and account is not None:
+            user, vhost = self.who.user, self.who.vhost
+            if not (account.exists and account.may_enter(vhost)):
+                reason = f"user '{user}' may not be in vhost '{vhost}' any more"
+                self._close(Error(condition=Condition.CONNECTION_FORCED, description=reason))
+                self.flush()
+
+    # -- links
+
+    def _attach(self, event: Attached) -> None:
+        session = self._engine.session(event.session)
+        link = None if session is None else session.link(event.link)
+        if session is None or link is None:
+            return
+        try:
+            self._links[event.session, event.link] = attach(self, session, link, event.attach)
+        except (AmqpError, XaError) as error:
+            link.refuse(told(amqp_error(error)))
+
+    def detach(self, shell: Incoming | Outgoing, error: AmqpError) -> None:
+        """End a link because of *error*."""
+        for place, found in list(self._links.items()):
+            if found is shell:
+                self._forget(place)
+                shell.refuse(error)
+        self.soon()
+
+    def terminate(self, control: ControlPlace, error: Error) -> None:
+        """End a control link, and its transactions with it."""
+        shell = self._links.get(control)
+        self._forget(control)
+        if isinstance(shell, Control):
+            shell.link.detach(error)
+
+    def has_link(self, place: tuple[int, int]) -> bool:
+        """Whether a link is attached there."""
+        return place in self._links
+
+    def _forget(self, place: tuple[int, int]) -> None:
+        shell = self._links.pop(place, None)
+        if shell is not None:
+            shell.let_go()
+
+    def _forget_session(self, session: int) -> None:
+        for place in [place for place in self._links if place[0] == session]:
+            self._forget(place)
+
+    def _on_delivered(self, event: Delivered) -> None:
+        shell = self._links.get((event.session, event.link))
+        if isinstance(shell, Incoming):
+            shell.delivered(event)
+        elif isinstance(shell, Control):
+            shell.replenish()
+            txn_id = discharged_id(event.payload)
+            partial = txn_id is not None and self._engine.is_partial(txn_id)
+            asked = self.coordination.asked(event, partial=partial)
+            if isinstance(asked, DeclareAsked):
+                self.transactions.declare(asked)
+            elif isinstance(asked, DischargeAsked):
+                self.transactions.discharge(asked)
+            else:
+                self.say(asked)
+
+    def _on_disposed(self, event: Disposed) -> None:
+        if event.role is not Role.SENDER:
+            return  # what came from the client is settled as soon as there is something to say of it
+        by_link: dict[int, list[int]] = {}
+        for link, number in event.deliveries:
+            by_link.setdefault(link, []).append(number)
+        for handle, deliveries in by_link.items():
+            shell = self._links.get((event.session, handle))
+            if isinstance(shell, Outgoing):
+                try:
+                    shell.disposed(deliveries, event.state, settled=event.settled)
+                except WorkRefused as refusal:
+                    if refusal.terminates is not None:
+                        self.terminate(refusal.terminates, told(refusal.error))
+                    self.detach(shell, refusal.error)
+
+    def say(self, answer: Answer | Terminate) -> None:
+        """Answer a control link."""
+        if isinstance(answer, Terminate):
+            self.terminate(answer.control, answer.error)
+        else:
+            session = self._engine.session(answer.control[0])
+            if session is not None and self.has_link(answer.control):
+                session.dispose(Role.RECEIVER, (answer.delivery_id,), answer.outcome, settled=True)
+        self.soon()
+
+    def remove(self, gone: Gone) -> None:
+        """Queues have gone by themselves."""
+        remove(self.broker, self.manager, gone)
+
+    # -- pace
+
+    def hold(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+        if not self._holding and self._transport is not None:
+            self._transport.pause_reading()
+        self._holding.add(reason)
+
+    def release(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        if reason in self._holding:
+            self._holding.discard(reason)
+            if not self._holding and self._transport is not None:
+                self._transport.resume_reading()
+
+    def _throttle(self, much: bool) -> None:
+        """More is on its way to the log than may be, or not any more."""
+        if much:
+            self.hold(self.writes)
+        else:
+            self.release(self.writes)
+
+    def client_is_slow(self) -> None:
+        """The client takes no more for now: its links get nothing meanwhile."""
+        self.outbox.is_slow = True
+
+    def client_has_caught_up(self) -> None:
+        """The client takes data again."""
+        self.outbox.is_slow = False
+        self.release(self)
+        self._resume()
+
+    def _resume(self) -> None:
+        for shell in list(self._links.values()):
+            if isinstance(shell, Outgoing):
+                shell.resume()
+
+    def _tick(self) -> None:
+        """Keep the idle time-outs."""
+        if self.ended.done():
+            return
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        now = time.monotonic()
+        if self._holding:  # nothing is read at present, so silence says nothing about the client
+            self._engine.receive(b"", now)
+        next_at: float | None = None
+
+        def work() -> Iterable[Event]:
+            nonlocal next_at
+            next_at, events = self._engine.tick(now)
+            return events
+
+        self._take(work)
+        if not self.ended.done():
+            self._tick_timer = self._loop.call_later(1.0 if next_at is None else max(next_at - now, 0.05), self._tick)
+
+    def now(self) -> float:
+        """Seconds since the epoch, as the queues count."""
+        return time.time()
+
+    # -- the end
+
+    def _on_closed(self, event: Closed) -> None:
+        if event.error is not None:
+            reason = f"{event.error.condition}: {event.error.description}"
+            _log.info("connection closed", connection=self.id, by_client=event.by_peer, reason=reason)
+        if not event.by_peer:
+            self._leave(Stage.CLOSING)
+            self._await_close()
+        elif self.stage is Stage.RUNNING:
+            self._leave(Stage.LEAVING)
+            self.writes.then(self._confirm_close)
+        else:
+            self._confirm_close()
+
+    def _confirm_close(self) -> None:
+        self._engine.close()
+        self.flush()
+
+    def _close(self, error: Error) -> None:
+        """The connection cannot go on. Idempotent."""
+        if self.stage in (Stage.OPENING, Stage.RUNNING):
+            self._engine.close(error)
+            self._leave(Stage.CLOSING)
+            self._await_close()
+
+    def _await_close(self) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(_CLOSE_PATIENCE, self.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def stop(self, frame: bytes) -> None:  # noqa: ARG002 - what a client of AMQP 0-9 would hear
+        """End the connection: dtx stops, or an operator wants it. Idempotent."""
+        self._close(Error(condition=Condition.CONNECTION_FORCED, description="the connection was closed by dtx"))
+        self.flush()
+
+    def _leave(self, stage: Stage) -> None:
+        """Nothing more is done for the client; what it sent so far is on its way."""
+        running = self.stage is Stage.RUNNING
+        self.stage = stage
+        if not running:
+            return
+        # First the receivers: what transactions give back must not be delivered to them again.
+        places = sorted(self._links, key=lambda place: not isinstance(self._links[place], Outgoing))
+        for place in places:
+            self._forget(place)
+        self.writes.flush()
+        self.remove(self.vhost.disconnected(self))
+
+    def _end(self) -> None:
+        """Close the socket when all is sent."""
+        self.outbox.close()
+        self.client_gone()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        self.outbox.abort()
+        self.client_gone()
+
+    def client_gone(self) -> None:
+        """The client's socket is closed. Idempotent."""
+        if self.stage is Stage.ENDED:
+            return
+        self._transport = None
+        self._leave(Stage.ENDED)
+        self._charge(0)
+        if self._login is not None:
+            self._login.cancel()  # verifying passwords for nobody would keep others waiting
+        for timer in (self._timer, self._tick_timer):
+            if timer is not None:
+                timer.cancel()
+        self.outbox.abort()
+        if not self.ended.done():
+            self.ended.set_result(None)

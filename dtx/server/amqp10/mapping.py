@@ -1,0 +1,385 @@
+"""Messages of AMQP 1.0 as AMQP 0-9 has them, and back.
+
+The store keeps a message as AMQP 0-9 does: properties, headers, a body. What a sender of AMQP 1.0 says goes where a
+reader of AMQP 0-9 looks for it, and the octets of its sections are kept beside that, in headers of type ``x``, so that
+a reader of AMQP 1.0 gets the bare message exactly as it was sent ("the exact encoding of sections of the bare message
+MUST NOT be modified", 3.2). They count only as long as they say what the properties and headers say: whoever changes
+those on the way is believed, and whoever makes such headers up gains nothing by it.
+
+| AMQP 1.0 | AMQP 0-9 |
+|---|---|
+| header: durable, priority (other than 4), ttl | delivery-mode 2, priority, expiration |
+| message-id, correlation-id | the same; ulong and uuid as text, binary in hexadecimal digits |
+| content-type, content-encoding, user-id | the same |
+| creation-time (milliseconds) | timestamp (seconds) |
+| subject, group-id | type, app-id |
+| reply-to ``/queues/NAME`` | reply-to ``NAME`` |
+| application properties | headers |
+| message annotations ``x-…`` | headers ``x-…`` |
+| data sections; a value that is a string or binary | the body |
+| any other body | the body: its sections as they are |
+
+Delivery annotations are for dtx alone, which knows none: they end here (3.2.2).
+"""
+
+from typing import Any, Final, NamedTuple
+
+from dtx.server.amqp10 import addresses
+from dtx.server.amqp10.values import Field, from_field, is_simple, milliseconds, to_field
+from dtx.wire.amqp09 import properties, tables
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import Entry
+from dtx.wire.amqp10 import message, reading
+from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
+from dtx.wire.amqp10.message import Header, Message, Part, Properties, Section
+from dtx.wire.amqp10.values import Value
+
+MAX_HEAD: Final = 48 << 10
+"""Octets of a message beside its body: kept twice, they must fit one frame of AMQP 0-9, 128 KiB as a rule."""
+
+_KEPT: Final = b"x-amqp-1.0-"
+_PROPERTIES: Final = _KEPT + b"properties"
+_NAMED: Final = _KEPT + b"app-properties"
+_ANNOTATIONS: Final = _KEPT + b"message-annotations"
+_FOOTER: Final = _KEPT + b"footer"
+_BODY: Final = _KEPT + b"body"
+_OURS: Final = frozenset((b"x-exchange", b"x-routing-key"))
+"""Annotations that dtx makes itself, as RabbitMQ does."""
+_ROUTING: Final = frozenset((b"CC", b"BCC"))
+"""Headers that would route the message: no business of application properties."""
+_DEFAULT_PRIORITY: Final = 4
+_MAX_SHORT: Final = 255
+_MAX_TTL: Final = 2**32 - 1
+_TEXTS: Final = {0xA0: 2, 0xB0: 5, 0xA1: 2, 0xB1: 5}
+"""Constructors of binary and string, with the octets before theirs."""
+_DATA: Final = b"\x00\x53\x75"
+_Table = dict[bytes, Field]
+
+
+class Content(NamedTuple):
+    """A message as AMQP 0-9 has it.
+
+    Args:
+        properties: content header from the property flags on.
+        body: octets.
+    """
+
+    properties: bytes
+    body: bytes
+
+
+# -- from AMQP 1.0
+
+
+def to_basic(found: Message) -> Content:
+    """*found* for the store.
+
+    Raises:
+        AmqpError: message-size-exceeded, there is too much of it beside its body.
+    """
+    payload = found.payload
+    head = len(payload) - found.body[-1].end + found.body[0].start
+    if head > MAX_HEAD:
+        raise AmqpError(
+            Condition.MESSAGE_SIZE_EXCEEDED, f"{head} octets beside the body of a message, {MAX_HEAD} at most"
+        )
+    fields = _fields(found.properties)
+    _carry(fields, found.header)
+    headers = _named(found.application_properties) | _annotated(found.message_annotations)
+    frame, body = _body(payload, found.body)
+    kept: _Table = {}
+    for part in message.split(payload[: found.body[0].start]) if found.body[0].start else ():
+        name = _SECTIONS.get(part.section)
+        if name is not None:
+            kept[name] = (b"x", bytes(payload[part.start : part.end]))
+    if found.body[-1].end < len(payload):
+        kept[_FOOTER] = (b"x", bytes(payload[found.body[-1].end :]))
+    if frame is not None:
+        kept[_BODY] = (b"x", frame)
+    table = b"".join(tables.entry(name, *field) for name, field in (headers | kept).items())
+    if table:
+        fields[Property.HEADERS] = table
+    return Content(properties.build(fields), body)
+
+
+_SECTIONS: Final = {
+    Section.MESSAGE_ANNOTATIONS: _ANNOTATIONS,
+    Section.PROPERTIES: _PROPERTIES,
+    Section.APPLICATION_PROPERTIES: _NAMED,
+}
+
+
+def _carry(fields: dict[Property, bytes], header: Header) -> None:
+    if header.durable:
+        fields[Property.DELIVERY_MODE] = bytes((properties.PERSISTENT,))
+    if header.priority != _DEFAULT_PRIORITY:
+        fields[Property.PRIORITY] = bytes((header.priority,))
+    if header.ttl is not None:
+        fields[Property.EXPIRATION] = str(header.ttl).encode()
+
+
+def _fields(said: Properties) -> dict[Property, bytes]:
+    """What AMQP 0-9 has a property for."""
+    texts = {
+        Property.MESSAGE_ID: _identity(said.message_id),
+        Property.CORRELATION_ID: _identity(said.correlation_id),
+        Property.CONTENT_TYPE: _octets(said.content_type),
+        Property.CONTENT_ENCODING: _octets(said.content_encoding),
+        Property.TYPE: _octets(said.subject),
+        Property.APP_ID: _octets(said.group_id),
+        Property.USER_ID: said.user_id,
+        Property.REPLY_TO: None if said.reply_to is None else addresses.reply_name(said.reply_to),
+    }
+    fields = {which: octets for which, octets in texts.items() if octets is not None and len(octets) <= _MAX_SHORT}
+    if said.creation_time is not None and said.creation_time >= 0:
+        fields[Property.TIMESTAMP] = (said.creation_time // 1000).to_bytes(8, "big")
+    return fields
+
+
+def _octets(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _identity(value: Value) -> bytes | None:
+    if value is None:
+        return None
+    return (value.hex() if isinstance(value, bytes) else str(value)).encode()
+
+
+def _named(named: dict[str, Any]) -> _Table:
+    """Application properties as headers."""
+    found: _Table = {}
+    for name, value in named.items():
+        key, field = name.encode(), to_field(value)
+        if field is not None and len(key) <= _MAX_SHORT and key not in _ROUTING and not _is_annotation(key):
+            found[key] = field
+    return found
+
+
+def _annotated(annotations: dict[str, Any]) -> _Table:
+    """Message annotations as headers."""
+    found: _Table = {}
+    for name, value in annotations.items():
+        key, field = name.encode(), to_field(value)
+        if field is not None and len(key) <= _MAX_SHORT and _is_annotation(key) and key not in _OURS:
+            found[key] = field
+    return {key: field for key, field in found.items() if not key.startswith(_KEPT)}
+
+
+def _is_annotation(key: bytes) -> bool:
+    """Whether a header of that name is about the message, and not of its application."""
+    return key.startswith(b"x-")
+
+
+def _body(payload: memoryview, parts: tuple[Part, ...]) -> tuple[bytes | None, bytes]:
+    """The body, and what frames it: ``None`` for one data section, nothing for sections as they are."""
+    first = parts[0]
+    if first.section is Section.SEQUENCE or payload[first.value] not in _TEXTS:
+        return b"", bytes(payload[first.start : parts[-1].end])
+    pieces, frames = [], []
+    for part in parts:
+        start = part.value + _TEXTS[payload[part.value]]
+        frames.append(payload[part.start : start])
+        pieces.append(payload[start : part.end])
+    body, frame = b"".join(pieces), b"".join(frames)
+    return (None if frame == _shortest(len(body)) else frame), body
+
+
+def _shortest(size: int) -> bytes:
+    """What stands before the octets of a data section, as dtx writes it."""
+    return _DATA + (bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big"))
+
+
+# -- to AMQP 1.0
+
+
+class _Kept(NamedTuple):
+    """What was kept of a message's sections, each as octets, and what they say.
+
+    Args:
+        said: the message that they make.
+        properties, named: the sections.
+        body: all sections of the body.
+        footer: the section.
+    """
+
+    said: Message
+    properties: bytes
+    named: bytes
+    body: bytes
+    footer: bytes
+
+
+def from_basic(content: Content, exchange: bytes, routing_key: bytes, *, redelivered: bool) -> bytes:
+    """A message of the store, as it is sent to a reader of AMQP 1.0.
+
+    Args:
+        content: as it is stored.
+        exchange: that it was published to, and
+        routing_key: with what key; both are told in annotations.
+        redelivered: it may have been delivered before.
+
+    Raises:
+        WireError: 502, its properties are malformed.
+    """
+    view = properties.read(content.properties)
+    headers: dict[bytes, Entry] = {}
+    for entry in view.headers:
+        headers.setdefault(entry.key, entry)
+    kept = _kept(headers, content.body)
+    annotations = _annotations(headers, kept.said.message_annotations if kept is not None else {})
+    annotations["x-exchange"] = _name(exchange)
+    annotations["x-routing-key"] = _name(routing_key)
+    return b"".join(
+        (
+            message.head(_header(view, redelivered=redelivered), None, annotations),
+            _properties_section(view, kept),
+            _named_section(headers, kept),
+            message.data(content.body) if kept is None else kept.body,
+            b"" if kept is None else kept.footer,
+        )
+    )
+
+
+def _name(octets: bytes) -> Value:
+    try:
+        return octets.decode()
+    except UnicodeDecodeError:
+        return octets
+
+
+def _header(view: properties.Properties, *, redelivered: bool) -> Header:
+    expiration = view.expiration
+    return Header(
+        durable=view.delivery_mode == properties.PERSISTENT,
+        priority=_DEFAULT_PRIORITY if view.priority is None else view.priority,
+        ttl=None if expiration is None else min(int(expiration), _MAX_TTL),
+        first_acquirer=not redelivered,
+    )
+
+
+def _kept(headers: dict[bytes, Entry], body: bytes) -> _Kept | None:
+    """What was kept; ``None`` where nothing was, or somebody has made of it what is no message."""
+    raw = {name: headers[name].value for name in _ALL if name in headers and headers[name].kind == b"x"}
+    if not raw:
+        return None
+    pieces = {name: raw.get(name, b"") for name in (_ANNOTATIONS, _PROPERTIES, _NAMED, _FOOTER)}
+    try:
+        sections = _framed(raw[_BODY], body) if _BODY in raw else message.data(body)
+        whole = b"".join((pieces[_ANNOTATIONS], pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER]))
+        said = message.read(whole)
+        around = [part.section for part in message.split(said.payload) if part not in said.body]
+    except AmqpError:
+        return None
+    if around != [section for section, name in _PLACES if pieces[name]]:
+        return None
+    return _Kept(said, pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER])
+
+
+_PLACES: Final = (*_SECTIONS.items(), (Section.FOOTER, _FOOTER))
+_ALL: Final = (*_SECTIONS.values(), _BODY, _FOOTER)
+
+
+def _framed(frame: bytes, body: bytes) -> bytes:
+    """*body* with what framed its pieces; as it is where nothing did.
+
+    Raises:
+        AmqpError: decode-error, they do not belong together.
+    """
+    if not frame:
+        return body
+    pieces: list[bytes] = []
+    start = position = 0
+    with reading.reading("the frame of a body"):
+        while start < len(frame):
+            constructor = reading.skip(frame, start + 1)
+            end = constructor + _TEXTS.get(frame[constructor], len(frame))
+            size = int.from_bytes(frame[constructor + 1 : end], "big")
+            pieces += (frame[start:end], body[position : position + size])
+            start, position = end, position + size
+    if position != len(body):
+        raise malformed("the frame of a body is that of another one")
+    return b"".join(pieces)
+
+
+def _properties_section(view: properties.Properties, kept: _Kept | None) -> bytes:
+    fields = {which: octets for which in _MAPPED if (octets := view.value(which)) is not None}
+    if kept is not None and kept.properties and _fields(kept.said.properties) == fields:
+        return kept.properties
+    return message.bare(_properties(fields), {}, b"") if fields else b""
+
+
+_MAPPED: Final = (
+    Property.MESSAGE_ID,
+    Property.CORRELATION_ID,
+    Property.CONTENT_TYPE,
+    Property.CONTENT_ENCODING,
+    Property.TYPE,
+    Property.APP_ID,
+    Property.USER_ID,
+    Property.REPLY_TO,
+    Property.TIMESTAMP,
+)
+
+
+def _properties(fields: dict[Property, bytes]) -> Properties:
+    """The properties of a message that somebody published with AMQP 0-9."""
+    texts = {which: _name(octets) for which, octets in fields.items() if which is not Property.TIMESTAMP}
+    reply_to = fields.get(Property.REPLY_TO)
+    seconds = fields.get(Property.TIMESTAMP)
+    return Properties(
+        message_id=texts.get(Property.MESSAGE_ID),
+        user_id=fields.get(Property.USER_ID),
+        subject=_text(texts.get(Property.TYPE)),
+        reply_to=addresses.of_queue(reply_to) if reply_to else None,
+        correlation_id=texts.get(Property.CORRELATION_ID),
+        content_type=_symbol(texts.get(Property.CONTENT_TYPE)),
+        content_encoding=_symbol(texts.get(Property.CONTENT_ENCODING)),
+        creation_time=None if seconds is None else int(milliseconds(seconds)),
+        group_id=_text(texts.get(Property.APP_ID)),
+    )
+
+
+def _text(value: Value) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _symbol(value: Value) -> str | None:
+    return value if isinstance(value, str) and value.isascii() else None
+
+
+def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
+    plain = {key: entry for key, entry in headers.items() if not _is_annotation(key) and is_simple(entry)}
+    if kept is not None and kept.named:
+        fields = {key: (entry.kind, entry.value) for key, entry in plain.items()}
+        if _named(kept.said.application_properties) == fields:
+            return kept.named
+    named: dict[str, Any] = {}
+    for key, entry in plain.items():
+        name = _name(key)
+        if isinstance(name, str):
+            named[name] = from_field(entry)
+    return message.bare(Properties(), named, b"")
+
+
+def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str, Any]:
+    """Annotations as they were said where the headers still agree, and what the headers say beyond that."""
+    shown = _annotated(said)
+    found = {name: value for name, value in said.items() if _still(headers, name.encode(), shown)}
+    for key, entry in headers.items():
+        if key.startswith(_KEPT) or not key.isascii():
+            continue
+        name = key.decode()
+        if _is_annotation(key):
+            found.setdefault(name, from_field(entry))
+        elif not is_simple(entry):
+            found.setdefault(f"x-opt-{name}", from_field(entry))
+    return found
+
+
+def _still(headers: dict[bytes, Entry], key: bytes, shown: _Table) -> bool:
+    """Whether an annotation stands: what was shown of it is still there, unchanged."""
+    if key not in shown:
+        return True
+    entry = headers.get(key)
+    return entry is not None and shown[key] == (entry.kind, entry.value)

@@ -1,0 +1,381 @@
+"""Transactions of one connection: each is a branch of the transaction manager.
+
+A local one has an xid of dtx's own making, and discharge ends and commits it in one phase. A distributed one works for
+the branch that ``global-id`` names, an xid in its wire form: declare joins that branch, or starts it, and discharge
+ends the association; prepare, commit, rollback and recover stay with the transaction manager, as ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from secrets import token_bytes
+from typing import TYPE_CHECKING, Final, cast
+
+from dtx.manager.entry import Entry
+from dtx.server.amqp10.errors import amqp_error, rolled_back
+from dtx.server.failpoints import saying
+from dtx.server.standalone.distributed import HeldDelivery
+from dtx.store.postgres.consumers import Delivery
+from dtx.store.postgres.queue import QueueIndex
+from dtx.store.work import Delivery as Held
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp10.coordination import (
+    Coordination,
+    DeclareAsked,
+    DischargeAsked,
+    Transaction,
+)
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.states import Accepted, Outcome
+from dtx.wire.amqp10.values import Value
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Association, Operation, State, end_operation
+from dtx.xa.xid import Xid
+
+if TYPE_CHECKING:
+    from dtx.server.amqp10.connection import Connection
+    from dtx.server.amqp10.outgoing import Outgoing
+
+LOCAL_FORMAT: Final = 0x616D7170
+"""Format id of the xids of local transactions ("amqp"): nobody else knows their gtrid, which is random."""
+_ID: Final = 16
+"""Octets of a txn-id, and of such a gtrid."""
+
+
+@dataclass(slots=True, eq=False)
+class Retired:
+    """A delivery whose outcome belongs to a transaction.
+
+    Args:
+        link: that sent it.
+        number: its delivery id.
+        delivery: in its queue.
+        outcome: that the client wants.
+        settled: whether the client can say nothing more of it.
+    """
+
+    link: "Outgoing"
+    number: int
+    delivery: Delivery
+    outcome: Outcome
+    settled: bool
+
+
+class Work:
+    """What one transaction does; for the manager it is a channel that is associated with the branch.
+
+    Args:
+        connection: of the client.
+        xid: of the branch.
+        local: whether discharge decides it.
+    """
+
+    lock = ""
+
+    def __init__(self, connection: "Connection", xid: Xid, *, local: bool) -> None:
+        self._connection = connection
+        self.xid = xid
+        self.local = local
+        self.entry: Entry
+        """Known once it has begun."""
+        self._held: dict[tuple[QueueIndex, int], Retired] = {}
+        self._others: list[Retired] = []
+        """Those that are not accepted: nothing is consumed, and nobody votes about them."""
+
+    # -- begin and end
+
+    def begin(self) -> XaFlag | None:
+        """Start the branch, or join it.
+
+        Returns:
+            The answer; ``None`` while another operation runs on it.
+
+        Raises:
+            XaError: as the table of the core says.
+        """
+        result = self._demarcate(Operation.START) if self.local else self._join()
+        if result is None:
+            return None
+        flag, self.entry = result
+        return flag
+
+    def _join(self) -> tuple[XaFlag, Entry] | None:
+        try:
+            return self._demarcate(Operation.JOIN)
+        except XaError as error:
+            if error.code is not ReplyCode.NOT_FOUND:
+                raise
+        return self._demarcate(Operation.START)
+
+    def end(self, *, fail: bool) -> XaFlag | None:
+        """End the association; as :meth:`begin`."""
+        if not fail and self.entry.work is not None:
+            reason = self._connection.broker.refusal(self.entry.work)
+            if reason is not None:
+                self._connection.manager.doom(self.entry, reason)
+        result = self._demarcate(end_operation(fail=fail, suspend=False))
+        return None if result is None else result[0]
+
+    def _demarcate(self, operation: Operation) -> tuple[XaFlag, Entry] | None:
+        return self._connection.manager.demarcate(self._connection.who, self.xid, operation, self)
+
+    # -- work
+
+    @property
+    def _is_active(self) -> bool:
+        return self.entry.work is not None and self.entry.branch.state is State.ACTIVE
+
+    def publish(self, message: HeldPublish) -> None:
+        """Hold a message.
+
+        Raises:
+            XaError: 506, it is too much for the transaction, which is rolled back.
+        """
+        work = self.entry.work
+        if work is None or not self._is_active or not message.queues:
+            return  # rolled back already, as the discharge will say; or nobody takes it
+        size = len(message.body) + len(message.properties)
+        if not work.fits(size):
+            reason = work.excess(size)
+            self._connection.manager.doom(self.entry, reason)
+            raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
+        work.add_publish(message)
+
+    def retire(self, link: "Outgoing", number: int, delivery: Delivery, outcome: Outcome, *, settled: bool) -> None:
+        """Hold the outcome of a delivery.
+
+        Args:
+            link: that sent it.
+            number: its delivery id.
+            delivery: unacknowledged; the link keeps it no more.
+            outcome: what shall become of it.
+            settled: whether the client has settled it.
+        """
+        retired = Retired(link, number, delivery, outcome, settled)
+        work = self.entry.work
+        if not settled:
+            link.retired[number] = retired
+        if work is None or not self._is_active:
+            _revert(retired)
+        elif not isinstance(outcome, Accepted):
+            self._others.append(retired)
+        elif not work.fits(0):
+            _revert(retired)
+            self._connection.manager.doom(self.entry, work.excess(0))
+        else:
+            queue = delivery.queue
+            queue.hold(delivery)
+            self._held[queue, delivery.position] = retired
+            slot = delivery.slot
+            work.add_consume(HeldDelivery(self, number, b"", b"", b"", delivery.redelivered, b"", None, 0, slot, queue))
+
+    def release(self, deliveries: Sequence[Held]) -> None:
+        """The branch is rolled back before it voted: nothing of what was retired has happened."""
+        for delivery in cast("Sequence[HeldDelivery]", deliveries):
+            assert delivery.index is not None
+            assert delivery.slot is not None
+            retired = self._held.pop((delivery.index, delivery.slot.position))
+            delivery.index.unhold(retired.delivery)
+            _revert(retired)
+
+    def spoil(self, error: AmqpError) -> None:
+        """Work that cannot be done was sent settled: the transaction must not commit."""
+        self._connection.manager.doom(self.entry, str(error))
+
+    # -- outcome
+
+    def succeeded(self) -> None:
+        """The discharge has succeeded: outcomes are applied, and what is unsettled is settled."""
+        done = [*self._held.values(), *self._others]
+        for retired in self._others:
+            retired.link.apply((retired.delivery,), retired.outcome)
+        self._others.clear()
+        if self.local:
+            self._held.clear()
+        told: dict[tuple[Outgoing, int], tuple[Outcome, list[int]]] = {}
+        for retired in done:
+            if not retired.settled:
+                retired.settled = True
+                retired.link.retired.pop(retired.number, None)
+                # one disposition of the client has one outcome, which may hold maps and so has no hash
+                told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
+        for (link, _), (outcome, numbers) in told.items():
+            link.settle(numbers, outcome)
+
+    def failed(self) -> None:
+        """The transaction is rolled back; the manager releases what is held for the branch."""
+        others = self._others[:]
+        self._others.clear()
+        for retired in others:
+            _revert(retired)
+
+    def lose(self) -> None:
+        """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
+        connection = self._connection
+        self.failed()
+        connection.manager.channel_lost(self, [self.entry])
+        if self.local:
+            connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
+
+
+def _revert(retired: Retired) -> None:
+    """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled."""
+    link = retired.link
+    link.retired.pop(retired.number, None)
+    if retired.settled or not link.is_open:
+        link.apply_default(retired.delivery)
+    else:
+        link.unsettled[retired.number] = retired.delivery
+
+
+def _nobody(answer: XaFlag | XaError) -> None:
+    """Nobody waits for the answer."""
+
+
+class Transactions:
+    """The transactions of a connection.
+
+    Args:
+        connection: of the client.
+        coordination: what its control links have asked for.
+    """
+
+    def __init__(self, connection: "Connection", coordination: Coordination) -> None:
+        self._connection = connection
+        self._coordination = coordination
+        self._works: dict[bytes, Work] = {}
+
+    def work(self, transaction: Transaction) -> Work:
+        """What *transaction*, a live one, does."""
+        return self._works[transaction.txn_id]
+
+    @property
+    def ties(self) -> Sequence[tuple[Entry, Association]]:
+        """Branches that they work for."""
+        found = ((work.entry, work.entry.branch.association(work)) for work in self._works.values())
+        return [(entry, how) for entry, how in found if how is not Association.NONE]
+
+    # -- declare
+
+    def declare(self, asked: DeclareAsked) -> None:
+        """Begin a transaction, and answer."""
+        try:
+            work = Work(self._connection, _xid(asked.global_id), local=asked.global_id is None)
+            flag = work.begin()
+        except (AmqpError, XaError) as error:
+            self._refuse(asked, error)
+            return
+        if flag is None:
+            self._connection.manager.spawn(self._declare_later(asked, work))
+        else:
+            self._declared(asked, work, flag)
+
+    async def _declare_later(self, asked: DeclareAsked, work: Work) -> None:
+        try:
+            flag = None
+            while flag is None:
+                await self._connection.manager.settle(self._connection.who, work.xid)
+                if not self._connection.has_link(asked.control):
+                    return
+                flag = work.begin()
+        except XaError as error:
+            self._refuse(asked, error)
+        else:
+            self._declared(asked, work, flag)
+
+    def _declared(self, asked: DeclareAsked, work: Work, flag: XaFlag) -> None:
+        if flag is not XaFlag.OK:
+            self._refuse(asked, rolled_back(flag))
+            return
+        txn_id = token_bytes(_ID)
+        self._works[txn_id] = work
+        saying(DtxMethod.START_OK)
+        self._connection.say(self._coordination.declared(asked, txn_id))
+
+    def _refuse(self, asked: DeclareAsked, error: AmqpError | XaError) -> None:
+        self._connection.say(self._coordination.refused(asked.control, asked.delivery_id, amqp_error(error)))
+
+    # -- discharge
+
+    def discharge(self, asked: DischargeAsked) -> None:
+        """End a transaction, and answer."""
+        work = self._works[asked.transaction.txn_id]
+        try:
+            flag = work.end(fail=not asked.commit)
+        except XaError as error:
+            self._done(asked, work, _gone(error))
+            return
+        if flag is None:
+            self._connection.manager.spawn(self._discharge_later(asked, work))
+        else:
+            self._ended(asked, work, flag)
+
+    async def _discharge_later(self, asked: DischargeAsked, work: Work) -> None:
+        try:
+            flag = None
+            while flag is None:
+                await self._connection.manager.settle(self._connection.who, work.xid)
+                flag = work.end(fail=not asked.commit)
+        except XaError as error:
+            self._done(asked, work, _gone(error))
+        else:
+            self._ended(asked, work, flag)
+
+    def _ended(self, asked: DischargeAsked, work: Work, flag: XaFlag) -> None:
+        manager, who = self._connection.manager, self._connection.who
+        failure = None if flag is XaFlag.OK else rolled_back(flag)
+        if not work.local:
+            self._done(asked, work, failure)
+        elif failure is None:
+            manager.ask(who, work.xid, Operation.ONE_PHASE, partial(self._decided, asked, work))
+        else:
+            manager.ask(who, work.xid, Operation.ROLLBACK, lambda _: self._done(asked, work, failure))
+
+    def _decided(self, asked: DischargeAsked, work: Work, answer: XaFlag | XaError) -> None:
+        """The answer to the commit in one phase."""
+        if isinstance(answer, XaError):
+            self._done(asked, work, amqp_error(answer))
+        else:
+            self._done(asked, work, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
+
+    def _done(self, asked: DischargeAsked, work: Work, failure: AmqpError | None) -> None:
+        if self._works.pop(asked.transaction.txn_id, None) is None:
+            return  # answered already
+        if asked.commit and failure is None:
+            work.succeeded()
+        else:
+            work.failed()
+        if not work.local:
+            saying(DtxMethod.END_OK)
+        else:
+            saying(DtxMethod.COMMIT_OK if asked.commit and failure is None else DtxMethod.ROLLBACK_OK)
+        # A discharge with fail=true always succeeds (4.3).
+        self._connection.say(self._coordination.discharged(asked, failure if asked.commit else None))
+
+    # -- the end
+
+    def lose(self, transactions: Sequence[Transaction]) -> None:
+        """Their control link is gone."""
+        for transaction in transactions:
+            work = self._works.pop(transaction.txn_id, None)
+            if work is not None:
+                work.lose()
+
+
+def _gone(error: XaError) -> AmqpError:
+    """Why an association could not be ended: a branch that is not known any more was rolled back."""
+    return rolled_back(XaFlag.RBROLLBACK) if error.code is ReplyCode.NOT_FOUND else amqp_error(error)
+
+
+def _xid(global_id: Value) -> Xid:
+    """The branch that is meant.
+
+    Raises:
+        AmqpError: invalid-field, it is no xid.
+    """
+    if global_id is None:
+        return Xid(LOCAL_FORMAT, token_bytes(_ID))
+    if not isinstance(global_id, bytes):
+        raise AmqpError(Condition.INVALID_FIELD, "global-id must be binary: the wire form of an xid")
+    return Xid.from_wire(global_id)

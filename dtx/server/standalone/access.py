@@ -1,0 +1,115 @@
+"""What one client may do: permissions, topic permissions, and what a message may say of itself."""
+
+import re
+from typing import Final
+
+from dtx.store.postgres.accounts import Account, Accounts
+from dtx.store.postgres.arguments import MAX_MILLISECONDS
+from dtx.store.postgres.exchanges import describe
+from dtx.store.postgres.matching import ExchangeType
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.topology import VirtualHost
+from dtx.store.postgres.values import text
+from dtx.wire.amqp09.properties import Properties, Property
+from dtx.xa.codes import ReplyCode, XaError
+
+_MAX_ALLOWED: Final = 1000
+"""Permissions that are remembered for a connection: programs use a handful of names, and names are theirs to choose."""
+_EXPIRATION: Final = re.compile(rb"[+-]?[0-9]+")
+"""What RabbitMQ takes for a number."""
+_IMPERSONATOR: Final = "impersonator"
+
+
+class Access:
+    """What an account may do in a virtual host.
+
+    Args:
+        accounts: all of them.
+        account: whose permissions count.
+        vhost: where.
+    """
+
+    __slots__ = ("_accounts", "_allowed", "_users", "_vhost", "account")
+
+    def __init__(self, accounts: Accounts, account: Account, vhost: VirtualHost) -> None:
+        self.account = account
+        self._accounts = accounts
+        self._vhost = vhost
+        self._allowed: set[tuple[Permission, bytes]] = set()
+        """What the account may do, as far as it was asked."""
+        self._users: object = None
+        """The users that this holds for."""
+
+    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
+        """Refuse what the client may not do.
+
+        Args:
+            permission: what it needs.
+            kind: ``exchange`` or ``queue``.
+            name: of it; empty for the default exchange.
+
+        Raises:
+            XaError: 403.
+        """
+        users = self._accounts.users
+        if users is not self._users or len(self._allowed) > _MAX_ALLOWED:
+            self._users = users
+            self._allowed.clear()
+        if (permission, name) in self._allowed:
+            return
+        vhost = self._vhost.name
+        if not self.account.may(vhost, permission, name):
+            what = describe(kind, name, vhost)
+            user = self.account.name
+            raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{user}'")
+        self._allowed.add((permission, name))
+
+    def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
+        """Refuse a routing key that the client may not use at a topic exchange; at others every key will do.
+
+        Args:
+            permission: write to publish, read to bind and unbind.
+            exchange: its name.
+            key: the routing key.
+
+        Raises:
+            XaError: 403.
+        """
+        found = self._vhost.exchanges.get(exchange)
+        if found is None or found.kind is not ExchangeType.TOPIC:
+            return
+        vhost = self._vhost.name
+        if not self.account.may_use_topic(vhost, permission, exchange, key):
+            what = describe("exchange", exchange, vhost)
+            user = self.account.name
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED, f"access to topic '{text(key)}' in {what} refused for user '{user}'"
+            )
+
+    def judge(self, view: Properties) -> None:
+        """What RabbitMQ looks at before it takes a message. A table that does not parse would break its readers.
+
+        Raises:
+            XaError: 406.
+            WireError: 502, the headers are malformed.
+        """
+        spans = view.spans
+        if Property.HEADERS in spans:
+            view.headers  # noqa: B018 - raises where it is malformed
+        if Property.EXPIRATION in spans:
+            _judge_expiration(view.expiration or b"")
+        if Property.USER_ID in spans:
+            user = text(view.user_id or b"")
+            if user != self.account.name and _IMPERSONATOR not in self.account.tags:
+                raise XaError(
+                    ReplyCode.PRECONDITION_FAILED,
+                    f"user_id property set to '{user}' but authenticated user was '{self.account.name}'",
+                )
+
+
+def _judge_expiration(value: bytes) -> None:
+    if not _EXPIRATION.fullmatch(value) or not 0 <= int(value) <= MAX_MILLISECONDS:
+        raise XaError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"invalid expiration '{text(value)}': milliseconds in digits, {MAX_MILLISECONDS} at most",
+        )

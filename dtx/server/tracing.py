@@ -1,0 +1,90 @@
+"""What the spans of XA calls say, and which traces the messages of a branch belong to. Nothing of it runs when off."""
+
+from typing import Final
+
+from dtx.manager import Who
+from dtx.manager.entry import Entry
+from dtx.store.work import HeldWork
+from dtx.telemetry.traces import HEADERS, MOST_LINKS, Traces
+from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.errors import WireError
+from dtx.xa.codes import XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+
+_LAST: Final = frozenset({Operation.COMMIT, Operation.ONE_PHASE, Operation.ROLLBACK, Operation.FORGET})
+"""Calls behind whose answer, unless it is a refusal, nothing more is asked for about most branches."""
+_WANTED: Final = {name.encode(): name for name in HEADERS}
+_LONGEST: Final = 1024
+"""Octets of a header: tracestate has 512 at most."""
+_MOST_READ: Final = 4 * MOST_LINKS
+"""Messages whose headers are looked at; what has no trace among them belongs to none."""
+
+
+class Span:
+    """The span of one call.
+
+    Args:
+        traces: switched on.
+        operation: ``prepare``, for example.
+        xid: of the branch, where the call is about one.
+        who: that asks.
+        place: numbers of connection and channel.
+        entry: the branch, where it is known.
+    """
+
+    __slots__ = ("_call", "_last", "_traces", "entry")
+
+    def __init__(
+        self,
+        traces: Traces,
+        operation: str,
+        xid: Xid | None,
+        who: Who,
+        place: tuple[int, int],
+        entry: Entry | None,
+    ) -> None:
+        attributes: dict[str, str | int] = {
+            "dtx.vhost": who.vhost,
+            "dtx.user": who.user,
+            "dtx.connection": place[0],
+            "dtx.channel": place[1],
+        }
+        if xid is not None:
+            attributes["dtx.xid"] = str(xid)
+        if entry is not None and entry.work is not None:
+            traces.read(entry.id, _headers(entry.work))
+        self.entry = entry
+        self._traces = traces
+        self._last = operation in _LAST
+        self._call = traces.begin(operation, None if entry is None else entry.id, attributes)
+
+    def end(self, answer: XaFlag | XaError) -> None:
+        """The call is answered."""
+        if self.entry is not None:
+            self._call.set("dtx.branch", str(self.entry.id))
+        if isinstance(answer, XaError):
+            self._call.end(str(answer.code.value), answer.reason)
+            return
+        self._call.end(answer.wire_name)
+        if self._last and self.entry is not None:
+            self._traces.forget(self.entry.id)
+
+
+def _headers(work: HeldWork) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = []
+    for item in work.items[:_MOST_READ]:
+        if b"traceparent" not in item.properties:
+            continue
+        try:
+            entries = properties.read(item.properties).headers
+        except WireError:
+            continue
+        said = {_WANTED[header.key]: _text(header.value) for header in entries if header.key in _WANTED}
+        if said:
+            found.append(said)
+    return found
+
+
+def _text(value: bytes) -> str:
+    return value[:_LONGEST].decode("ascii", "replace")

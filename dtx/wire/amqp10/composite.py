@@ -1,0 +1,393 @@
+"""Composite types: declared once as a class, read and written by what that declaration says (AMQP 1.0, 1.4).
+
+A field is its :class:`Kind`, and mandatory unless it has a default, or may be null. Numbers and symbols are those of
+Python itself: the declaration knows their type. On the wire a composite is a described list; null stands for the
+default, trailing nulls may be left out and are, and a field that may hold several values holds one without an array,
+too.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from dataclasses import field as dataclass_field
+from enum import Enum
+from operator import attrgetter
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
+
+from dtx.wire.amqp10 import reading, writing
+from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
+from dtx.wire.amqp10.reading import Buffer, Reader, Room
+from dtx.wire.amqp10.values import Array, Described, Symbol, ULong, Value
+from dtx.wire.amqp10.writing import NULL, Writer
+
+T = TypeVar("T")
+
+
+class Kind(NamedTuple):
+    """What a field holds.
+
+    Args:
+        name: of the AMQP type.
+        readers: by constructor octet; no other constructor is taken.
+        write: appends a value.
+    """
+
+    name: str
+    readers: dict[int, Reader]
+    write: Writer
+
+
+def _as(name: str, codes: Iterable[int], write: Writer) -> Kind:
+    """A kind whose values are what the codec makes of them."""
+    return Kind(name, {code: reading.READERS[code] for code in codes}, write)
+
+
+def _u1(buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
+    return buffer[position], position + 1
+
+
+def _zero(_buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
+    return 0, position
+
+
+def _text(wide: bool) -> Reader:
+    return reading.variable(wide, reading.symbol)
+
+
+def _keyed(code: int, cls: type[str]) -> Reader:
+    """A reader of a map whose keys are all of one type; they become plain text."""
+    read_map = reading.READERS[code]
+
+    def reader(buffer: Buffer, position: int, room: Room) -> tuple[dict[str, Any], int]:
+        found, position = read_map(buffer, position, room)
+        if any(type(key) is not cls for key in found):
+            raise malformed(f"a map with a key that is no {'symbol' if cls is Symbol else 'string'}")
+        return {str.__str__(key): value for key, value in found.items()}, position
+
+    return reader
+
+
+BOOLEAN: Final = _as("boolean", (0x41, 0x42, 0x56), writing.write_boolean)
+UBYTE: Final = Kind("ubyte", {0x50: _u1}, writing.fixed(0x50, "B"))
+USHORT: Final = Kind("ushort", {0x60: reading.fixed(">H", int)}, writing.fixed(0x60, "H"))
+UINT: Final = Kind("uint", {0x52: _u1, 0x43: _zero, 0x70: reading.fixed(">I", int)}, writing.write_uint)
+ULONG: Final = Kind(
+    "ulong", {0x53: _u1, 0x44: _zero, 0x80: reading.fixed(">Q", int)}, writing.fixed(0x80, "Q", small=0x53, zero=0x44)
+)
+TIMESTAMP: Final = Kind("timestamp", {0x83: reading.fixed(">q", int)}, writing.fixed(0x83, "q"))
+BINARY: Final = _as("binary", (0xA0, 0xB0), writing.write_binary)
+STRING: Final = _as("string", (0xA1, 0xB1), writing.write_string)
+SYMBOL: Final = Kind("symbol", {0xA3: _text(False), 0xB3: _text(True)}, writing.write_symbol)
+FIELDS: Final = Kind("fields", {0xC1: _keyed(0xC1, Symbol), 0xD1: _keyed(0xD1, Symbol)}, writing.write_fields)
+NAMED: Final = Kind("map of strings", {0xC1: _keyed(0xC1, str), 0xD1: _keyed(0xD1, str)}, writing.write_map)
+MAP: Final = _as("map", (0xC1, 0xD1), writing.write_map)
+ANY: Final = _as("*", [code for code in reading.READERS if code != NULL], writing.write)
+
+
+def choice(kind: Kind, enum: type[Enum]) -> Kind:
+    """The kind of a restricted type: *kind*, with nothing but the values of *enum*."""
+    members = {member.value: member for member in enum}
+
+    def reader_of(code: int, inner: Reader) -> Reader:
+        if code < 0x50 and kind.readers is BOOLEAN.readers:  # the constructor is the value
+            return reading.constant(members[code == 0x41])
+
+        def reader(buffer: Buffer, position: int, room: Room) -> tuple[Enum, int]:
+            found, position = inner(buffer, position, room)
+            member = members.get(found)
+            if member is None:
+                raise AmqpError(Condition.INVALID_FIELD, f"{enum.__name__} is never {found!r}")
+            return member, position
+
+        return reader
+
+    def write(out: bytearray, value: Enum) -> None:
+        kind.write(out, value.value)
+
+    return Kind(kind.name, {code: reader_of(code, reader) for code, reader in kind.readers.items()}, write)
+
+
+def several(kind: Kind) -> Kind:
+    """The kind of a field that is ``multiple``: a tuple of *kind*; on the wire one value or an array."""
+
+    def one(inner: Reader) -> Reader:
+        def reader(buffer: Buffer, position: int, room: Room) -> tuple[tuple[Any, ...], int]:
+            found, position = inner(buffer, position, room)
+            return (found,), position
+
+        return reader
+
+    def array(code: int) -> Reader:
+        def reader(buffer: Buffer, position: int, room: Room) -> tuple[tuple[Any, ...], int]:
+            found, position = reading.READERS[code](buffer, position, room)
+            if found.items and found.kind is not Symbol:
+                raise malformed(f"an array of something else than {kind.name}")
+            return tuple(map(str.__str__, found.items)), position
+
+        return reader
+
+    def write(out: bytearray, values: tuple[str, ...]) -> None:
+        if len(values) == 1:
+            kind.write(out, values[0])
+        else:
+            writing.write_array(out, Array(Symbol, tuple(map(Symbol, values))))
+
+    readers = {code: one(reader) for code, reader in kind.readers.items()}
+    return Kind(f"{kind.name} multiple", readers | {0xE0: array(0xE0), 0xF0: array(0xF0)}, write)
+
+
+SYMBOLS: Final = several(SYMBOL)
+
+
+class Layout:
+    """How a composite type lies in octets.
+
+    Args:
+        cls: its class.
+        code: the numeric descriptor.
+        symbol: the symbolic one.
+    """
+
+    __slots__ = ("_names", "_only", "_prefix", "_readers", "_required", "_values", "_writers", "cls", "code", "symbol")
+
+    def __init__(self, cls: type, code: int, symbol: str) -> None:
+        self.cls, self.code, self.symbol = cls, code, symbol
+        declared = fields(cls)
+        kinds: list[Kind] = [field.metadata["kind"] for field in declared]
+        self._names = [(field.name.replace("_", "-"), kind.name) for field, kind in zip(declared, kinds, strict=True)]
+        nulls = [field.metadata["null"] for field in declared]
+        self._readers = [(kind.readers, null) for kind, null in zip(kinds, nulls, strict=True)]
+        self._writers = [(kind.write, null) for kind, null in zip(kinds, nulls, strict=True)]
+        self._required = [null is MISSING for null in nulls]
+        names = [field.name for field in declared]
+        self._values: Callable[[Any], Iterable[Any]]
+        if len(names) > 1:
+            self._values = attrgetter(*names)
+        else:
+            self._values = lambda value: [getattr(value, name) for name in names]
+        self._prefix = b"\x00" + writing.encode(ULong(code))
+        self._only = None if names else cls()  # all values are the same
+
+    @property
+    def name(self) -> str:
+        """As the text calls it, for example ``transfer``."""
+        return self.symbol.split(":")[1]
+
+    def read(self, buffer: Buffer, position: int, room: Room) -> tuple[Any, int]:
+        """Read the list that the descriptor describes; *position* is that of its constructor."""
+        code = buffer[position]
+        if code == 0x45 and self._only is not None:
+            return self._only, position + 1
+        if code == 0xC0:
+            end = position + 2 + buffer[position + 1]
+            count = buffer[position + 2]
+            position += 3
+        elif code in (0x45, 0xD0):
+            count, position, end = reading.header(buffer, position + 1, True) if code == 0xD0 else (0, position + 1, 0)
+            end = end or position
+        else:
+            raise malformed(f"{self.name} is described, but no list")
+        if count > len(self._readers):
+            raise malformed(f"{self.name} has {len(self._readers)} fields, not {count}")
+        room.enter(count)
+        values: list[Any] = []
+        append = values.append
+        for readers, null in self._readers[:count]:
+            code = buffer[position]
+            position += 1
+            if code == NULL:
+                if null is MISSING:
+                    raise malformed(f"{self.name} without its {self._names[len(values)][0]}")
+                append(null)
+                continue
+            reader = readers.get(code)
+            if reader is _u1:  # on the hot path, a call saved
+                append(buffer[position])
+                position += 1
+            elif reader is None:
+                name, kind = self._names[len(values)]
+                raise malformed(f"{name} of {self.name} is no {kind}")
+            else:
+                found, position = reader(buffer, position, room)
+                append(found)
+        room.leave()
+        if position != end:
+            raise malformed(f"{self.name} is not as long as it says")
+        if True in self._required[count:]:
+            raise malformed(f"{self.name} without its {self._names[self._required.index(True, count)][0]}")
+        return self.cls(*values), position
+
+    def write(self, out: bytearray, value: object) -> None:
+        """Append *value* with its descriptor."""
+        if self._only is not None:
+            out += self._prefix + b"\x45"
+            return
+        body = bytearray()
+        count = nulls = 0
+        for found, (write, null) in zip(self._values(value), self._writers, strict=True):
+            if found is null or (null is not None and found == null):
+                nulls += 1
+                continue
+            if nulls:
+                body += _NULL * nulls
+                count += nulls
+                nulls = 0
+            write(body, found)
+            count += 1
+        out += self._prefix
+        if count:
+            writing.compound(out, 0xC0, count, body)
+        else:
+            out.append(0x45)
+
+
+_NULL: Final = bytes((NULL,))
+_BY_CODE: Final[dict[int, Layout]] = {}
+_BY_SYMBOL: Final[dict[str, Layout]] = {}
+
+
+class Composite:
+    """What every class of a composite type is."""
+
+    __slots__ = ()
+    layout: ClassVar[Layout]
+
+
+C = TypeVar("C", bound=Composite)
+
+
+def field(kind: Kind, *, default: Any = MISSING, nullable: bool = False) -> Any:
+    """A field of a composite type.
+
+    Args:
+        kind: what it holds.
+        default: what null stands for; without it the field is mandatory.
+        nullable: not mandatory, though it has no default; for one that stands before a mandatory one.
+    """
+    return dataclass_field(default=default, metadata={"kind": kind, "null": None if nullable else default})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def composite(code: int, symbol: str) -> Callable[[type[T]], type[T]]:
+    """Declares a composite type with its two descriptors, its fields in their order.
+
+    Nobody may change one, which the type checker sees to (see :func:`dtx.xa.value.value` for why not Python itself).
+    """
+
+    def declare(cls: type[T]) -> type[T]:
+        made = dataclass(slots=True, unsafe_hash=True)(cls)
+        layout = Layout(made, code, symbol)
+        made.layout = layout  # type: ignore[attr-defined]
+        _BY_CODE[code] = _BY_SYMBOL[symbol] = layout
+        return made
+
+    return declare
+
+
+def descriptor(buffer: Buffer, position: int, room: Room) -> tuple[Layout | None, Value, int]:
+    """Read a descriptor, numeric or symbolic, at *position*.
+
+    Returns:
+        The type that is declared for it, if there is one; the descriptor; the place behind it.
+    """
+    if buffer[position] == 0x53:
+        code = buffer[position + 1]
+        return _BY_CODE.get(code), ULong(code), position + 2
+    found, position = reading.read_value(buffer, position, room)
+    if type(found) is Symbol:
+        return _BY_SYMBOL.get(str.__str__(found)), found, position
+    return (_BY_CODE.get(int(found)) if type(found) is ULong else None), found, position
+
+
+def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = False) -> Kind:
+    """The kind of a field that holds one of several composite types.
+
+    Args:
+        name: of what they provide.
+        classes: the types.
+        others: whether another described value may stand there too; it is read as Described.
+    """
+    taken = frozenset(classes)
+
+    def reader(buffer: Buffer, position: int, room: Room) -> tuple[Any, int]:
+        room.enter(2)
+        layout, described_by, position = descriptor(buffer, position, room)
+        if layout is not None and layout.cls in taken:
+            found, position = layout.read(buffer, position, room)
+        elif others:
+            value, position = reading.read_value(buffer, position, room)
+            found = Described(described_by, value)
+        else:
+            raise malformed(f"something else than {name}")
+        room.leave()
+        return found, position
+
+    def write(out: bytearray, value: Any) -> None:
+        if isinstance(value, Composite):
+            value.layout.write(out, value)
+        else:
+            writing.write(out, value)
+
+    return Kind(name, {0: reader}, write)
+
+
+def encode(value: Composite) -> bytes:
+    """*value* with its descriptor."""
+    out = bytearray()
+    value.layout.write(out, value)
+    return bytes(out)
+
+
+def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
+    """Read what is described elsewhere as of *kind*, from its constructor at *position* on.
+
+    Raises:
+        AmqpError: decode-error.
+    """
+    reader = kind.readers.get(buffer[position])
+    if reader is None:
+        raise malformed(f"{name} is no {kind.name}")
+    with reading.reading(name):
+        found, _ = reader(buffer, position + 1, Room())
+    return found
+
+
+def read_list(buffer: Buffer, position: int, cls: type[C]) -> C:
+    """Read a composite whose descriptor has been read, from its constructor at *position* on.
+
+    Raises:
+        AmqpError: decode-error, invalid-field.
+    """
+    with reading.reading(cls.layout.name):
+        found: C
+        found, _ = cls.layout.read(buffer, position, Room())
+    return found
+
+
+def decode(buffer: Buffer, position: int, end: int, classes: frozenset[type]) -> tuple[Any, int]:
+    """Read one of several composite types.
+
+    Args:
+        buffer: octets.
+        position: where it begins.
+        end: what it must not go beyond.
+        classes: what is expected.
+
+    Returns:
+        It, and the place behind it.
+
+    Raises:
+        AmqpError: decode-error, invalid-field.
+    """
+    room = Room()
+    try:
+        if buffer[position] != 0:
+            raise malformed("a value without a descriptor")
+        layout, described_by, position = descriptor(buffer, position + 1, room)
+        if layout is None or layout.cls not in classes:
+            raise malformed(f"descriptor {described_by!r} is not expected here")
+        found, position = layout.read(buffer, position, room)
+    except reading.STUMBLES as cause:
+        raise reading.stumbled("a described list") from cause
+    if position > end:
+        raise malformed(f"{layout.name} is longer than its frame")
+    return found, position

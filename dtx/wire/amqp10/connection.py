@@ -1,0 +1,479 @@
+"""A connection: headers, login, open, and which session a frame belongs to (AMQP 1.0, 2.2 to 2.4, 5.3).
+
+Bytes go in by :meth:`Connection.receive`, which returns what they mean; the calls of connection, sessions and links
+make bytes, which :meth:`Connection.data_to_send` hands out. It is the server's end, or, as the other side of a test,
+a client's without SASL. The shell handles events in their order. Mistakes of the peer are answered here, with the
+condition that the text names for them, and told as the end of what they end.
+"""
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any, Final
+
+from dtx.wire.amqp10.composite import Composite, encode
+from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
+from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError, malformed
+from dtx.wire.amqp10.events import Closed, Event, LoginAsked, Opened
+from dtx.wire.amqp10.frames import (
+    AMQP,
+    EMPTY_FRAME,
+    HEAD,
+    MIN_MAX_FRAME,
+    SASL,
+    Frame,
+    FrameSplitter,
+    frame,
+    head,
+)
+from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER, matches
+from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.performatives import (
+    Begin,
+    Close,
+    End,
+    Open,
+    Role,
+    SaslChallenge,
+    SaslCode,
+    SaslFrame,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+    Transfer,
+    read_performative,
+    read_sasl,
+)
+from dtx.wire.amqp10.sasl import ANONYMOUS
+from dtx.wire.amqp10.session import Session
+from dtx.wire.amqp10.settings import MAX_EARLY, MAX_SASL, MIN_IDLE_SECONDS, Settings
+from dtx.wire.amqp10.states import Error, told
+
+_CONNECTION: Final = "the connection"
+_NOTHING: Final = memoryview(b"")
+
+
+class _Phase(Enum):
+    """What the next octets are."""
+
+    FIRST_HEADER = auto()
+    SASL_INIT = auto()
+    SASL_RESPONSE = auto()
+    LOGIN = auto()
+    """Nothing, before the login is answered."""
+    AMQP_HEADER = auto()
+    FRAMES = auto()
+    OVER = auto()
+
+
+class Connection:
+    """One end of a connection.
+
+    Args:
+        settings: what this end allows and says.
+        now: seconds, of any clock that never goes back.
+        client: this end is a client; it has no SASL layer.
+
+    Attributes:
+        names: the links that are attached, by name and our role.
+        due: the sessions whose window is half used.
+        unfinished: octets of messages of which the end has not come.
+    """
+
+    def __init__(self, settings: Settings, now: float, *, client: bool = False) -> None:
+        self.settings = settings
+        self.state = State.UNUSED
+        self.names: dict[tuple[str, Role], Link] = {}
+        self.due: set[Session] = set()
+        self._phase = _Phase.AMQP_HEADER if client else _Phase.FIRST_HEADER
+        self._events: list[Event] = []
+        self._out: list[bytes | memoryview] = [AMQP_HEADER] if client else []
+        self._header_sent = client
+        self._held = b""
+        self._init: SaslInit | None = None
+        self._splitter = FrameSplitter(settings.max_frame_size)
+        self._sessions: dict[int, Session] = {}
+        self._by_remote: dict[int, Session] = {}
+        self.unfinished = 0
+        self._received_at = self._sent_at = now
+        self._remote_frame = MIN_MAX_FRAME
+        self._remote_channel_max = 0xFFFF
+        self._beat: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is to come or to go any more, but what ``data_to_send`` still has."""
+        return self._phase is _Phase.OVER or self.state is State.CLOSED
+
+    @property
+    def sending(self) -> bool:
+        """Whether more than a close may be sent."""
+        return self.state in SENDING
+
+    def session(self, channel: int) -> Session | None:
+        """The session that has this channel here, while there is one."""
+        return self._sessions.get(channel)
+
+    def is_partial(self, txn_id: bytes) -> bool:
+        """Whether a delivery has come in part that belongs to this transaction."""
+        return any(session.is_partial(txn_id) for session in self._sessions.values())
+
+    def data_to_send(self, now: float) -> list[bytes | memoryview]:
+        """What is to be written to the peer, in pieces; payloads are slices of what they were given as."""
+        out, self._out = self._out, []
+        if out:
+            self._sent_at = now
+        return out
+
+    def tick(self, now: float) -> tuple[float | None, list[Event]]:
+        """Keep the idle time-outs, both ways (2.4.5).
+
+        Returns:
+            When to call again at the latest, if ever; and what has happened.
+        """
+        deadlines = []
+        if not self.over and self.settings.idle_seconds is not None and self.state not in DEAF:
+            if now - self._received_at >= self.settings.idle_seconds:
+                self._fail(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "nothing came before the idle time-out"))
+            else:
+                deadlines.append(self._received_at + self.settings.idle_seconds)
+        if self._beat is not None and self.sending:
+            if now - self._sent_at >= self._beat:
+                self._out.append(EMPTY_FRAME)
+                self._sent_at = now
+            deadlines.append(self._sent_at + self._beat)
+        return min(deadlines, default=None), self._told()
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take what was read from the peer.
+
+        Args:
+            data: any number of octets. While a login is being decided, the shell reads no more.
+            now: seconds.
+
+        Returns:
+            What it means, in order; before that, what came of calls since the last time.
+        """
+        self._received_at = now
+        self._take(data)
+        return self._told()
+
+    def _told(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, data: bytes) -> None:
+        while data and self._phase not in (_Phase.LOGIN, _Phase.FRAMES, _Phase.OVER):
+            data = self._held + data
+            self._held = b""
+            sasl = self._phase in (_Phase.SASL_INIT, _Phase.SASL_RESPONSE)
+            used = self._sasl_frame(data) if sasl else self._header(data)
+            if used == 0:
+                self._held = data
+                return
+            data = data[used:]
+        if self._phase is _Phase.LOGIN:
+            self._held += data
+            if len(self._held) > MAX_EARLY:
+                self._end_of_stream(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "too much before the login"))
+        elif self._phase is _Phase.FRAMES:
+            self._frames(data)
+
+    # Headers and login.
+
+    def _header(self, data: bytes) -> int:
+        """Read a protocol header; the octets it took, 0 while it is not there."""
+        sasl = self._phase is _Phase.FIRST_HEADER and bool(self.settings.mechanisms)
+        wanted = SASL_HEADER if sasl else AMQP_HEADER
+        found = matches(data, wanted)
+        if found is None:
+            return 0
+        if not self._header_sent or sasl:
+            self._out.append(wanted)  # what is not supported is answered with what is (2.2)
+        if not found:
+            self._end_of_stream(AmqpError(Condition.FRAMING_ERROR, "a protocol header that is not expected here"))
+        elif sasl:
+            self._say_sasl(SaslMechanisms(sasl_server_mechanisms=self.settings.mechanisms))
+            self._phase = _Phase.SASL_INIT
+        else:
+            self._header_sent = True
+            self._phase = _Phase.FRAMES
+        return len(wanted)
+
+    def _say_sasl(self, performative: Composite) -> None:
+        self._out.append(frame(SASL, 0, encode(performative)))
+
+    def _sasl_frame(self, data: bytes) -> int:
+        """Read what the client chooses or answers; the octets it took, 0 while it is not there."""
+        try:
+            buffer, frames = FrameSplitter(MAX_SASL).feed(data)
+        except FrameError as error:
+            buffer, frames = error.buffer, error.frames
+            if not frames:
+                self._end_of_stream(error)
+                return len(data)
+        if not frames:
+            return 0
+        kind, _, start, end = frames[0]
+        try:
+            self._on_sasl(read_sasl(buffer, start, end) if kind == SASL else None)
+        except AmqpError as error:
+            self._end_of_stream(error)
+        return end
+
+    def _on_sasl(self, said: SaslFrame | None) -> None:
+        match said:
+            case SaslInit() if self._phase is _Phase.SASL_INIT:
+                self._init = said
+                if said.mechanism not in self.settings.mechanisms:
+                    self._phase = _Phase.LOGIN
+                    self.refuse_login(SaslCode.AUTH)
+                elif said.initial_response is None and said.mechanism != ANONYMOUS:
+                    self._say_sasl(SaslChallenge(challenge=b""))  # "it is the client's turn" (RFC 4422, 5.1)
+                    self._phase = _Phase.SASL_RESPONSE
+                else:
+                    self._ask_login(said, said.initial_response or b"")
+            case SaslResponse() if self._phase is _Phase.SASL_RESPONSE and self._init is not None:
+                self._ask_login(self._init, said.response)
+            case _:
+                raise malformed("something else than the next frame of sasl")
+
+    def _ask_login(self, init: SaslInit, response: bytes) -> None:
+        self._phase = _Phase.LOGIN
+        self.tell(LoginAsked(mechanism=init.mechanism, response=response, hostname=init.hostname))
+
+    def login(self) -> list[Event]:
+        """The client is who it says; what it has said since then is looked at now."""
+        if self._phase is _Phase.LOGIN:
+            self._say_sasl(SaslOutcome(code=SaslCode.OK))
+            self._phase = _Phase.AMQP_HEADER
+            held, self._held = self._held, b""
+            self._take(held)
+        return self._told()
+
+    def refuse_login(self, code: SaslCode) -> None:
+        """The client is not let in."""
+        if self._phase is _Phase.LOGIN:
+            self._say_sasl(SaslOutcome(code=code))
+            self._phase = _Phase.OVER
+
+    def _end_of_stream(self, error: AmqpError) -> None:
+        """Nothing can be said to a peer that speaks no AMQP 1.0."""
+        self._phase = _Phase.OVER
+        self.tell(Closed(error=told(error), by_peer=False))
+
+    # What the shell says.
+
+    def open(self, *, hostname: str | None = None) -> None:
+        """Send our open."""
+        if self.state in DEAF:
+            return
+        following = step(self.state, Step.SEND_OPEN, _CONNECTION)
+        idle = self.settings.idle_seconds
+        self.send(
+            0,
+            Open(
+                container_id=self.settings.container_id,
+                hostname=hostname,
+                max_frame_size=self.settings.max_frame_size,
+                channel_max=self.settings.channel_max,
+                idle_time_out=None if idle is None else int(idle * 500),
+                offered_capabilities=self.settings.offered_capabilities,
+                properties=self.settings.properties,
+            ),
+        )
+        self.state = following
+
+    def new_session(self) -> Session:
+        """A session that this end begins."""
+        return self._add()
+
+    def close(self, error: Error | None = None) -> None:
+        """Close the connection, or answer the peer's close."""
+        if self._phase is not _Phase.FRAMES:
+            self._phase = _Phase.OVER
+        if self._phase is _Phase.OVER or self.state in DEAF:
+            return
+        if self.state in (State.UNUSED, State.OPEN_RECEIVED, State.UNANSWERED):
+            self.open()
+        following = step(self.state, Step.SEND_CLOSE, _CONNECTION)
+        self.send(0, Close(error=error))
+        self.state = following
+        self._release()
+
+    # What sessions and links say.
+
+    def tell(self, event: Event) -> None:
+        """Tell the shell."""
+        self._events.append(event)
+
+    def forget(self, session: Session) -> None:
+        """The session has been ended from both ends."""
+        del self._sessions[session.channel]
+
+    def release_name(self, link: Link) -> None:
+        """The name of a link is free, unless another link has it by now."""
+        if self.names.get((link.name, link.role)) is link:
+            del self.names[link.name, link.role]
+
+    def hold(self, octets: int) -> None:
+        """Hold so many more octets of unfinished messages.
+
+        Raises:
+            AmqpError: resource-limit-exceeded.
+        """
+        if octets > 0 and self.unfinished + octets > self.settings.max_partial:
+            raise AmqpError(
+                Condition.RESOURCE_LIMIT_EXCEEDED,
+                f"unfinished messages of more than {self.settings.max_partial} octets",
+            )
+        self.unfinished += octets
+
+    def send(self, channel: int, performative: Composite) -> None:
+        """Send a frame.
+
+        Raises:
+            AmqpError: frame-size-too-small: it is larger than what the peer takes.
+        """
+        body = encode(performative)
+        if HEAD + len(body) > self._remote_frame:
+            name = performative.layout.name
+            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, f"{name} of {HEAD + len(body)} octets")
+        self._out.append(frame(AMQP, channel, body))
+
+    def send_transfer(self, channel: int, fields: dict[str, Any], payload: memoryview) -> memoryview:
+        """Send as much of a message as one frame takes.
+
+        Returns:
+            The rest.
+        """
+        body = encode(Transfer(**fields))
+        room = self._remote_frame - HEAD - len(body)
+        if len(payload) > room:
+            body = encode(Transfer(more=True, **fields))
+            room = self._remote_frame - HEAD - len(body)
+        part = payload[:room]
+        self._out.append(head(channel, len(body) + len(part)) + body)
+        if part:
+            self._out.append(part)
+        return payload[len(part) :]
+
+    # What the peer says.
+
+    def _frames(self, data: bytes) -> None:
+        failure = None
+        try:
+            buffer, frames = self._splitter.feed(data)
+        except FrameError as error:
+            buffer, frames, failure = error.buffer, error.frames, error
+        self._each(buffer, frames)
+        if failure is not None:
+            self._fail(failure)
+        # Not sooner: the peer cannot have heard of it when it sent what was read just now.
+        while self.due:
+            self.due.pop().open_window()
+
+    def _each(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+        view = memoryview(buffer)
+        for kind, channel, start, end in frames:
+            try:
+                if kind != AMQP:
+                    raise FrameError("a frame of SASL behind its outcome")
+                if start != end:
+                    self._on_frame(buffer, view, channel, start, end)
+            except AmqpError as error:
+                self._fail(error)
+
+    def _on_frame(self, buffer: bytes, view: memoryview, channel: int, start: int, end: int) -> None:
+        if self.state is State.CLOSED:
+            return
+        performative, position = read_performative(buffer, start, end)
+        match performative:
+            case Open():
+                self._on_open(performative)
+            case Close():
+                self._on_close(performative)
+            case _ if self.state in DEAF:
+                return
+            case _ if self.state not in (State.OPEN, State.OPEN_RECEIVED):
+                raise AmqpError(Condition.ILLEGAL_STATE, f"{performative.layout.name} without open, or behind close")
+            case Begin():
+                self._on_begin(performative, channel)
+            case _:
+                session = self._by_remote.get(channel)
+                if session is None:
+                    raise FrameError(f"no session on channel {channel}")
+                if isinstance(performative, End):
+                    del self._by_remote[channel]
+                    session.on_end(performative)
+                    if session.state is State.CLOSED:
+                        self.forget(session)
+                elif session.state not in DEAF:
+                    session.on_frame(performative, view[position:end] if position < end else _NOTHING)
+
+    def _on_open(self, opened: Open) -> None:
+        self.state = step(self.state, Step.RECEIVE_OPEN, _CONNECTION)
+        if opened.max_frame_size < MIN_MAX_FRAME:
+            raise AmqpError(Condition.INVALID_FIELD, f"a max-frame-size of {opened.max_frame_size}, less than 512")
+        self._remote_frame = opened.max_frame_size
+        self._remote_channel_max = opened.channel_max
+        if opened.idle_time_out:
+            idle = opened.idle_time_out / 1000
+            if idle < MIN_IDLE_SECONDS:
+                raise AmqpError(Condition.NOT_ALLOWED, f"an idle time-out of {opened.idle_time_out} ms is too short")
+            self._beat = idle / 2
+        if self.state not in DEAF:
+            self.tell(Opened(open=opened))
+
+    def _on_close(self, close: Close) -> None:
+        told_already = self.state in DEAF
+        self.state = step(self.state, Step.RECEIVE_CLOSE, _CONNECTION)
+        self._release()
+        if not told_already:
+            self.tell(Closed(error=close.error, by_peer=True))
+
+    def _on_begin(self, begin: Begin, channel: int) -> None:
+        if channel > self.settings.channel_max:
+            raise FrameError(f"channel {channel} is above channel-max")
+        if channel in self._by_remote:
+            raise FrameError(f"there is a session on channel {channel}")
+        if begin.remote_channel is None:
+            session = self._add()
+        else:
+            found = self._sessions.get(begin.remote_channel)
+            if found is None or found.remote_channel is not None:
+                raise AmqpError(
+                    Condition.NOT_ALLOWED, f"begin answers channel {begin.remote_channel}, which asks nothing"
+                )
+            session = found
+        self._by_remote[channel] = session
+        session.on_begin(begin, channel, answer=begin.remote_channel is not None)
+
+    def _add(self) -> Session:
+        channel = next(number for number in range(len(self._sessions) + 1) if number not in self._sessions)
+        if channel > self._remote_channel_max:
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "no channel is left for another session")
+        session = self._sessions[channel] = Session(self, channel)
+        return session
+
+    def _release(self) -> None:
+        for session in self._sessions.values():
+            session.release()
+        self._sessions.clear()
+        self._by_remote.clear()
+
+    def _fail(self, error: AmqpError) -> None:
+        """Close the connection because of the peer's mistake; behind our own close, mistakes are only ignored."""
+        if self.state in DEAF:
+            return
+        if self._phase is not _Phase.FRAMES:
+            self._end_of_stream(error)
+            return
+        if self.state in (State.CLOSE_RECEIVED, State.UNANSWERED):
+            return
+        cause = told(error)
+        try:
+            self.close(cause)
+        except AmqpError:  # our open, which has to go first, does not fit the peer's frames
+            self._phase = _Phase.OVER
+        self.tell(Closed(error=cause, by_peer=False))

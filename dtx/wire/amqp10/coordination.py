@@ -1,0 +1,408 @@
+"""Transactions of one connection, as its peers see them: what a control link asks, which work is allowed, what an end
+does to unsettled deliveries (AMQP 1.0 transactions, 4.1 to 4.5).
+
+Nothing is begun, committed or rolled back here: a :class:`Coordination` says what was asked and which answer the text
+demands; whoever has the messages does it, and tells how it went with :meth:`Coordination.declared` and
+:meth:`Coordination.discharged`. A transaction lives from the one to the other, and belongs to the control link that
+declared it. Errors go to that control link: by a rejected outcome where its source takes one, by a detach otherwise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+
+from dtx.wire.amqp10 import composite
+from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
+from dtx.wire.amqp10.events import Delivered
+from dtx.wire.amqp10.message import Section, read
+from dtx.wire.amqp10.states import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Declared,
+    DeliveryState,
+    Error,
+    Modified,
+    Outcome,
+    Rejected,
+    Released,
+    TransactionalState,
+    told,
+)
+from dtx.wire.amqp10.terminus import Declare, Discharge, Source
+from dtx.wire.amqp10.terminus import TransactionCapability as Capability
+from dtx.wire.amqp10.values import Described, Value
+
+MAX_TXN_ID: Final = 32
+"""Octets: "a transaction-id may be up to 32 octets of binary data" (4.5.5)."""
+MAX_LIVE: Final = 1024
+"""Transactions of one connection that are live at once: each may hold work."""
+TXN_ID: Final = "txn-id"
+"""The entry of a flow's properties that names the transaction of what is acquired (4.4.3)."""
+
+_REQUESTS: Final = frozenset((Declare, Discharge))
+_REJECTED: Final = Rejected.layout.symbol
+
+Control = tuple[int, int]
+"""Session and link of a control link, as events name them."""
+
+
+class Phase(Enum):
+    """Of a transaction."""
+
+    LIVE = auto()
+    DISCHARGING = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """One that has been declared and not been discharged.
+
+    Args:
+        txn_id: its id, on this connection.
+        control: the link that declared it.
+        global_id: the global transaction that it works for, ``None`` for a local one.
+        phase: live, or being discharged.
+        doom: why it can only be rolled back, if it is so.
+    """
+
+    txn_id: bytes
+    control: Control
+    global_id: Value
+    phase: Phase = Phase.LIVE
+    doom: AmqpError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclareAsked:
+    """Begin a transaction, for a global one where *global_id* is set; then :meth:`Coordination.declared`."""
+
+    control: Control
+    delivery_id: int
+    global_id: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DischargeAsked:
+    """End a transaction; then :meth:`Coordination.discharged`.
+
+    Args:
+        control: who asks.
+        delivery_id: what is to be answered.
+        transaction: which.
+        commit: commit it, else roll it back; for a global one, end its association, in success or failure.
+        refusal: what the answer is even when it has been rolled back: a commit was asked for that cannot be.
+    """
+
+    control: Control
+    delivery_id: int
+    transaction: Transaction
+    commit: bool
+    refusal: AmqpError | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Settle a delivery of the control link with this outcome."""
+
+    control: Control
+    delivery_id: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate:
+    """Detach the control link with this error, and then handle :meth:`Coordination.control_closed`."""
+
+    control: Control
+    error: Error
+
+
+Asked = DeclareAsked | DischargeAsked | Answer | Terminate
+
+
+class WorkRefused(Exception):
+    """Transactional work is not allowed.
+
+    Args:
+        error: why.
+        terminates: the control link that the text ends for it; ``None``: only the work fails, by a rejected outcome,
+            or a detach of its link where it was sent settled.
+    """
+
+    def __init__(self, error: AmqpError, terminates: Control | None = None) -> None:
+        super().__init__(error, terminates)
+        self.error = error
+        self.terminates = terminates
+
+
+class Coordination:
+    """The transactions of one connection.
+
+    Args:
+        capabilities: what is advertised, and no more is done.
+        lenient: a source that lists no outcomes takes a rejected one, too: many clients list none.
+    """
+
+    def __init__(self, capabilities: frozenset[Capability], *, lenient: bool = True) -> None:
+        self.capabilities = capabilities
+        self._lenient = lenient
+        self._live: dict[bytes, Transaction] = {}
+        self._rejects: dict[Control, bool] = {}
+
+    @property
+    def advertised(self) -> tuple[str, ...]:
+        """The capabilities of our coordinator target."""
+        return tuple(capability.value for capability in Capability if capability in self.capabilities)
+
+    def control_attached(self, control: Control, source: Source | Described | None) -> None:
+        """A link to the coordinator has been attached."""
+        outcomes = source.outcomes if isinstance(source, Source) else ()
+        self._rejects[control] = _REJECTED in outcomes or (self._lenient and not outcomes)
+
+    def control_closed(self, control: Control) -> tuple[Transaction, ...]:
+        """A control link is gone: "all such transactions are immediately rolled back" (4.1).
+
+        Returns:
+            Those to roll back; no work is taken for them any more. One that is being discharged goes its way.
+        """
+        self._rejects.pop(control, None)
+        lost = tuple(one for one in self._live.values() if one.control == control and one.phase is Phase.LIVE)
+        for one in lost:
+            del self._live[one.txn_id]
+        return lost
+
+    # The control link.
+
+    def asked(self, delivered: Delivered, *, partial: bool = False) -> Asked:
+        """A message to the coordinator.
+
+        Args:
+            delivered: as it came.
+            partial: whether a delivery has come in part that belongs to the transaction that is discharged; see
+                :func:`discharged_id`.
+        """
+        control = delivered.session, delivered.link
+        try:
+            if delivered.settled:
+                return Terminate(control=control, error=told(_not_allowed("a declare or discharge that is settled")))
+            if delivered.states:
+                return Terminate(control=control, error=told(_not_allowed("transactional work on the control link")))
+            request = read_request(delivered.payload)
+            if isinstance(request, Discharge):
+                return self._discharge(control, delivered.delivery_id, request.txn_id, request.fail, partial)
+            self._check_declare(control, request.global_id)
+            return DeclareAsked(control=control, delivery_id=delivered.delivery_id, global_id=request.global_id)
+        except AmqpError as error:
+            return self.refused(control, delivered.delivery_id, error)
+
+    def _check_declare(self, control: Control, global_id: Value) -> None:
+        needed = Capability.LOCAL if global_id is None else Capability.DISTRIBUTED
+        if needed not in self.capabilities:
+            raise AmqpError(Condition.NOT_IMPLEMENTED, f"the coordinator does not have {needed.value}")
+        if len(self._live) >= MAX_LIVE:
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"{MAX_LIVE} transactions are live on this connection")
+        if Capability.MULTI_TXNS_PER_SSN not in self.capabilities and any(
+            one.control[0] == control[0] for one in self._live.values()
+        ):
+            raise _not_allowed(f"the coordinator does not have {Capability.MULTI_TXNS_PER_SSN.value}")
+
+    def _discharge(self, control: Control, delivery_id: int, txn_id: bytes, fail: bool, partial: bool) -> Asked:
+        found = self._find(txn_id)
+        if partial and not fail:
+            # "It is an error for the controller to attempt to discharge a transaction against which a partial delivery
+            # has been posted." A discharge that fails it "MUST always" complete: the part goes with it.
+            return Terminate(control=control, error=told(_rollback("a delivery of the transaction is not complete")))
+        found.phase = Phase.DISCHARGING
+        refusal = None if fail else found.doom
+        return DischargeAsked(
+            control=control,
+            delivery_id=delivery_id,
+            transaction=found,
+            commit=not fail and refusal is None,
+            refusal=refusal,
+        )
+
+    def declared(self, asked: DeclareAsked, txn_id: bytes) -> Answer:
+        """A transaction has been begun.
+
+        Args:
+            asked: the declare.
+            txn_id: its id, 1 to 32 octets that nobody can guess.
+
+        Returns:
+            The answer; nothing is to be sent where the control link has gone meanwhile.
+        """
+        assert 0 < len(txn_id) <= MAX_TXN_ID
+        assert txn_id not in self._live
+        self._live[txn_id] = Transaction(txn_id, asked.control, asked.global_id)
+        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=Declared(txn_id=txn_id))
+
+    def discharged(self, asked: DischargeAsked, failure: AmqpError | None = None) -> Answer | Terminate:
+        """A transaction has been ended; its id is known no more.
+
+        Args:
+            asked: the discharge.
+            failure: why it was rolled back though a commit was asked for, or why nobody knows.
+        """
+        self._live.pop(asked.transaction.txn_id, None)
+        error = asked.refusal or failure
+        if error is not None:
+            return self.refused(asked.control, asked.delivery_id, error)
+        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=ACCEPTED)
+
+    def refused(self, control: Control, delivery_id: int, error: AmqpError) -> Answer | Terminate:
+        """The answer to a refused request: rejected where the source of the link supports that, else a detach (4.2)."""
+        if self._rejects.get(control, False):
+            return Answer(control=control, delivery_id=delivery_id, outcome=Rejected(error=told(error)))
+        return Terminate(control=control, error=told(error))
+
+    # Work.
+
+    def _find(self, txn_id: bytes) -> Transaction:
+        found = self._live.get(txn_id)
+        if found is None or found.phase is not Phase.LIVE:
+            raise AmqpError(Condition.UNKNOWN_ID, f"no live transaction has the id {txn_id[:MAX_TXN_ID].hex()}")
+        return found
+
+    def _work(self, txn_id: bytes, session: int) -> Transaction:
+        """The transaction that work on a session names."""
+        try:
+            found = self._find(txn_id)
+        except AmqpError as error:
+            raise WorkRefused(error) from None
+        if found.control[0] != session and Capability.MULTI_SSNS_PER_TXN not in self.capabilities:
+            raise WorkRefused(_not_allowed(f"the coordinator does not have {Capability.MULTI_SSNS_PER_TXN.value}"))
+        return found
+
+    def posting(self, session: int, states: tuple[DeliveryState, ...]) -> Transaction | None:
+        """The transaction to which a message that has come belongs, if any.
+
+        Args:
+            session: where it came.
+            states: of its frames.
+
+        Raises:
+            WorkRefused: unknown-id; or its frames do not name the same transaction.
+        """
+        named = [state.txn_id for state in states if isinstance(state, TransactionalState)]
+        if not named:
+            return None
+        found = self._work(named[0], session)
+        if len(states) > 1:  # "all frames MUST be explicitly associated with the same transaction"
+            raise WorkRefused(_rollback("the frames of a delivery do not name the same transaction"), found.control)
+        return found
+
+    def retiring(
+        self, session: int, state: DeliveryState | None, acquired_in: Transaction | None
+    ) -> tuple[Transaction | None, DeliveryState | None]:
+        """The transaction of a disposition, if any, and the outcome that is to be applied.
+
+        Args:
+            session: where it came.
+            state: what it says.
+            acquired_in: the transaction that the delivery was sent in, if any.
+
+        Raises:
+            WorkRefused: unknown-id; or delivery and outcome belong to different transactions that are live.
+        """
+        found = self._work(state.txn_id, session) if isinstance(state, TransactionalState) else None
+        outcome = state.outcome if isinstance(state, TransactionalState) else state
+        if (
+            acquired_in is not None
+            and acquired_in.phase is Phase.LIVE
+            and outcome is not None
+            and found is not acquired_in
+        ):
+            error = _rollback("delivery and outcome belong to different transactions")
+            raise WorkRefused(error, (found or acquired_in).control)
+        return found, outcome
+
+    def acquiring(self, session: int, properties: Mapping[str, Any] | None) -> Transaction | None:
+        """The transaction in which a link shall acquire from now on, as the properties of a flow name it.
+
+        Raises:
+            WorkRefused: unknown-id.
+        """
+        named = (properties or {}).get(TXN_ID)
+        if named is None:
+            return None
+        return self._work(named if isinstance(named, bytes) else b"", session)
+
+
+def _not_allowed(reason: str) -> AmqpError:
+    return AmqpError(Condition.NOT_ALLOWED, reason)
+
+
+def _rollback(reason: str) -> AmqpError:
+    return AmqpError(Condition.ROLLBACK, reason)
+
+
+def read_request(payload: bytes | memoryview) -> Declare | Discharge:
+    """What a message to a coordinator asks: "a single amqp-value section", all others are ignored (4.2).
+
+    Raises:
+        AmqpError: decode-error.
+    """
+    part = read(payload).body[0]
+    if part.section is not Section.VALUE:
+        raise malformed("a message to a coordinator whose body is no value")
+    found: Declare | Discharge
+    found, _ = composite.decode(payload, part.value, part.end, _REQUESTS)
+    return found
+
+
+def discharged_id(payload: bytes | memoryview) -> bytes | None:
+    """The transaction that a message to a coordinator discharges; ``None`` for any other message."""
+    try:
+        request = read_request(payload)
+    except AmqpError:
+        return None
+    return request.txn_id if isinstance(request, Discharge) else None
+
+
+def provisional(transaction: Transaction, outcome: Outcome | None = None) -> TransactionalState:
+    """The state that work in a transaction has for the peer."""
+    return TransactionalState(txn_id=transaction.txn_id, outcome=outcome)
+
+
+class Work(Enum):
+    """How a delivery that was sent to the controller belongs to a transaction."""
+
+    RETIREMENT = auto()
+    """Its outcome does."""
+    ACQUISITION = auto()
+    """It was sent in it."""
+
+
+class Fate(Enum):
+    """What becomes of a delivery when the transaction of its outcome ends."""
+
+    APPLY = auto()
+    """The outcome is applied."""
+    DEFAULT = auto()
+    """The default outcome of the source is applied: the controller can say nothing more of it."""
+    KEEP = auto()
+    """It stays acquired by the controller, as it was before the disposition."""
+    RETURN = auto()
+    """The acquisition is rolled back, too."""
+
+
+FATES: Final[dict[tuple[Work, bool, bool], Fate]] = {
+    (Work.RETIREMENT, True, True): Fate.APPLY,
+    (Work.RETIREMENT, True, False): Fate.DEFAULT,
+    (Work.RETIREMENT, False, True): Fate.APPLY,
+    (Work.RETIREMENT, False, False): Fate.KEEP,
+    (Work.ACQUISITION, True, True): Fate.APPLY,
+    (Work.ACQUISITION, True, False): Fate.RETURN,
+    (Work.ACQUISITION, False, True): Fate.APPLY,
+    (Work.ACQUISITION, False, False): Fate.RETURN,
+}
+"""By the kind of work, whether the delivery is settled, and whether the transaction was committed (4.4.4)."""
+
+
+def default_outcome(source: Source | Described | None) -> Outcome:
+    """What becomes of a delivery that is settled without an outcome: what the source says, or released (3.5.3)."""
+    said = source.default_outcome if isinstance(source, Source) else None
+    return said if isinstance(said, Accepted | Rejected | Released | Modified) else RELEASED

@@ -1,0 +1,283 @@
+"""The sections of a message: which there are, what those around the body say; a body is a slice (AMQP 1.0, 3.2)."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeVar
+
+from dtx.wire.amqp10 import composite as composites
+from dtx.wire.amqp10 import reading, writing
+from dtx.wire.amqp10.composite import (
+    BINARY,
+    BOOLEAN,
+    FIELDS,
+    NAMED,
+    STRING,
+    SYMBOL,
+    TIMESTAMP,
+    UBYTE,
+    UINT,
+    Composite,
+    Kind,
+    composite,
+    descriptor,
+    encode,
+    field,
+)
+from dtx.wire.amqp10.errors import malformed
+from dtx.wire.amqp10.reading import Room
+from dtx.wire.amqp10.values import Symbol, ULong, Value
+
+MAX_SECTIONS: Final = 4096
+"""Sections of one message: a body may be any number of data sections, each of which costs dtx a slice."""
+
+_MESSAGE_ID: Final = Kind(
+    "message-id",
+    {code: reading.READERS[code] for code in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xA1, 0xB1)},
+    writing.write,
+)
+
+
+T = TypeVar("T", bound=Composite)
+
+
+class Section(IntEnum):
+    """Their numeric descriptors, in the order in which they come."""
+
+    HEADER = 0x70
+    DELIVERY_ANNOTATIONS = 0x71
+    MESSAGE_ANNOTATIONS = 0x72
+    PROPERTIES = 0x73
+    APPLICATION_PROPERTIES = 0x74
+    DATA = 0x75
+    SEQUENCE = 0x76
+    VALUE = 0x77
+    FOOTER = 0x78
+
+
+_SYMBOLS: Final = {
+    "amqp:header:list": Section.HEADER,
+    "amqp:delivery-annotations:map": Section.DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": Section.MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": Section.PROPERTIES,
+    "amqp:application-properties:map": Section.APPLICATION_PROPERTIES,
+    "amqp:data:binary": Section.DATA,
+    "amqp:amqp-sequence:list": Section.SEQUENCE,
+    "amqp:amqp-value:*": Section.VALUE,
+    "amqp:footer:map": Section.FOOTER,
+}
+_REPEATED: Final = (Section.DATA, Section.SEQUENCE)
+_CODES: Final = {section.value: section for section in Section}
+
+
+@composite(0x70, "amqp:header:list")
+class Header(Composite):
+    """How the message is to be carried; ttl in milliseconds."""
+
+    durable: bool = field(BOOLEAN, default=False)
+    priority: int = field(UBYTE, default=4)
+    ttl: int | None = field(UINT, default=None)
+    first_acquirer: bool = field(BOOLEAN, default=False)
+    delivery_count: int = field(UINT, default=0)
+
+
+@composite(0x73, "amqp:properties:list")
+class Properties(Composite):
+    """The immutable properties; times in milliseconds since 1970. A message id is a ULong, UUID, bytes or str."""
+
+    message_id: Value = field(_MESSAGE_ID, default=None)
+    user_id: bytes | None = field(BINARY, default=None)
+    to: str | None = field(STRING, default=None)
+    subject: str | None = field(STRING, default=None)
+    reply_to: str | None = field(STRING, default=None)
+    correlation_id: Value = field(_MESSAGE_ID, default=None)
+    content_type: str | None = field(SYMBOL, default=None)
+    content_encoding: str | None = field(SYMBOL, default=None)
+    absolute_expiry_time: int | None = field(TIMESTAMP, default=None)
+    creation_time: int | None = field(TIMESTAMP, default=None)
+    group_id: str | None = field(STRING, default=None)
+    group_sequence: int | None = field(UINT, default=None)
+    reply_to_group_id: str | None = field(STRING, default=None)
+
+
+class Part(NamedTuple):
+    """One section, as places in the message: from its descriptor, from its value's constructor, to its end."""
+
+    section: Section
+    start: int
+    value: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message, read as far as anybody but its receiver must.
+
+    Args:
+        header, properties: as they are, or their defaults where the section is absent.
+        delivery_annotations, message_annotations, footer: by symbol (reserved ulongs are refused).
+        application_properties: by name.
+        body: its sections, all of one kind.
+        bare: the bare message, which is never changed on its way: properties to body.
+        payload: all of it.
+    """
+
+    header: Header
+    delivery_annotations: dict[str, Any]
+    message_annotations: dict[str, Any]
+    properties: Properties
+    application_properties: dict[str, Any]
+    body: tuple[Part, ...]
+    footer: dict[str, Any]
+    bare: memoryview
+    payload: memoryview
+
+    @property
+    def data(self) -> tuple[memoryview, ...] | None:
+        """The octets of a body of data sections, as slices; ``None`` for any other body."""
+        if self.body[0].section is not Section.DATA:
+            return None
+        heads = {0xA0: 2, 0xB0: 5}
+        return tuple(self.payload[part.value + heads[self.payload[part.value]] : part.end] for part in self.body)
+
+    @property
+    def value(self) -> Value:
+        """The value of an amqp-value body.
+
+        Raises:
+            AmqpError: decode-error; the body is another one, or is malformed.
+        """
+        part = self.body[0]
+        if part.section is not Section.VALUE:
+            raise malformed(f"a body of {_name(part.section)} where there must be a value")
+        return reading.read(self.payload, part.value, part.end)[0]
+
+
+def split(view: memoryview) -> list[Part]:
+    """Cut a message into its sections, none of which is decoded.
+
+    Raises:
+        AmqpError: decode-error; also where sections come in another order than theirs, or too often.
+    """
+    parts: list[Part] = []
+    start = 0
+    before = None
+    with reading.reading("a message"):
+        while start < len(view):
+            section, value = _section(view, start)
+            end = reading.skip(view, value)
+            if end > len(view):
+                raise malformed(f"{_name(section)} is longer than the message")
+            if before is not None and not _follows(before, section):
+                raise malformed(f"{_name(section)} behind {_name(before)}")
+            parts.append(Part(section, start, value, end))
+            if len(parts) > MAX_SECTIONS:
+                raise malformed(f"more than {MAX_SECTIONS} sections")
+            before, start = section, end
+    return parts
+
+
+def _name(section: Section) -> str:
+    return section.name.lower().replace("_", "-")
+
+
+def _section(view: memoryview, position: int) -> tuple[Section, int]:
+    """Which section begins at *position*, and where its value does."""
+    if view[position] != 0:
+        raise malformed("a section without a descriptor")
+    _, described_by, position = descriptor(view, position + 1, Room())
+    section = None
+    if type(described_by) is ULong:
+        section = _CODES.get(int(described_by))
+    elif type(described_by) is Symbol:
+        section = _SYMBOLS.get(str.__str__(described_by))
+    if section is None:
+        raise malformed(f"{described_by!r} is no section of a message")
+    return section, position
+
+
+def _follows(before: Section, section: Section) -> bool:
+    """Whether *section* may come behind *before*: in their order, once; a body is of one kind."""
+    if before is section:
+        return section in _REPEATED
+    if before >= Section.DATA:
+        return section is Section.FOOTER
+    return section > before
+
+
+def read(payload: bytes | memoryview) -> Message:
+    """Read a message.
+
+    Raises:
+        AmqpError: decode-error, also for a message without a body.
+    """
+    view = memoryview(payload)
+    parts = split(view)
+    body = tuple(part for part in parts if Section.DATA <= part.section <= Section.VALUE)
+    if not body:
+        raise malformed("a message without a body")
+    if any(part.section is Section.DATA and view[part.value] not in BINARY.readers for part in body):
+        raise malformed("a data section that holds no binary")
+    by_section = {part.section: part for part in parts}
+
+    def read_list(section: Section, cls: type[T]) -> T:
+        part = by_section.get(section)
+        return cls() if part is None else composites.read_list(view, part.value, cls)
+
+    def read_map(section: Section, kind: Kind) -> dict[str, Any]:
+        part = by_section.get(section)
+        return {} if part is None else composites.read_kind(view, part.value, kind, _name(section))
+
+    return Message(
+        header=read_list(Section.HEADER, Header),
+        delivery_annotations=read_map(Section.DELIVERY_ANNOTATIONS, FIELDS),
+        message_annotations=read_map(Section.MESSAGE_ANNOTATIONS, FIELDS),
+        properties=read_list(Section.PROPERTIES, Properties),
+        application_properties=read_map(Section.APPLICATION_PROPERTIES, NAMED),
+        body=body,
+        footer=read_map(Section.FOOTER, FIELDS),
+        bare=view[next(part.start for part in parts if part.section >= Section.PROPERTIES) : body[-1].end],
+        payload=view,
+    )
+
+
+def _map(section: Section, found: dict[str, Any], kind: Kind) -> bytes:
+    """A section that is a map; nothing where it is empty."""
+    if not found:
+        return b""
+    out = bytearray((0x00, 0x53, section))
+    kind.write(out, found)
+    return bytes(out)
+
+
+def head(
+    header: Header,
+    delivery_annotations: dict[str, Any] | None = None,
+    message_annotations: dict[str, Any] | None = None,
+) -> bytes:
+    """The sections before the bare message; what has nothing but defaults is left out."""
+    return b"".join(
+        (
+            encode(header) if header != Header() else b"",
+            _map(Section.DELIVERY_ANNOTATIONS, delivery_annotations or {}, FIELDS),
+            _map(Section.MESSAGE_ANNOTATIONS, message_annotations or {}, FIELDS),
+        )
+    )
+
+
+def bare(properties: Properties, application_properties: dict[str, Any], body: bytes) -> bytes:
+    """A bare message; *body* is whole sections, for example of :func:`data`."""
+    named = _map(Section.APPLICATION_PROPERTIES, application_properties, NAMED)
+    return b"".join((encode(properties) if properties != Properties() else b"", named, body))
+
+
+def data(octets: bytes | memoryview) -> bytes:
+    """A data section."""
+    out = bytearray((0x00, 0x53, Section.DATA))
+    writing.write_binary(out, octets)
+    return bytes(out)
+
+
+def value(found: Value | Composite) -> bytes:
+    """An amqp-value section."""
+    out = b"\x00\x53\x77"
+    return out + (encode(found) if isinstance(found, Composite) else writing.encode(found))

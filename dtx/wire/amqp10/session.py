@@ -1,0 +1,432 @@
+"""A session: windows both ways, its links, and which deliveries are unsettled (AMQP 1.0, 2.5, 2.6.12)."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.wire.amqp10 import serial
+from dtx.wire.amqp10.composite import Composite
+from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
+from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
+from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Writable
+from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
+from dtx.wire.amqp10.settings import MAX_NAME
+from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, told
+
+if TYPE_CHECKING:
+    from dtx.wire.amqp10.connection import Connection
+
+_OUTGOING_WINDOW: Final = 0x7FFF_FFFF
+"""What the peer is told of ours: that it waits for nothing."""
+
+
+class Outgoing:
+    """A message that is being sent."""
+
+    __slots__ = ("aborted", "delivery_id", "link", "message_format", "payload", "settled", "started", "state", "tag")
+
+    def __init__(
+        self, link: Link, delivery_id: int, tag: bytes, payload: memoryview, settled: bool, state: DeliveryState | None,
+        message_format: int,
+    ) -> None:  # fmt: skip
+        self.link = link
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.payload = payload
+        self.settled = settled
+        self.state = state
+        self.message_format = message_format
+        self.started = False
+        self.aborted = False
+
+
+class Session:
+    """One end of a session.
+
+    Args:
+        connection: its connection.
+        channel: ours.
+
+    Attributes:
+        context: whatever the shell keeps of it.
+        incoming: link of each delivery that was received and that neither end has settled, by delivery id.
+        outgoing: the same of what was sent.
+        backlog: octets of messages that wait for the peer's window; who sends stops when they are too many.
+    """
+
+    def __init__(self, connection: "Connection", channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel: int | None = None
+        self.state = State.UNUSED
+        self.incoming: dict[int, int] = {}
+        self.outgoing: dict[int, int] = {}
+        self.backlog = 0
+        self.context: Any = None
+        self._links: dict[int, Link] = {}
+        self._by_remote: dict[int, Link] = {}
+        self._pending: deque[Outgoing] = deque()
+        self._window = connection.settings.window
+        self._next_incoming: int | None = None
+        self._next_outgoing = 0
+        self._next_delivery = 0
+        self._remote_window = 0
+        self._remote_handle_max = NO_LIMIT
+
+    @property
+    def sending(self) -> bool:
+        """Whether more than an end may be sent."""
+        return self.state in SENDING and self.connection.sending
+
+    def link(self, handle: int) -> Link | None:
+        """The link that has this handle here, while there is one."""
+        return self._links.get(handle)
+
+    # What the shell says.
+
+    def begin(self) -> None:
+        """Send our begin."""
+        if self.state in DEAF or not self.connection.sending:
+            return
+        following = step(self.state, Step.SEND_OPEN, f"session {self.channel}")
+        self.send(
+            Begin(
+                remote_channel=self.remote_channel,
+                next_outgoing_id=self._next_outgoing,
+                incoming_window=self._window,
+                outgoing_window=_OUTGOING_WINDOW,
+                handle_max=self.connection.settings.handle_max,
+            )
+        )
+        self.state = following
+
+    def new_link(self, name: str, role: Role) -> Link:
+        """A link that this end attaches."""
+        return self._add(name, role)
+
+    def dispose(
+        self,
+        role: Role,
+        deliveries: Iterable[int],
+        state: DeliveryState | None,
+        *,
+        settled: bool,
+        batchable: bool = False,
+    ) -> None:
+        """Tell the peer the state of deliveries; neighbours share a frame.
+
+        Args:
+            role: ours: RECEIVER for messages that came from the peer.
+            deliveries: their ids.
+            state: the new one.
+            settled: forget them.
+            batchable: the peer may take its time.
+        """
+        if not self.sending:
+            return
+        known = self.incoming if role is Role.RECEIVER else self.outgoing
+        first = last = None
+        for delivery in deliveries:
+            if settled:
+                known.pop(delivery, None)
+            if last is not None and delivery == serial.add(last, 1):
+                last = delivery
+                continue
+            self._dispose(role, first, last, state, settled, batchable)
+            first = last = delivery
+        self._dispose(role, first, last, state, settled, batchable)
+
+    def _dispose(
+        self,
+        role: Role,
+        first: int | None,
+        last: int | None,
+        state: DeliveryState | None,
+        settled: bool,
+        batchable: bool,
+    ) -> None:
+        if first is not None:
+            end = last if last != first else None
+            self.send(Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable))
+
+    def abort(self, delivery_id: int) -> None:
+        """Give up a message that has not been sent to its end (2.7.5, aborted)."""
+        message = next((one for one in self._pending if one.delivery_id == delivery_id), None)
+        if message is None:
+            return
+        self.outgoing.pop(delivery_id, None)
+        self.backlog -= len(message.payload)
+        message.payload = message.payload[:0]
+        message.aborted = True
+        if not message.started:
+            self._pending.remove(message)
+            message.link.queued -= 1
+            message.link.credit += 1
+
+    def is_partial(self, txn_id: bytes) -> bool:
+        """Whether a delivery has come in part that belongs to this transaction."""
+        return any(
+            isinstance(state, TransactionalState) and state.txn_id == txn_id
+            for link in self._links.values()
+            if link.partial is not None
+            for state in link.partial.states
+        )
+
+    def end(self, error: Error | None = None) -> None:
+        """End the session, or answer the peer's end."""
+        if self.state in DEAF or not self.connection.sending:
+            return
+        if self.state in (State.OPEN_RECEIVED, State.UNANSWERED):
+            self.begin()
+        following = step(self.state, Step.SEND_CLOSE, f"session {self.channel}")
+        self.send(End(error=error))
+        self.state = following
+        self.release()
+        if self.state is State.CLOSED:
+            self.connection.forget(self)
+
+    # What the connection and the links say.
+
+    def send(self, performative: Composite) -> None:
+        """Send a frame on this session."""
+        self.connection.send(self.channel, performative)
+
+    def tell(self, event: Event) -> None:
+        """Tell the shell."""
+        self.connection.tell(event)
+
+    def send_flow(self, **link: Any) -> None:
+        """Send the state of the windows, and of a link."""
+        if self.sending:
+            self.send(
+                Flow(
+                    next_incoming_id=self._next_incoming,
+                    incoming_window=self._window,
+                    next_outgoing_id=self._next_outgoing,
+                    outgoing_window=_OUTGOING_WINDOW,
+                    **link,
+                )
+            )
+
+    def queue(
+        self,
+        link: Link,
+        tag: bytes,
+        payload: memoryview,
+        settled: bool,
+        state: DeliveryState | None,
+        message_format: int,
+    ) -> int:
+        """Send a message as far as the window lets it; its delivery id."""
+        delivery_id = self._next_delivery
+        self._next_delivery = serial.add(delivery_id, 1)
+        if not settled:
+            self.outgoing[delivery_id] = link.handle
+        self._pending.append(Outgoing(link, delivery_id, tag, payload, settled, state, message_format))
+        self.backlog += len(payload)
+        self._pump()
+        return delivery_id
+
+    def _pump(self) -> None:
+        while self._pending and self._remote_window > 0:
+            if not self._send_transfer(self._pending[0]):
+                self._pending.popleft()
+
+    def _send_transfer(self, message: Outgoing) -> bool:
+        """Send one frame of a message; whether there is more of it."""
+        fields: dict[str, Any] = {"handle": message.link.handle, "state": message.state}
+        if not message.started:
+            message.started = True
+            message.link.queued -= 1
+            message.link.delivery_count = serial.add(message.link.delivery_count, 1)
+            fields |= {
+                "delivery_id": message.delivery_id,
+                "delivery_tag": message.tag,
+                "message_format": message.message_format,
+                "settled": message.settled,
+            }
+        if message.aborted:
+            fields["aborted"] = True
+        rest = self.connection.send_transfer(self.channel, fields, message.payload)
+        self.backlog -= len(message.payload) - len(rest)
+        message.payload = rest
+        self._next_outgoing = serial.add(self._next_outgoing, 1)
+        self._remote_window -= 1
+        return len(rest) > 0
+
+    def release_link(self, link: Link) -> None:
+        """Forget what belongs to a link that is detached, from one end or from both."""
+        link.forget_partial()
+        if link.state is not State.PIPELINED:  # which the peer's attach is still to find
+            self.connection.release_name(link)
+        if link.state not in DEAF or link.state is State.CLOSED:
+            self._by_remote = {handle: other for handle, other in self._by_remote.items() if other is not link}
+        if link.state is State.CLOSED:
+            del self._links[link.handle]
+        for known in (self.incoming, self.outgoing):
+            for delivery_id in [key for key, handle in known.items() if handle == link.handle]:
+                del known[delivery_id]
+        self._pending = deque(message for message in self._pending if message.link is not link)
+        self.backlog = sum(len(message.payload) for message in self._pending)
+
+    def release(self) -> None:
+        """Forget everything: the session is over."""
+        for link in self._links.values():
+            link.forget_partial()
+            self.connection.release_name(link)
+        for known in (self._links, self._by_remote, self.incoming, self.outgoing, self._pending):
+            known.clear()
+        self.backlog = 0
+
+    def fail(self, error: AmqpError) -> None:
+        """End the session because of the peer's mistake; the connection, where that has not been opened from here."""
+        if not self.connection.sending:
+            raise error
+        cause = told(error)
+        self.end(cause)
+        self.tell(Ended(session=self.channel, error=cause, by_peer=False))
+
+    # What the peer says.
+
+    def on_begin(self, begin: Begin, channel: int, *, answer: bool) -> None:
+        """The peer's begin, on its *channel*."""
+        self.state = step(self.state, Step.RECEIVE_OPEN, f"session {self.channel}")
+        self.remote_channel = channel
+        self._next_incoming = begin.next_outgoing_id
+        self._remote_window = begin.incoming_window
+        self._remote_handle_max = begin.handle_max
+        self.tell(Begun(session=self.channel, begin=begin, answer=answer))
+
+    def on_end(self, end: End) -> None:
+        """The peer's end."""
+        told_already = self.state in DEAF
+        self.state = step(self.state, Step.RECEIVE_CLOSE, f"session {self.channel}")
+        self.release()
+        if not told_already:
+            self.tell(Ended(session=self.channel, error=end.error, by_peer=True))
+
+    def open_window(self) -> None:
+        """Let the peer send more: all that one read brought has been looked at."""
+        if self.sending:
+            self._window = self.connection.settings.window
+            self.send_flow()
+
+    def on_frame(self, performative: Attach | Flow | Transfer | Disposition | Detach, payload: memoryview) -> None:
+        """Anything else; a mistake ends the session.
+
+        Raises:
+            FrameError: the mistake ends the connection.
+        """
+        try:
+            match performative:
+                case Transfer():
+                    self._on_transfer(performative, payload)
+                case Disposition():
+                    self._on_disposition(performative)
+                case Flow():
+                    self._on_flow(performative)
+                case Attach():
+                    self._on_attach(performative)
+                case _:
+                    self._attached(performative.handle).on_detach(performative)
+        except FrameError:
+            raise
+        except AmqpError as error:
+            self.fail(error)
+
+    def _attached(self, handle: int) -> Link:
+        link = self._by_remote.get(handle)
+        if link is None:
+            raise AmqpError(Condition.UNATTACHED_HANDLE, f"no link is attached to handle {handle}")
+        return link
+
+    def _add(self, name: str, role: Role) -> Link:
+        handle = next(number for number in range(len(self._links) + 1) if number not in self._links)
+        if handle > self._remote_handle_max:
+            raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "no handle is left for another link")
+        link = Link(self, handle, name, role)
+        self._links[handle] = self.connection.names[name, role] = link
+        return link
+
+    def _on_attach(self, attach: Attach) -> None:
+        if attach.handle > self.connection.settings.handle_max:
+            raise FrameError(f"handle {attach.handle} is above handle-max")
+        if attach.handle in self._by_remote:
+            raise AmqpError(Condition.HANDLE_IN_USE, f"a link is attached to handle {attach.handle}")
+        if len(attach.name) > MAX_NAME:
+            raise AmqpError(Condition.INVALID_FIELD, f"the name of a link has more than {MAX_NAME} characters")
+        role = attach.role.other
+        link = self.connection.names.get((attach.name, role))
+        answer = link is not None and link.awaits_attach and self._links.get(link.handle) is link
+        if link is not None and not answer:
+            # The link was stolen, by its own container (2.6.1)
+            link.fail(AmqpError(Condition.STOLEN, f"link {attach.name!r} was attached once more"))
+        if link is None or not answer:
+            link = self._add(attach.name, role)
+        self._by_remote[attach.handle] = link
+        try:
+            link.on_attach(attach, answer=answer)
+        except AmqpError as error:
+            link.fail(error)
+
+    def _on_flow(self, flow: Flow) -> None:
+        self._next_incoming = flow.next_outgoing_id
+        # "next-incoming-id_flow + incoming-window_flow - next-outgoing-id_endpoint" (2.5.6); before the peer has our
+        # begin it counts from our first transfer, which is 0
+        seen = 0 if flow.next_incoming_id is None else flow.next_incoming_id
+        self._remote_window = max(0, serial.distance(self._next_outgoing, seen) + flow.incoming_window)
+        if self._pending:
+            self._pump()
+            if not self._pending:
+                self.tell(Writable(session=self.channel))
+        if flow.handle is None:
+            if flow.echo:
+                self.send_flow()
+            return
+        link = self._attached(flow.handle)
+        if link.state not in DEAF:
+            try:
+                link.on_flow(flow)
+            except AmqpError as error:
+                link.fail(error)
+
+    def _on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
+        if self._window <= 0:
+            raise AmqpError(Condition.WINDOW_VIOLATION, "a transfer beyond the incoming window")
+        self._window -= 1
+        self._next_incoming = serial.add(self._next_incoming or 0, 1)
+        link = self._attached(transfer.handle)
+        if link.state not in DEAF:
+            try:
+                link.on_transfer(transfer, payload)
+            except AmqpError as error:
+                link.fail(error)
+        if self._window <= self.connection.settings.window // 2:
+            self.connection.due.add(self)
+
+    def _on_disposition(self, disposition: Disposition) -> None:
+        role = disposition.role.other
+        known = self.outgoing if role is Role.SENDER else self.incoming
+        first = disposition.first
+        count = 0 if disposition.last is None else serial.distance(first, disposition.last)
+        if count < 0:
+            raise AmqpError(Condition.INVALID_FIELD, f"a disposition from {first} back to {disposition.last}")
+        if count < len(known):
+            found = [number for offset in range(count + 1) if (number := serial.add(first, offset)) in known]
+        else:
+            found = [number for number in known if 0 <= serial.distance(first, number) <= count]
+        deliveries = tuple((known[number], number) for number in found)
+        if disposition.settled:
+            for number in found:
+                del known[number]
+        if deliveries:
+            self.tell(
+                Disposed(
+                    session=self.channel,
+                    role=role,
+                    deliveries=deliveries,
+                    state=disposition.state,
+                    settled=disposition.settled,
+                )
+            )

@@ -1,0 +1,217 @@
+"""A client made of the engine's other end: it says exactly what a test wants said, one frame at a time."""
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Event, Flowed, Opened
+from dtx.wire.amqp10.frames import SASL, FrameSplitter, frame
+from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.performatives import Role, SaslCode, SaslInit, SaslOutcome, SenderSettles, read_sasl
+from dtx.wire.amqp10.session import Session
+from dtx.wire.amqp10.settings import Settings
+from dtx.wire.amqp10.states import Declared, DeliveryState, Error, TransactionalState
+from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
+from tests.support.service import DtxService
+
+SECONDS = 10.0
+E = TypeVar("E", bound=Event)
+
+
+class Raw:
+    """A connection. Use as a context manager.
+
+    Args:
+        service: what to connect to.
+        hostname: of open.
+        user: who, and
+        password: with what.
+        tls: for a server that speaks it.
+        settings: of this end.
+    """
+
+    def __init__(
+        self,
+        service: DtxService,
+        *,
+        hostname: str | None = None,
+        user: str = "guest",
+        password: str = "guest",
+        tls: ssl.SSLContext | None = None,
+        **settings: Any,
+    ) -> None:
+        self.socket: socket.socket = socket.create_connection((service.host, service.port), SECONDS)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=service.host)
+        self.engine = Connection(Settings(container_id="raw", **settings), 0.0, client=True)
+        self.events: list[Event] = []
+        self.login = self._log_in(user, password)
+        if self.login is SaslCode.OK:
+            self.engine.open(hostname=hostname)
+            self.flush()
+
+    def _log_in(self, user: str, password: str) -> SaslCode:
+        response = b"\x00" + user.encode() + b"\x00" + password.encode()
+        init = SaslInit(mechanism="PLAIN", initial_response=response)
+        self.socket.sendall(SASL_HEADER + frame(SASL, 0, encode(init)))
+        assert self._exactly(8) == SASL_HEADER
+        while True:
+            head = self._exactly(8)
+            rest = self._exactly(int.from_bytes(head[:4], "big") - 8)
+            buffer, frames = FrameSplitter(8192).feed(head + rest)
+            said = read_sasl(buffer, frames[0][2], frames[0][3])
+            if isinstance(said, SaslOutcome):
+                return said.code
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            more = self.socket.recv(count - len(found))
+            assert more, "the server has closed the connection"
+            found += more
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()
+
+    # -- to and fro
+
+    def flush(self) -> None:
+        """Send what the engine has."""
+        self.socket.sendall(b"".join(self.engine.data_to_send(0.0)))
+
+    def expect(self, kind: type[E], condition: Callable[[E], bool] = lambda _: True) -> E:
+        """Wait for an event; others wait for whoever asks for them."""
+        self.flush()
+        limit = time.monotonic() + SECONDS
+        while time.monotonic() < limit:
+            for number, event in enumerate(self.events):
+                if isinstance(event, kind) and condition(event):
+                    del self.events[number]
+                    return event
+                assert not isinstance(event, Closed), event
+            data = self.socket.recv(1 << 16)
+            assert data, "the server has closed the connection"
+            self.events += self.engine.receive(data, 0.0)
+            self.flush()
+        raise AssertionError(f"no {kind.__name__}")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Take what the server says until *condition* holds."""
+        self.flush()
+        while not condition():
+            data = self.socket.recv(1 << 16)
+            assert data, "the server has closed the connection"
+            self.events += self.engine.receive(data, 0.0)
+            self.flush()
+
+    def detach(self, session: Session, link: Link) -> None:
+        """Detach a link, and wait for the server's answer."""
+        link.detach()
+        self.until(lambda: session.link(link.handle) is None)
+
+    def close(self) -> None:
+        """Close the connection, and wait for the server's answer."""
+        self.engine.close()
+        self.until(lambda: self.engine.over)
+
+    # -- steps
+
+    def opened(self) -> "Raw":
+        """Wait for the server's open."""
+        self.expect(Opened)
+        return self
+
+    def begin(self) -> Session:
+        """A session."""
+        session = self.engine.new_session()
+        session.begin()
+        self.expect(Begun)
+        return session
+
+    def sender(self, session: Session, address: str | None, name: str = "sender") -> Link:
+        """A link to a node, with credit."""
+        link = session.new_link(name, Role.SENDER)
+        link.attach(source=Source(), target=Target(address=address))
+        self.expect(Flowed, lambda event: event.link == link.handle)
+        return link
+
+    def receiver(
+        self, session: Session, address: str | None, credit: int = 1, name: str = "receiver", **options: Any
+    ) -> tuple[Link, Source]:
+        """A link from a node, and its source as the server has it."""
+        link = session.new_link(name, Role.RECEIVER)
+        link.attach(source=Source(address=address, **options), target=Target(), sender_settles=SenderSettles.MIXED)
+        source = self.expect(Attached, lambda event: event.link == link.handle).attach.source
+        assert isinstance(source, Source)
+        if credit:
+            link.grant(credit)
+        return link, source
+
+    def control(self, session: Session, name: str = "control", *, rejects: bool = True) -> Link:
+        """A control link."""
+        link = session.new_link(name, Role.SENDER)
+        outcomes = ("amqp:accepted:list", "amqp:rejected:list") if rejects else ("amqp:accepted:list",)
+        link.attach(source=Source(outcomes=outcomes), target=Coordinator(capabilities=("amqp:local-transactions",)))
+        self.expect(Flowed, lambda event: event.link == link.handle)
+        return link
+
+    def ask(self, session: Session, control: Link, request: Declare | Discharge) -> DeliveryState | None:
+        """Send a request to the coordinator; the outcome."""
+        number = control.send(b"request", message.value(request))
+        return self.outcome(session, number)
+
+    def declare(self, session: Session, control: Link, global_id: bytes | None = None) -> bytes:
+        """A transaction; its id."""
+        outcome = self.ask(session, control, Declare(global_id=global_id))
+        assert isinstance(outcome, Declared), outcome
+        return outcome.txn_id
+
+    def discharge(self, session: Session, control: Link, txn_id: bytes, *, fail: bool = False) -> DeliveryState | None:
+        """End a transaction; the outcome."""
+        return self.ask(session, control, Discharge(txn_id=txn_id, fail=fail))
+
+    def post(self, link: Link, body: bytes, txn_id: bytes | None = None, *, settled: bool = False) -> int | None:
+        """Send a message, in a transaction or not; its delivery id."""
+        state = None if txn_id is None else TransactionalState(txn_id=txn_id)
+        return link.send(b"post", message.data(body), state=state, settled=settled)
+
+    def outcome(self, session: Session, number: int | None) -> DeliveryState | None:
+        """What the server says of a delivery that was sent."""
+        event = self.expect(
+            Disposed,
+            lambda event: (
+                event.session == session.channel
+                and event.role is Role.SENDER
+                and any(delivery == number for _, delivery in event.deliveries)
+            ),
+        )
+        return event.state
+
+    def take(self) -> Delivered:
+        """The next message."""
+        return self.expect(Delivered)
+
+    def detached(self, link: Link) -> Error | None:
+        """Why the server has detached a link."""
+        return self.expect(Detached, lambda event: event.link == link.handle).error
+
+
+def body(event: Delivered) -> bytes:
+    """The body of a message of data sections."""
+    data = message.read(event.payload).data
+    assert data is not None
+    return b"".join(data)
+
+
+__all__ = ["AMQP_HEADER", "Raw", "body"]

@@ -1,0 +1,52 @@
+"""``dtx doctor`` about a dtx and its standby."""
+
+import json
+
+import pytest
+
+from dtx.cli import run
+from tests.support.crash import StandaloneStage
+from tests.support.heirs import Pair
+from tests.support.postgres import PostgresServer
+
+
+def checks(stage: StandaloneStage, *words: str) -> dict[str, tuple[str, str]]:
+    said = stage.service.run("doctor", "--json", *words).stdout
+    return {found["check"]: (found["status"], found["sentence"]) for found in map(json.loads, said.splitlines())}
+
+
+def test_doctor_sees_who_is_active_and_who_stands_by(postgres: PostgresServer) -> None:
+    with StandaloneStage(postgres) as stage:
+        alone = checks(stage)
+        assert alone["ha.standby"][0] == "ok"  # one dtx is enough for many
+        assert "start a second one with the same --database and --rm dtx" in alone["ha.standby"][1]
+        pair = Pair(stage)
+        found = checks(stage)
+        assert found["lease"] == ("ok", found["lease"][1])
+        assert f":{stage.service.pid} (epoch " in found["lease"][1]
+        assert found["ha.standby"] == ("ok", "1 dtx stands by")
+        assert found["clock"][0] == "ok"
+        pair.active.kill9()
+        pair.succeed()
+        after = checks(stage)
+        assert f":{pair.standby.pid} (epoch " in after["lease"][1]
+        assert "no other dtx stands by" in after["ha.standby"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        ((), "ok", "a standby serves within 17s of a kill"),
+        (("--lease-ttl", "2"), "warning", "--lease-ttl 2s leaves a renewal 0.667s"),
+        (("--lease-ttl", "5m"), "warning", "a standby serves within 5m 2s of a kill: that is long"),
+        (("--broker", "amqp://127.0.0.1:9/"), "ok", "what was on its way to the broker within 30s more"),
+        (("--broker", "amqp://127.0.0.1:9/", "--upstream-heartbeat", "60"), "warning", "or --upstream-heartbeat"),
+    ],
+)
+def test_doctor_weighs_lease_and_heartbeats(
+    migrated_postgres_url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: str, sentence: str
+) -> None:
+    run(["doctor", "--json", "--database", migrated_postgres_url, *words])
+    found = {each["check"]: each for each in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found["ha.lease"]["status"] == status
+    assert sentence in found["ha.lease"]["sentence"]

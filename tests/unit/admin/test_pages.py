@@ -1,0 +1,118 @@
+"""What pages make of numbers, names and what people type."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dtx.admin.forms import FilterForm
+from dtx.admin.problems import Problem
+from dtx.admin.web.rates import Sample, curve, endings, rates, take
+from dtx.admin.web.rendering import _when, address, render
+from dtx.admin.web.search import asked, filter_of
+from dtx.admin.web.visits import Fields, frame, local
+from dtx.telemetry import Metrics
+
+
+def fields(**values: str) -> dict[str, list[str]]:
+    """Of a search."""
+    return asked(Fields(list(values.items())))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ({}, {}),
+        ({"q": "  "}, {}),
+        ({"q": " order "}, {"gtrid": "*order*"}),
+        ({"q": "order-*"}, {"gtrid": "order-*"}),
+        ({"q": "hex:6f72"}, {"gtrid": "hex:6f72"}),
+        ({"q": "7:6f72:62"}, {"format_id": 7, "gtrid": "hex:6f72"}),
+        ({"older": "2h", "stuck": "yes"}, {"older_than": 7200.0, "stuck": True}),
+        ({"stuck": "no", "exchange": "(default)"}, {"stuck": False, "exchange": ""}),
+        ({"exchange": "e", "queue": "q", "owner": "o"}, {"exchange": "e", "queue": "q", "owner": "o"}),
+        ({"mark": "x", "stage": "do"}, {}),
+    ],
+)  # fmt: skip
+def test_a_search_means_a_filter_of_the_api(typed: dict[str, str], meant: dict[str, Any]) -> None:
+    assert filter_of(fields(**typed)) == FilterForm(**meant)
+
+
+@pytest.mark.parametrize("typed", [{"q": "7:zz:"}, {"older": "soon"}, {"format_id": "x"}, {"branch": "no id"}])
+def test_what_means_nothing_is_said(typed: dict[str, str]) -> None:
+    with pytest.raises(Problem) as caught:
+        filter_of(fields(**typed))
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("/console/", "/console/"),
+        ("/console/branches?q=a%20b&state=x", "/console/branches?q=a%20b&state=x"),
+        ("/console/branches?q=ä", "/console/branches?q=%C3%A4"),
+        ("", "/console/"),
+        ("/console", "/console/"),
+        ("//evil", "/console/"),
+        ("https://evil/console/", "/console/"),
+        ("/console/\\evil", "/console/"),
+        ("/console/\n", "/console/"),
+    ],
+)
+def test_the_way_after_signing_in_stays_here(wanted: str, found: str) -> None:
+    assert local(wanted) == found
+
+
+def test_addresses_leave_out_what_is_empty_and_escape_the_rest() -> None:
+    assert address("branches", q="a b&c", state=["x", "y"], owner="", cursor=None) == (
+        "/console/branches?q=a+b%26c&state=x&state=y"
+    )
+
+
+def test_nothing_reaches_a_page_unescaped() -> None:
+    context = {**frame(None), "next": '"><script>', "name": "\u202eadmin\0\x1b", "problem": "<b>", "ended": False}
+    text = bytes(render("sign-in.html", context).body).decode()
+    assert "<script>" not in text.replace('<script src="/console', "")
+    assert "&lt;b&gt;" in text
+    assert not {"\u202e", "\0", "\x1b"} & set(text)
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    bounds = {0.001: 0.0, 0.01: 0.0, float("inf"): 0.0}
+    samples = [
+        Sample(0.0, {"commit": 1_000_000.0}, {"commit": bounds}),
+        Sample(40.0, {"commit": 1_000_000.0}, {"commit": bounds}),
+        Sample(100.0, {"commit": 1_000_120.0}, {"commit": {0.001: 60.0, 0.01: 119.0, float("inf"): 120.0}}),
+    ]
+    found = {rate.operation: rate for rate in rates(samples)}
+    assert (found["commit"].per_second, found["commit"].median, found["commit"].p99) == (2.0, 0.001, 0.01)
+    assert (found["prepare"].per_second, found["prepare"].median) == (0.0, None)
+    assert endings(samples) == [0.0, 2.0]
+    assert {rate.per_second for rate in rates(samples[:1])} == {0.0}
+    far_apart = [samples[0], Sample(500.0, {"commit": 1_000_500.0}, {})]
+    assert next(rate for rate in rates(far_apart) if rate.operation == "commit").per_second == 1.0
+
+
+def test_what_takes_longer_than_every_bound_is_told_as_the_last_one() -> None:
+    samples = [Sample(0.0, {}, {}), Sample(1.0, {"commit": 1.0}, {"commit": {30.0: 0.0, float("inf"): 1.0}})]
+    assert next(rate for rate in rates(samples) if rate.operation == "commit").p99 == 30.0
+
+
+def test_samples_are_those_of_the_metrics() -> None:
+    metrics = Metrics()
+    for answer in ("xa-ok", "xa-ok", "541"):
+        metrics.operation_done("commit", answer, 0.003)
+    sample = take(metrics, 1.0)
+    assert sample.calls == {"commit": 3.0}
+    assert sample.buckets["commit"][0.0025] == 0.0
+    assert sample.buckets["commit"][float("inf")] == 3.0
+
+
+def test_a_curve_ends_at_the_right_and_touches_its_highest_value() -> None:
+    assert curve([0.0, 2.0, 1.0], 100, 10, 11) == "80.0,10.0 90.0,0.0 100.0,5.0"
+    assert curve([], 100, 10, 11) == ""
+
+
+def test_a_time_is_told_in_utc_and_precisely_to_machines() -> None:
+    shown = str(_when(datetime(2026, 1, 31, 12, 0, 0, 123_456, tzinfo=UTC)))
+    assert shown.startswith('<time datetime="2026-01-31T12:00:00.123Z">2026-01-31')

@@ -1,0 +1,74 @@
+"""Sessions of browsers: known by their cookie alone, and ended by time."""
+
+import pytest
+
+from dtx.admin.identity import Badge, Identity
+from dtx.admin.web import sessions
+from dtx.admin.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, Sessions
+from dtx.log.operator_tables import Role
+
+BADGE = Badge(identity=Identity(name="olga", role=Role.OPERATOR, address="127.0.0.1"), stored="$argon2id$secret")
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_session_is_found_by_its_cookie_until_it_is_ended() -> None:
+    found = Sessions()
+    secret = found.begin(BADGE)
+    session = found.find(secret)
+    assert session is not None
+    assert session.badge is BADGE
+    for other in ("", secret[:-1], secret + "x", "\ud800"):
+        assert found.find(other) is None
+    found.end(secret)
+    found.end(secret)
+    assert found.find(secret) is None
+
+
+def test_a_session_that_is_not_used_ends_and_watching_is_no_use() -> None:
+    clock = Clock()
+    found = Sessions(clock)
+    used, watched = found.begin(BADGE), found.begin(BADGE)
+    clock.now = IDLE_SECONDS - 1
+    assert found.find(used)
+    assert found.find(watched, touch=False)
+    clock.now = IDLE_SECONDS
+    assert found.find(used)
+    assert found.find(watched, touch=False) is None
+
+
+def test_a_session_ends_after_a_day_of_work_however_busy() -> None:
+    clock = Clock()
+    found = Sessions(clock)
+    secret = found.begin(BADGE)
+    while clock.now < LONGEST_SECONDS:
+        assert found.find(secret)
+        clock.now += IDLE_SECONDS / 2
+    assert found.find(secret) is None
+
+
+def test_of_too_many_sessions_the_one_unused_for_longest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST", 2)
+    found = Sessions()
+    first, second = found.begin(BADGE), found.begin(BADGE)
+    assert found.find(first)
+    third = found.begin(BADGE)
+    assert [found.find(secret) is not None for secret in (first, second, third)] == [True, False, True]
+
+
+def test_a_notice_is_taken_once_and_nothing_secret_is_printed() -> None:
+    found = Sessions()
+    secret = found.begin(BADGE)
+    session = found.find(secret)
+    assert session is not None
+    session.notice = "done"
+    assert (session.take_notice(), session.take_notice()) == ("done", None)
+    for word in (secret, session.mark, "argon2id"):
+        assert word not in repr(session)

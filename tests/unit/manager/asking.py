@@ -1,0 +1,26 @@
+"""Asking a manager as a channel does, and seeing whether that took a task."""
+
+import asyncio
+
+from dtx.manager import TransactionManager, Who
+from dtx.manager.effects import Reply
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+
+
+def took_a_task(manager: TransactionManager, who: Who, xid: Xid, operation: Operation, reply: Reply) -> bool:
+    """Ask; whether a task was begun for it."""
+    before = len(manager._tasks)
+    manager.ask(who, xid, operation, reply)
+    return len(manager._tasks) != before
+
+
+async def answer_of(manager: TransactionManager, who: Who, xid: Xid, operation: Operation) -> XaFlag | ReplyCode:
+    """Ask, and wait for the answer."""
+    answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
+    # A request whose phase two takes too long is answered twice, and the second time ignored.
+    manager.ask(who, xid, operation, lambda answer: None if answered.done() else answered.set_result(answer))
+    async with asyncio.timeout(30):
+        answer = await answered
+    return answer.code if isinstance(answer, XaError) else answer

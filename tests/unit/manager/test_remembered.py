@@ -1,0 +1,74 @@
+"""What is remembered of branches that were rolled back by themselves, and for how long."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from dtx.log.memory import MemoryDatabase, MemoryLog
+from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, quick, upkeep
+from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+from tests.unit.manager.asking import answer_of
+from tests.unit.manager.test_local import Ledger
+
+WHO = Who("guest", "/")
+XID = Xid(1, b"gtrid", b"bqual")
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock of managers that are made later; they look at it all the time."""
+    seconds = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: seconds[0], time=time.time)
+    for module in (branches, effects, manager, quick, upkeep):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(upkeep, "_TICK", 0)
+    return lambda later: seconds.__setitem__(0, 100.0 + later)
+
+
+async def doomed() -> TransactionManager:
+    """A manager with a branch that failed."""
+    log = MemoryLog("rm", MemoryDatabase())
+    found = TransactionManager(log, Ledger(), Limits(tombstone_ttl=60), Metrics())
+    await log.open()
+    await found.start()
+    found.demarcate(WHO, XID, Operation.START, 1)
+    found.demarcate(WHO, XID, Operation.FAIL, 1)
+    return found
+
+
+async def looks() -> None:
+    """The manager looks at its clock several times."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("seconds", "answer"), [(59, XaFlag.RBROLLBACK), (66, ReplyCode.NOT_FOUND)])
+async def test_a_tombstone_answers_one_rollback_as_long_as_it_stands(
+    now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
+) -> None:
+    """--tombstone-ttl: "how long a branch that was rolled back … still answers one rollback with the reason"."""
+    asked = await doomed()
+    assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
+    now(seconds)
+    await looks()
+    assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is answer
+    await asked.close()
+
+
+@pytest.mark.parametrize(("seconds", "answer"), [(59, XaFlag.OK), (66, ReplyCode.NOT_FOUND)])
+async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
+    now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
+) -> None:
+    """Event `expire`: nobody asked any more."""
+    asked = await doomed()
+    await looks()  # from now on it counts
+    now(seconds)
+    await looks()
+    assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is answer
+    await asked.close()

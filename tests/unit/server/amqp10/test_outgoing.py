@@ -1,0 +1,129 @@
+"""The credit of a link to a receiver, and that of its consumer in the queue."""
+
+from typing import Any
+
+from dtx.log.changes import StoredMessage
+from dtx.server.amqp10.outgoing import Outgoing
+from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.wire.amqp09.properties import EMPTY
+from dtx.wire.amqp10.events import Flowed
+from dtx.wire.amqp10.performatives import Flow
+from dtx.wire.amqp10.states import Released
+
+
+class Link:
+    """The engine's end."""
+
+    name, drain, credit, queued = "link", False, 0, 0
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.drains = 0
+
+    def send(self, tag: bytes, payload: bytes, *, settled: bool) -> int:
+        assert self.credit > 0, "sent without credit"
+        self.credit -= 1
+        self.sent.append(payload)
+        return len(self.sent)
+
+    def drained(self) -> None:
+        self.drains += 1
+        self.credit = 0
+
+
+class Index:
+    """A queue whose messages come when the test says so."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.consumer: Consumer | None = None
+        self.getters: list[Any] = []
+
+    def consume(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    def get(self, getter: Any, now: float) -> None:
+        self.getters.append(getter)
+
+
+class Place:
+    """Connection, session, queue and outbox in one: all that the link's shell asks of them."""
+
+    has_room, backlog, channel = True, 0, 0
+
+    def __init__(self) -> None:
+        self.index = Index()
+        self.outbox = self
+
+    def now(self) -> float:
+        return 0.0
+
+    def pump(self) -> None:
+        pass
+
+
+def flowing(shell: Outgoing, link: Link, credit: int, *, drain: bool) -> None:
+    """The client has said so."""
+    link.credit, link.drain = credit, drain
+    flow = Flow(next_incoming_id=0, incoming_window=1, next_outgoing_id=0, outgoing_window=1, handle=0)
+    shell.flowed(Flowed(session=0, link=0, flow=flow))
+
+
+def opened() -> tuple[Outgoing, Link, Index, Consumer]:
+    place: Any = Place()
+    link: Any = Link()
+    shell = Outgoing(place, place, link, place, settled=False, default=Released(), dynamic=False)
+    consumer = place.index.consumer
+    assert consumer is not None
+    return shell, link, place.index, consumer
+
+
+def room(consumer: Consumer) -> int:
+    """How many deliveries the consumer takes now."""
+    return consumer.credit.limit - consumer.credit.used
+
+
+def a_message() -> tuple[Delivery, StoredMessage]:
+    queue: Any = object()
+    message: Any = type("Message", (), {"properties": EMPTY, "body": b"", "exchange": b"", "routing_key": b"q"})()
+    return Delivery(queue, 1, False, None), message
+
+
+async def test_a_consumer_takes_what_its_link_has_credit_for() -> None:
+    shell, link, index, consumer = opened()
+    assert room(consumer) == 0
+    flowing(shell, link, 5, drain=False)
+    assert room(consumer) == 5
+    consumer.charge()
+    shell.deliver(consumer, *a_message())
+    assert (room(consumer), link.credit) == (4, 4)
+    flowing(shell, link, 0, drain=False)
+    assert room(consumer) == 0
+    assert not index.getters
+
+
+async def test_a_drain_takes_one_message_after_the_other_and_then_gives_back_the_rest() -> None:
+    shell, link, index, consumer = opened()
+    flowing(shell, link, 5, drain=True)
+    assert (room(consumer), len(index.getters)) == (0, 1)
+    index.getters.pop().got(None, 0)
+    assert (link.drains, link.credit) == (1, 0)
+
+
+async def test_a_drain_that_the_client_takes_back_leaves_no_credit_twice() -> None:
+    """The answer to the last get comes when credit is for the consumer again: it uses up one of that."""
+    shell, link, index, consumer = opened()
+    flowing(shell, link, 1, drain=True)
+    flowing(shell, link, 1, drain=False)
+    assert room(consumer) == 1
+    index.getters.pop().got(a_message(), 0)
+    assert (room(consumer), link.credit, len(link.sent)) == (0, 0, 1)
+
+
+async def test_a_drain_that_was_taken_back_gives_nothing_back() -> None:
+    shell, link, index, _ = opened()
+    flowing(shell, link, 1, drain=True)
+    flowing(shell, link, 7, drain=False)
+    index.getters.pop().got(None, 0)
+    assert (link.drains, link.credit) == (0, 7)

@@ -1,0 +1,73 @@
+"""A mistake of dtx's own ends the connection that it happened on, and says no more than that."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtx.server.alongside.channel import Mode
+from dtx.server.alongside.client import SessionLimits
+from dtx.server.alongside.session import Session, Stage
+from dtx.server.backlog import Backlog
+from dtx.telemetry import Metrics
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.frames import Protocol, method_frame
+
+
+class Socket:
+    """What the client is sent."""
+
+    is_local = True
+    peer = "127.0.0.1"
+    unsent = 0
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.sent += data
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+@pytest.mark.parametrize("waited", [False, True], ids=["at once", "behind a call"])
+async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error(
+    capsys: pytest.CaptureFixture[str], waited: bool
+) -> None:
+    """The frame before it counts; the words of the error are for the log alone."""
+    socket = Socket()
+    nothing: Any = SimpleNamespace(broker=None)
+    limits = SessionLimits(
+        max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
+    )
+    session = Session(nothing, nothing, Metrics(), limits, socket, Protocol.AMQP_0_9_1.value)
+    session.stage = Stage.RUNNING
+    came = []
+
+    def fail(key: int, *_: object) -> None:
+        came.append(key)
+        if key == keys.BASIC_GET:
+            raise RuntimeError("a secret of ours")
+
+    broken: Any = SimpleNamespace(
+        client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=Mode.PLAIN, tally=None, number=1
+    )
+    session.channels[1] = broken
+    frames = [(keys.BASIC_QOS, requests.qos(1)), (keys.BASIC_GET, requests.get(b"queue"))]
+    if waited:
+        backlog = Backlog()
+        for key, payload in frames:
+            backlog.add(key, method_frame(1, payload))
+        session.replay(broken, backlog)
+    else:
+        session.client_data(b"".join(method_frame(1, payload) for _, payload in frames))
+    assert came == [keys.BASIC_QOS, keys.BASIC_GET]
+    said = content.close(socket.sent[7:-1])
+    assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")
+    assert "a secret of ours" in capsys.readouterr().out

@@ -1,0 +1,135 @@
+"""The alert rules and the dashboard ask for numbers that there are, in words that Prometheus and Grafana understand."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtx.log.records import JournalEvent
+from dtx.manager.operators import Action
+from dtx.store.api import UnitOutcome
+from dtx.telemetry import metrics
+from dtx.telemetry.table import families, labels, series
+from dtx.xa.codes import Heuristic
+from dtx.xa.model import State
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "dtx.rules.yml"
+DASHBOARD = DEPLOY / "grafana" / "dtx.json"
+OTHERS = {"up": {"job", "instance"}, "process_resident_memory_bytes": {"job", "instance"}}
+"""What Prometheus itself and the process tell."""
+_SERIES = re.compile(r"\b((?:dtx|process)_\w+|up)\b(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)\s*(=~?)\s*"([^"]*)"')
+
+
+def known() -> dict[str, set[str]]:
+    """Every series with its labels."""
+    found = {name: {*labels(family), "job", "instance", "le"} for family in families() for name in series(family)}
+    return found | OTHERS
+
+
+def values(name: str) -> dict[str, set[str]]:
+    """Values that the labels of a series have from the start."""
+    found: dict[str, set[str]] = {}
+    for family in families():
+        if name in series(family):
+            for sample in family.samples:
+                for label, value in sample.labels.items():
+                    found.setdefault(label, set()).add(value)
+    return found
+
+
+def dashboard() -> Any:
+    """The dashboard, as Grafana imports it."""
+    return json.loads(DASHBOARD.read_text())
+
+
+def expressions() -> Iterator[str]:
+    """Everything that rules and dashboard ask for."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+    for panel in dashboard()["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (note["expr"] for note in dashboard()["annotations"]["list"])
+
+
+@pytest.mark.parametrize("expression", list(expressions()))
+def test_what_is_asked_for_is_there(expression: str) -> None:
+    asked = _SERIES.findall(expression)
+    assert asked
+    for name, matchers in asked:
+        assert name in known(), f"{name} is no metric of dtx"
+        for label, how, wanted in _MATCHER.findall(matchers):
+            assert label in known()[name], f"{name} has no label {label}"
+            there = values(name).get(label)
+            if there:
+                assert set(wanted.split("|") if how == "=~" else [wanted]) <= there, f"{name} has no {label} {wanted}"
+
+
+def test_every_metric_but_histograms_of_sizes_is_on_the_dashboard() -> None:
+    asked = {name for expression in expressions() for name, _ in _SERIES.findall(expression)}
+    assert {family.name for family in families() if not series(family) & asked} == set()
+
+
+def test_labels_have_the_values_that_dtx_knows() -> None:
+    """Bounded labels, all there from the start: a counter that first appears at 1 has never been seen to grow."""
+    assert set(metrics.BRANCH_STATES) == {state.value for state in State} - {"unknown"}
+    assert set(metrics.EVENTS) == set(JournalEvent)
+    assert set(metrics.OUTCOMES) == set(Heuristic)
+    assert set(metrics.FINDINGS) == set(UnitOutcome)
+    assert set(metrics.OPERATOR_ACTIONS) == set(Action)
+
+
+def test_the_dashboard_is_one_that_grafana_loads() -> None:
+    """What the importer needs: a title, a uid, panels with ids and places of their own, queries with letters."""
+    found = dashboard()
+    assert (found["title"], found["uid"]) == ("dtx", "dtx-overview")
+    assert found["schemaVersion"] >= 36
+    assert [variable["name"] for variable in found["templating"]["list"]] == ["datasource", "job"]
+    panels = found["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        place = panel["gridPos"]
+        assert 0 <= place["x"] <= place["x"] + place["w"] <= 24
+        if panel["type"] == "row":
+            continue
+        assert panel["type"] in {"stat", "timeseries"}
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters == sorted(set(letters))
+        assert panel["title"]
+    for one, other in combinations([panel["gridPos"] for panel in panels], 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+
+
+def promtool(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Prometheus's own checks."""
+    return subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_prometheus_takes_the_rules_and_they_fire_when_they_should(
+    tmp_path: Path, left_out: Callable[[str], None]
+) -> None:
+    if shutil.which("promtool") is None:
+        left_out("alert rules by Prometheus's own check: there is no promtool (Debian: apt-get install prometheus)")
+        return
+    checked = promtool("check", "rules", RULES.name, cwd=RULES.parent)
+    assert checked.returncode == 0, checked.stderr
+    tested = promtool("test", "rules", "dtx.rules.test.yml", cwd=RULES.parent)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    # Grafana's variables are filled in as it does; then a recording rule must parse like any query.
+    rules = [
+        {"record": f"panel:number{number}", "expr": text.replace("$__rate_interval", "5m").replace("$job", "dtx")}
+        for number, text in enumerate(expressions())
+    ]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    checked = promtool("check", "rules", "panels.yml", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr

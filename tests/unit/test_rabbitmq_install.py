@@ -1,0 +1,67 @@
+"""Where the tests' RabbitMQ comes from on machines that have none: tests are never skipped for the lack of it."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import rabbitmq_install
+from tests.support.rabbitmq_install import IMAGE, Kind
+
+find = rabbitmq_install.find_rabbitmq.__wrapped__
+
+
+class Machine:
+    """One with these programs alone.
+
+    Args:
+        programs: their names; what is run is noted, and fails where it is among *failing*.
+        root: whether the tests run as root.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *programs: str, root: bool, failing: str = "") -> None:
+        self.run: list[str] = []
+        self.failing = failing
+        self.installed: Path | None = None
+        monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in programs else None)
+        monkeypatch.setattr(Path, "exists", lambda _: True)  # Debian, with a policy-rc.d that is nobody's to change
+        monkeypatch.setattr(rabbitmq_install, "_installed", lambda: self.installed)
+        monkeypatch.setattr(subprocess, "run", self._run)
+
+    def _run(self, words: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        self.run.append(" ".join(words))
+        done = words[0] != self.failing
+        if done and "install" in words:
+            self.installed = Path("/usr/lib/rabbitmq/bin")
+        return subprocess.CompletedProcess(words, 0 if done else 100, b"", b"no network")
+
+
+def test_root_on_debian_installs_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, "apt-get", "docker", root=True)
+    assert find() == (Kind.PROGRAM, Path("/usr/lib/rabbitmq/bin"))
+    update, install = machine.run
+    assert update.startswith("apt-get ")
+    assert update.endswith(" update")
+    assert install.startswith("apt-get ")
+    assert install.endswith(" rabbitmq-server")
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["not root", "apt-get fails"])
+def test_else_docker_has_it(monkeypatch: pytest.MonkeyPatch, root: bool) -> None:
+    machine = Machine(monkeypatch, "apt-get", "docker", root=root, failing="apt-get")
+    assert find() == (Kind.DOCKER, Path(IMAGE))
+    assert machine.run[-1] == f"docker pull --quiet {IMAGE}"
+
+
+@pytest.mark.parametrize("programs", [(), ("docker",)], ids=["nothing", "docker fails"])
+def test_else_one_sentence_says_what_to_do_and_the_run_fails(
+    monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...]
+) -> None:
+    Machine(monkeypatch, *programs, root=False, failing="docker")
+    with pytest.raises(pytest.exit.Exception, match="apt install rabbitmq-server") as ended:
+        find()
+    assert ended.value.returncode == 4

@@ -1,0 +1,40 @@
+"""The life of an endpoint: every state with every step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.wire.amqp10 import serial
+from dtx.wire.amqp10.endpoint import TRANSITIONS, State, Step, step
+from dtx.wire.amqp10.errors import AmqpError, Condition
+
+
+@pytest.mark.parametrize("made", Step)
+@pytest.mark.parametrize("state", State)
+def test_a_step_leads_on_or_is_illegal(state: State, made: Step) -> None:
+    if (state, made) in TRANSITIONS:
+        assert step(state, made, "it") is TRANSITIONS[state, made]
+    else:
+        with pytest.raises(AmqpError, match=f"is illegal for it in state {state.name.lower()}") as caught:
+            step(state, made, "it")
+        assert caught.value.condition is Condition.ILLEGAL_STATE
+
+
+@given(st.permutations(list(Step)))
+def test_four_legal_steps_in_any_order_end_closed(order: list[Step]) -> None:
+    """Each end opens before it closes; how the two ends interleave does not matter."""
+    ordered = all(order.index(first) < order.index(then) for first, then in (
+        (Step.SEND_OPEN, Step.SEND_CLOSE), (Step.RECEIVE_OPEN, Step.RECEIVE_CLOSE),
+    ))  # fmt: skip
+    state = State.UNUSED
+    try:
+        for made in order:
+            state = step(state, made, "it")
+    except AmqpError:
+        state = State.UNUSED
+    assert (state is State.CLOSED) is ordered
+
+
+@given(st.integers(0, serial.MASK), st.integers(-(2**31) + 1, 2**31 - 1))
+def test_serial_numbers_go_round_the_corner(start: int, ahead: int) -> None:
+    assert serial.distance(start, serial.add(start, ahead)) == ahead

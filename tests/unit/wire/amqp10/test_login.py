@@ -1,0 +1,201 @@
+"""Protocol headers and SASL: what is answered to whom, and that nothing said too early is lost."""
+
+import pytest
+
+from dtx.wire.amqp09.handshake import Credentials
+from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.events import Closed, LoginAsked, Opened
+from dtx.wire.amqp10.frames import AMQP, SASL, frame
+from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.performatives import (
+    Close,
+    Open,
+    SaslChallenge,
+    SaslCode,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+)
+from dtx.wire.amqp10.sasl import Anonymous, External, read_login
+from dtx.wire.amqp10.settings import MAX_EARLY, MAX_SASL
+from tests.unit.wire.amqp10.peer import Heard, Peer
+
+MECHANISMS = ("PLAIN", "EXTERNAL", "ANONYMOUS")
+INIT = SaslInit(mechanism="PLAIN", initial_response=b"\x00u\x00p", hostname="vhost")
+ASKED = LoginAsked(mechanism="PLAIN", response=b"\x00u\x00p", hostname="vhost")
+OPEN = frame(AMQP, 0, encode(Open(container_id="peer")))
+
+
+def sasl(said: SaslInit | SaslResponse | SaslOutcome) -> bytes:
+    return frame(SASL, 0, encode(said))
+
+
+def over(events: list[object]) -> bool:
+    """Whether the stream has been given up with one word about it."""
+    (event,) = events
+    return isinstance(event, Closed) and event.error is not None and not event.by_peer
+
+
+def test_a_client_logs_in_and_opens() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    assert peer.raw(SASL_HEADER) == []
+    assert peer.octets().startswith(SASL_HEADER)
+    assert peer.raw(sasl(INIT)) == [ASKED]
+    assert peer.heard() == []
+    assert peer.server.login() == []
+    assert peer.said() == [SaslOutcome(code=SaslCode.OK)]
+    assert peer.raw(AMQP_HEADER) == []
+    assert peer.octets() == AMQP_HEADER
+    assert peer.raw(OPEN) == [Opened(open=Open(container_id="peer"))]
+
+
+def test_the_mechanisms_are_offered() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER)
+    assert peer.heard() == [Heard(0, SaslMechanisms(sasl_server_mechanisms=MECHANISMS))]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_client_may_say_everything_at_once(size: int) -> None:
+    """5.3: a client need not wait for the outcome before it sends the next header and open."""
+    stream = SASL_HEADER + sasl(INIT) + AMQP_HEADER + OPEN
+    peer = Peer(mechanisms=MECHANISMS)
+    events = [event for at in range(0, len(stream), size) for event in peer.raw(stream[at : at + size])]
+    assert events == [ASKED]
+    assert peer.server.login() == [Opened(open=Open(container_id="peer"))]
+    assert peer.server.login() == []
+
+
+def test_a_client_without_a_response_is_asked_for_it() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER)
+    peer.heard()
+    assert peer.raw(sasl(SaslInit(mechanism="PLAIN"))) == []
+    assert peer.said() == [SaslChallenge(challenge=b"")]
+    (asked,) = peer.raw(sasl(SaslResponse(response=b"\x00u\x00p")))
+    assert asked == LoginAsked(mechanism="PLAIN", response=b"\x00u\x00p", hostname=None)
+
+
+def test_anonymous_needs_no_response() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER)
+    assert peer.raw(sasl(SaslInit(mechanism="ANONYMOUS"))) == [
+        LoginAsked(mechanism="ANONYMOUS", response=b"", hostname=None)
+    ]
+
+
+def test_a_login_is_refused_and_that_is_the_end() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER + sasl(INIT) + AMQP_HEADER)
+    peer.heard()
+    peer.server.refuse_login(SaslCode.AUTH)
+    assert peer.said() == [SaslOutcome(code=SaslCode.AUTH)]
+    assert peer.server.over
+    assert peer.raw(OPEN) == []
+    assert peer.server.login() == []
+    peer.server.refuse_login(SaslCode.AUTH)
+    assert peer.said() == []
+
+
+def test_a_mechanism_that_was_not_offered_is_refused() -> None:
+    peer = Peer(mechanisms=("EXTERNAL",))
+    assert peer.raw(SASL_HEADER + sasl(INIT)) == []
+    assert peer.said()[-1] == SaslOutcome(code=SaslCode.AUTH)
+    assert peer.server.over
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "header", "answer"),
+    [
+        (MECHANISMS, AMQP_HEADER, SASL_HEADER),
+        (MECHANISMS, b"AMQP\x02\x01\x00\x00", SASL_HEADER),
+        ((), SASL_HEADER, AMQP_HEADER),
+        ((), b"AMQP\x00\x01\x00\x01", AMQP_HEADER),
+        ((), b"GET / HTTP/1.1\r\n", AMQP_HEADER),
+    ],
+)
+def test_a_header_that_is_not_supported_is_answered_with_what_is(
+    mechanisms: tuple[str, ...], header: bytes, answer: bytes
+) -> None:
+    """2.2: a server that does not support the header sends one that it does, and closes."""
+    peer = Peer(mechanisms=mechanisms)
+    assert over(list(peer.raw(header)))
+    assert peer.octets() == answer
+    assert peer.server.over
+    assert peer.raw(b"more") == []
+
+
+def test_the_header_behind_the_login_must_be_that_of_amqp() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER + sasl(INIT) + SASL_HEADER)
+    assert over(list(peer.server.login()))
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"\x00\x00\x00\x00\x00\x00\x00\x00",
+        (MAX_SASL + 1).to_bytes(4, "big") + b"\x02\x01\x00\x00",
+        frame(SASL, 0, b"\x40"),
+        frame(SASL, 0, b""),
+        sasl(SaslOutcome(code=SaslCode.OK)),
+        sasl(SaslResponse(response=b"")),
+        OPEN,
+    ],
+)
+def test_anything_else_than_the_frames_of_sasl_ends_the_stream(octets: bytes) -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    assert over(list(peer.raw(SASL_HEADER + octets)))
+    assert peer.server.over
+
+
+def test_a_choice_is_made_once() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER + sasl(SaslInit(mechanism="PLAIN")))
+    assert over(list(peer.raw(sasl(INIT))))
+
+
+def test_a_choice_in_pieces_is_kept_until_it_is_whole() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    stream = SASL_HEADER + sasl(INIT)
+    events = [event for octet in stream for event in peer.raw(bytes((octet,)))]
+    assert events == [ASKED]
+
+
+def test_what_is_said_before_the_login_is_decided_is_bounded() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.raw(SASL_HEADER + sasl(INIT))
+    assert peer.raw(bytes(MAX_EARLY)) == []
+    assert over(list(peer.raw(b"x")))
+    assert peer.server.login() == []
+
+
+def test_frames_of_sasl_behind_the_login_are_framing_errors() -> None:
+    peer = Peer().open()
+    (closed,) = peer.raw(sasl(INIT))
+    assert isinstance(closed, Closed)
+    assert peer.said() == [Close(error=closed.error)]
+    assert closed.error is not None
+    assert closed.error.condition == Condition.FRAMING_ERROR
+
+
+def test_closing_before_there_are_frames_says_nothing() -> None:
+    peer = Peer(mechanisms=MECHANISMS)
+    peer.server.close()
+    assert peer.server.over
+    assert peer.octets() == b""
+
+
+def test_what_responses_say() -> None:
+    assert read_login("PLAIN", b"\x00u\x00p") == Credentials(b"u", b"p")
+    assert read_login("PLAIN", b"u\x00p") is None
+    assert read_login("ANONYMOUS", b"trace") == Anonymous()
+    assert read_login("EXTERNAL", b"") == External(None)
+    assert read_login("EXTERNAL", b"u") == External(b"u")
+    assert read_login("GSSAPI", b"") is None
+
+
+def test_passwords_are_not_shown() -> None:
+    assert "secret" not in repr(LoginAsked(mechanism="PLAIN", response=b"\x00u\x00secret", hostname=None))

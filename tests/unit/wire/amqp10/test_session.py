@@ -1,0 +1,226 @@
+"""A session: windows both ways, dispositions by range, and which mistakes end it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.wire.amqp10.composite import Composite
+from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.events import Begun, Delivered, Disposed, Ended, Event, Writable
+from dtx.wire.amqp10.performatives import Begin, Detach, Disposition, End, Flow, Role
+from dtx.wire.amqp10.serial import MASK
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, TransactionalState
+from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
+
+
+def ended_by(peer: Peer, events: list[Event]) -> Condition:
+    """The condition with which the session has been ended because of the peer."""
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert not ended.by_peer
+    assert ended.error is not None
+    assert peer.said()[-1] == End(error=ended.error)
+    return Condition(ended.error.condition)
+
+
+def test_a_session_is_begun_and_ended_by_the_peer() -> None:
+    peer = Peer(handle_max=3, window=50).open()
+    assert peer.say(BEGIN, channel=9) == [Begun(session=0, begin=BEGIN, answer=False)]
+    session = peer.server.session(0)
+    assert session is not None
+    session.begin()
+    (begin,) = peer.said()
+    assert begin == Begin(
+        remote_channel=9, next_outgoing_id=0, incoming_window=50, outgoing_window=(1 << 31) - 1, handle_max=3
+    )
+    assert peer.say(End(), channel=9) == [Ended(session=0, error=None, by_peer=True)]
+    session.end()
+    session.end()
+    assert peer.said() == [End()]
+
+
+def test_a_session_may_be_ended_before_it_is_begun_here() -> None:
+    peer = Peer().open()
+    peer.say(BEGIN, End())
+    session = peer.server.session(0)
+    assert session is not None
+    session.end()
+    assert [type(said) for said in peer.said()] == [Begin, End]
+
+
+def test_a_session_is_refused_by_a_begin_and_an_end() -> None:
+    peer = Peer().open()
+    peer.say(BEGIN)
+    session = peer.server.session(0)
+    assert session is not None
+    session.end(Error(condition="x"))
+    assert [type(said) for said in peer.said()] == [Begin, End]
+    assert peer.say(attach("l", Role.SENDER), flow(), transfer(0)) == []
+    assert peer.say(End()) == []
+    assert peer.server.session(0) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "condition"),
+    [
+        (transfer(0, 5), Condition.UNATTACHED_HANDLE),
+        (flow(5), Condition.UNATTACHED_HANDLE),
+        (Detach(handle=5), Condition.UNATTACHED_HANDLE),
+        (attach("other", Role.SENDER, 0), Condition.HANDLE_IN_USE),
+        (attach("x" * 1025, Role.SENDER, 1), Condition.INVALID_FIELD),
+        (Disposition(role=Role.SENDER, first=5, last=4), Condition.INVALID_FIELD),
+    ],
+)
+def test_mistakes_that_end_the_session(said: Composite, condition: Condition) -> None:
+    peer, _, _ = sender()
+    other = peer.begin(1)
+    assert ended_by(peer, peer.say(said)) is condition
+    other.end()  # nothing else suffers
+    assert peer.said() == [End()]
+
+
+def test_links_are_bounded_by_the_peers_handle_max_too() -> None:
+    peer = Peer().open()
+    session = peer.begin(handle_max=0)
+    peer.attach(session, Role.SENDER)
+    assert ended_by(peer, peer.say(attach("b", Role.SENDER, 1))) is Condition.RESOURCE_LIMIT_EXCEEDED
+
+
+def test_a_peer_that_overruns_the_window_loses_the_session() -> None:
+    """2.8.17, window-violation; it cannot have heard of a larger window while it sent what comes in one read."""
+    peer = Peer(window=4).open()
+    session = peer.begin()
+    peer.attach(session, Role.SENDER, credit=1000)
+    events = peer.say(*[transfer(number) for number in range(5)])
+    assert [type(event) for event in events[:4]] == [Delivered] * 4
+    assert ended_by(peer, events) is Condition.WINDOW_VIOLATION
+
+
+def test_the_window_opens_again_at_its_half() -> None:
+    peer = Peer(window=4).open()
+    session = peer.begin()
+    peer.attach(session, Role.SENDER, credit=1000)
+    peer.say(transfer(0))
+    assert peer.said() == []
+    peer.say(transfer(1))
+    (said,) = peer.said()
+    assert (said.next_incoming_id, said.incoming_window, said.handle) == (2, 4, None)
+    for number in range(2, 20):
+        (event,) = peer.say(transfer(number))
+        assert isinstance(event, Delivered)
+    assert len(peer.said()) == 9
+
+
+def test_transfer_ids_go_round_the_corner() -> None:
+    peer = Peer(window=2).open()
+    session = peer.begin(next_outgoing_id=MASK)
+    peer.attach(session, Role.SENDER, credit=5)
+    peer.say(transfer(MASK))
+    assert peer.said()[-1].next_incoming_id == 0
+    peer.say(transfer(0))
+    assert peer.said()[-1].next_incoming_id == 1
+    assert list(session.incoming) == [MASK, 0]
+    (disposed,) = peer.say(Disposition(role=Role.SENDER, first=MASK, last=0, settled=True))
+    assert isinstance(disposed, Disposed)
+    assert disposed.deliveries == ((0, MASK), (0, 0))
+    assert session.incoming == {}
+
+
+def test_what_exceeds_the_peers_window_waits_for_it() -> None:
+    peer, session, link = receiver(10, window=2)
+    for number in range(4):
+        link.send(b"%d" % number, b"x" * 10, settled=True)
+    assert [said.delivery_id for said in peer.said()] == [0, 1]
+    assert (session.backlog, link.queued, link.delivery_count, link.credit) == (20, 2, 2, 6)
+    assert len(peer.say(flow(next_incoming_id=2, incoming_window=1))) == 0
+    assert [said.delivery_id for said in peer.said()] == [2]
+    assert peer.say(flow(next_incoming_id=2, incoming_window=2)) == [Writable(session=0)]
+    assert [said.delivery_id for said in peer.said()] == [3]
+    assert session.backlog == 0
+
+
+def test_a_flow_that_was_sent_before_the_last_transfers_counts_them() -> None:
+    peer, _, link = receiver(10, window=5)
+    for number in range(3):
+        link.send(b"%d" % number, b"", settled=True)
+    peer.said()
+    peer.say(flow(next_incoming_id=1, incoming_window=3))  # it has seen one of the three
+    for number in range(3):
+        link.send(b"%d" % number, b"", settled=True)
+    assert [said.delivery_id for said in peer.said()] == [3]
+    peer.say(flow(next_incoming_id=4, incoming_window=0))
+    assert peer.said() == []
+
+
+def test_a_peer_that_has_not_heard_of_our_begin_counts_from_our_first_transfer() -> None:
+    peer, _, link = receiver(10, window=0)
+    link.send(b"", b"", settled=True)
+    peer.say(flow(next_incoming_id=None, incoming_window=1))
+    assert len(peer.said()) == 1
+
+
+def test_echo_is_answered_with_the_windows() -> None:
+    peer, _, _ = sender()
+    peer.say(flow(echo=True))
+    (said,) = peer.said()
+    assert said == Flow(next_incoming_id=0, incoming_window=2048, next_outgoing_id=0, outgoing_window=(1 << 31) - 1)
+
+
+def test_dispositions_of_neighbours_share_a_frame() -> None:
+    peer, session, _ = sender()
+    peer.say(*[transfer(number) for number in range(8)])
+    session.dispose(Role.RECEIVER, [0, 1, 2, 4, 6, 7], ACCEPTED, settled=True, batchable=True)
+    assert peer.said() == [
+        Disposition(role=Role.RECEIVER, first=0, last=2, settled=True, state=ACCEPTED, batchable=True),
+        Disposition(role=Role.RECEIVER, first=4, settled=True, state=ACCEPTED, batchable=True),
+        Disposition(role=Role.RECEIVER, first=6, last=7, settled=True, state=ACCEPTED, batchable=True),
+    ]
+    assert list(session.incoming) == [3, 5]
+    session.dispose(Role.RECEIVER, [3], RELEASED, settled=False)
+    assert list(session.incoming) == [3, 5]
+    session.dispose(Role.RECEIVER, [], ACCEPTED, settled=True)
+    assert peer.said() == [Disposition(role=Role.RECEIVER, first=3, state=RELEASED)]
+
+
+def test_an_endless_range_costs_what_there_is() -> None:
+    peer, session, _ = sender()
+    peer.say(transfer(1), transfer(2), transfer(5))
+    (disposed,) = peer.say(Disposition(role=Role.SENDER, first=2, last=(1 << 31) + 1))
+    assert isinstance(disposed, Disposed)
+    assert (disposed.deliveries, disposed.settled, disposed.state) == (((0, 2), (0, 5)), False, None)
+    assert list(session.incoming) == [1, 2, 5]
+    assert peer.say(Disposition(role=Role.SENDER, first=7, settled=True)) == []
+
+
+def test_what_was_sent_is_disposed_by_its_receiver() -> None:
+    peer, session, link = receiver(10)
+    for number in range(3):
+        link.send(b"%d" % number, b"", settled=False)
+    state = TransactionalState(txn_id=b"t", outcome=ACCEPTED)
+    assert peer.say(Disposition(role=Role.RECEIVER, first=0, last=1, state=state, settled=True)) == [
+        Disposed(session=0, role=Role.SENDER, deliveries=((0, 0), (0, 1)), state=state, settled=True)
+    ]
+    assert list(session.outgoing) == [2]
+    peer.said()
+    session.dispose(Role.SENDER, [2], ACCEPTED, settled=True)
+    assert session.outgoing == {}
+    assert peer.said() == [Disposition(role=Role.SENDER, first=2, settled=True, state=ACCEPTED)]
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(0, 30), st.integers(0, 40))
+def test_a_range_is_all_that_lies_in_it(ids: set[int], first: int, width: int) -> None:
+    peer, session, _ = sender(credit=100)
+    peer.say(*[transfer(number) for number in sorted(ids)])
+    events = peer.say(Disposition(role=Role.SENDER, first=first, last=first + width, settled=True))
+    found = {number for event in events if isinstance(event, Disposed) for _, number in event.deliveries}
+    assert found == {number for number in ids if first <= number <= first + width}
+    assert set(session.incoming) == ids - found
+
+
+def test_a_session_of_this_end_is_answered() -> None:
+    client = Connection(settings(), 0.0, client=True)
+    session = client.new_session()
+    session.begin()
+    assert len(client.data_to_send(0.0)) == 1  # nothing before open
+    assert session.link(0) is None
