@@ -38,7 +38,7 @@ def test_the_first_program_commits_a_message_that_a_restart_keeps(
     broker: Broker = (
         cast("RabbitNode", request.getfixturevalue("rabbitmq")) if mode == "alongside" else StandaloneBroker(service)
     )
-    (program,) = re.findall(r"^```python\n(.+?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    program, *_ = re.findall(r"^```python\n(.+?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert ADDRESS in program
     done = subprocess.run(
         [sys.executable, "-c", program.replace(ADDRESS, service.url())],
