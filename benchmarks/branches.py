@@ -10,93 +10,27 @@ processors of this machine, and are gone afterwards. With --standalone there is 
 """
 
 import argparse
-import contextlib
 import os
-import time
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.support import pgbench
 from benchmarks.support.amqp import Address, RawConnection
+from benchmarks.support.branch_player import BranchPlayer
 from benchmarks.support.dialogue import Cycle
-from benchmarks.support.load import Load, LoadError, Tally
-from benchmarks.support.processor import Meter, Usage
-from benchmarks.support.profile import Profiler
-from benchmarks.support.report import Table, machine, milliseconds, percentile
+from benchmarks.support.load import LoadError, Tally
+from benchmarks.support.measuring import HEADS, WARM_UP_SECONDS, Rig, Row, count, measure, noise, verdict
+from benchmarks.support.report import Table, machine, percentile
 from benchmarks.support.servers import Servers
-from benchmarks.support.streams import drain, fill
+from benchmarks.support.streams import fill
 from tests.support.postgres import PostgresServer
-from tests.support.service import DtxService
 
-HEADS = (
-    "per s",
-    "p50 ms",
-    "p99",
-    "prepare p50",
-    "p99",
-    "commit p50",
-    "p99",
-    "dtx CPU",
-    "postgres",
-    "broker",
-    "load",
-    "others",
-    "dtx µs",
-    "all µs",
-)
-WARM_UP_SECONDS = 1.0
 AIM_RATE = {False: (32, 2000), True: (32, 5000)}
 """Standalone or not: connections, and branches per second with them, on two processors."""
 AIM_MEDIAN_MS = {False: (1, 1.5), True: (1, 1.0)}
 """Standalone or not: connections, and the median latency of a branch with them."""
-NOISE = 0.2
-"""Of one processor: a machine that does more than this besides tells little about dtx."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What was measured with one number of connections.
-
-    Args:
-        tally: branches, or pgbench's transactions.
-        rate: a second.
-        usage: processor time.
-    """
-
-    tally: Tally
-    rate: float
-    usage: Usage
-
-    @property
-    def work(self) -> float:
-        """Processor time that everybody concerned used for one branch, seconds."""
-        everybody = sum(busy for name, busy in self.usage.busy.items() if name != "others")
-        return everybody / max(1, len(self.tally.branches))
-
-    def cells(self) -> list[str]:
-        """As the table has it."""
-        busy = self.usage.busy
-        latencies = (self.tally.branches, self.tally.prepares, self.tally.commits)
-        names = ("dtx", "postgres", "broker", "load", "others")
-        return [
-            f"{self.rate:,.0f}",
-            *(milliseconds(values, percent) for values in latencies for percent in (50, 99)),
-            *(f"{self.usage.share(name) * 100:.0f} %" if name in busy else "-" for name in names),
-            f"{busy['dtx'] / max(1, len(self.tally.branches)) * 1e6:.0f}" if "dtx" in busy else "-",
-            f"{self.work * 1e6:.0f}",
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
-    """What runs, and what it is asked to do."""
-
-    servers: Servers
-    postgres: PostgresServer
-    service: DtxService
-    options: argparse.Namespace
 
 
 def measure_dtx(rig: Rig, connections: int, first: int) -> Row:
@@ -119,44 +53,13 @@ def measure_dtx(rig: Rig, connections: int, first: int) -> Row:
         pipeline=options.pipeline,
     )
     prefilled = options.prefill or int(4000 * (options.seconds + WARM_UP_SECONDS))
-    address = Address.of(rig.service.url())
-    messages = address if options.standalone else rig.servers.broker
-    with RawConnection(messages) as connection:
+    with RawConnection(rig.messages) as connection:
         connection.declare(cycle.queue)
         if cycle.source is not None:
             fill(connection, cycle.source, prefilled, cycle.size)
-    with Load(address, cycle, connections, options.processes, first=first) as load:
-        load.wait_connected()
-        roots = {
-            "dtx": (rig.service.pid,),
-            "postgres": (rig.postgres.embedded.pid or 0,),
-            "load": load.pids,
-        }
-        if not options.standalone:
-            roots["broker"] = (rig.servers.rabbitmq.pid,)
-        begin = time.monotonic() + WARM_UP_SECONDS
-        load.go(begin, begin + options.seconds)
-        _sleep_until(begin)
-        meter = Meter(roots)
-        with profiling(rig, connections):
-            _sleep_until(begin + options.seconds)
-            usage = meter.read()
-        tally = load.collect()
-    verify(messages, cycle, tally, prefilled)
-    return Row(tally=tally, rate=len(tally.branches) / options.seconds, usage=usage)
-
-
-@contextlib.contextmanager
-def profiling(rig: Rig, connections: int) -> Iterator[None]:
-    """Profile dtx meanwhile, where that is asked for."""
-    if rig.options.profile is None:
-        yield
-        return
-    target = rig.options.profile / f"branches-{connections}.txt"
-    with Profiler(rig.service.pid, max(1, rig.options.seconds - 1), target) as profiler:
-        yield
-    print(f"where dtx spent its time with {connections} connections (stacks in {target}):")
-    print(profiler.summary(), flush=True)
+    row = measure(rig, partial(BranchPlayer, cycle), connections, first, f"branches-{connections}")
+    verify(rig.messages, cycle, row.tally, prefilled)
+    return row
 
 
 def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
@@ -166,19 +69,12 @@ def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
         LoadError: they differ.
     """
     with RawConnection(broker) as connection:
-        found = sorted(drain(connection, cycle.queue))
-        committed = sorted(tally.stamps())
-        if found != committed:
-            missing = len(set(committed) - set(found))
-            raise LoadError(
-                f"{len(committed)} branches were committed and the queue holds {len(found)} messages: "
-                f"{missing} are missing, {len(found) - len(set(found))} are there twice"
-            )
-        connection.delete(cycle.queue)
+        count(connection, cycle.queue, tally)
         if cycle.source is not None:
             left = connection.depth(cycle.source)
-            if left != prefilled - len(committed):
-                raise LoadError(f"{len(committed)} of {prefilled} messages were consumed and {left} are left")
+            committed = sum(tally.committed.values())
+            if left != prefilled - committed:
+                raise LoadError(f"{committed} of {prefilled} messages were consumed and {left} are left")
             connection.delete(cycle.source)
 
 
@@ -209,22 +105,12 @@ def conclusions(dtx: dict[int, Row], postgres: dict[int, Row], options: argparse
         connections, aim = AIM_RATE[options.standalone]
         if connections in dtx:
             rate = dtx[connections].rate
-            yield f"{connections} connections: {rate:,.0f} branches a second, aim {aim:,}: {_verdict(rate >= aim)}"
+            yield f"{connections} connections: {rate:,.0f} branches a second, aim {aim:,}: {verdict(rate >= aim)}"
         connections, limit = AIM_MEDIAN_MS[options.standalone]
         if connections in dtx:
             median = percentile(dtx[connections].tally.branches, 50) * 1e3
-            yield f"{connections} connection: {median:.2f} ms each, aim {limit} ms: {_verdict(median <= limit)}"
-    noise = max(row.usage.share("others") for row in (*dtx.values(), *postgres.values()))
-    if noise > NOISE:
-        yield f"this machine did something else meanwhile, up to {noise:.1f} processors: measure again when it is quiet"
-
-
-def _verdict(reached: bool) -> str:
-    return "reached" if reached else "MISSED"
-
-
-def _sleep_until(moment: float) -> None:
-    time.sleep(max(0.0, moment - time.monotonic()))
+            yield f"{connections} connection: {median:.2f} ms each, aim {limit} ms: {verdict(median <= limit)}"
+    yield from noise((*dtx.values(), *postgres.values()))
 
 
 def arguments() -> argparse.Namespace:

@@ -1,0 +1,317 @@
+"""A client of AMQP 1.0 in its row of local transactions: declare, one transfer, discharge.
+
+Frames are encoded once, and for each transaction ids are patched in. What comes is compared octet for octet with what
+must come; flows, which say that there is credit, are passed over: fewer deliveries are open than any credit.
+"""
+
+import socket
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from benchmarks.support.amqp import Address, Refused
+from benchmarks.support.dialogue import STAMP, Phase
+from benchmarks.support.load import LoadError
+from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.composite import Composite, encode
+from dtx.wire.amqp10.errors import AmqpError
+from dtx.wire.amqp10.frames import AMQP, SASL, frame
+from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Disposition,
+    Flow,
+    Open,
+    Role,
+    SaslCode,
+    SaslInit,
+    SaslOutcome,
+    Transfer,
+    read_performative,
+    read_sasl,
+)
+from dtx.wire.amqp10.states import ACCEPTED, Declared, DeliveryState, TransactionalState
+from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
+
+_CONTROL: Final = 0
+_POSTING: Final = 1
+_MAX_FRAME: Final = 131_072
+_WINDOW: Final = 2048
+_SIZE: Final = Struct(">I")
+_ID: Final = Struct(">I")
+_ID_PLACE: Final = 0xF1D1F1D1
+_FIRST_ID: Final = 0x0100_0000
+"""Of the deliveries: so great that all have one length."""
+_TXN_PLACE: Final = b"\xf2txn-id\xf2\xf2txn-id\xf2"
+"""As long as dtx's own."""
+_STAMP_PLACE: Final = b"\xf3stamp\xf3\xf3"
+_FLOW: Final = bytes((0, 0x53, Flow.layout.code))
+_PERFORMATIVE: Final = 8
+"""Where in a frame the performative begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postings:
+    """What is done in each transaction.
+
+    Args:
+        queue: where the message goes.
+        size: of its body, octets.
+        pipeline: transfer, discharge, and the declare of the next transaction go in one write.
+    """
+
+    queue: str
+    size: int = 1024
+    pipeline: bool = False
+
+
+class _Said:
+    """A frame whose ids are patched in.
+
+    Args:
+        octets: with the marks of what is patched.
+    """
+
+    __slots__ = ("_id", "_stamp", "_txn", "octets")
+
+    def __init__(self, octets: bytes) -> None:
+        self.octets = bytearray(octets)
+        self._id = octets.find(_ID.pack(_ID_PLACE))
+        self._txn = octets.find(_TXN_PLACE)
+        self._stamp = octets.find(_STAMP_PLACE)
+
+    def number(self, delivery_id: int, txn_id: bytes | None) -> bytearray:
+        """The frame with these ids."""
+        _ID.pack_into(self.octets, self._id, delivery_id)
+        if txn_id is not None and self._txn >= 0:
+            self.octets[self._txn : self._txn + len(txn_id)] = txn_id
+        return self.octets
+
+    def stamp(self, stamp: int) -> None:
+        """Put the number of the message in."""
+        STAMP.pack_into(self.octets, self._stamp, stamp)
+
+    def txn_id(self, answer: bytes) -> bytes:
+        """The id that *answer*, a frame like this one, has."""
+        return answer[self._txn : self._txn + len(_TXN_PLACE)]
+
+
+def _request(tag: bytes, request: Composite) -> _Said:
+    return _transfer(Transfer(handle=_CONTROL, delivery_id=_ID_PLACE, delivery_tag=tag), message.value(request))
+
+
+def _transfer(performative: Transfer, payload: bytes) -> _Said:
+    return _Said(frame(AMQP, 0, encode(performative) + payload))
+
+
+def _answer(state: DeliveryState) -> _Said:
+    said = Disposition(role=Role.RECEIVER, first=_ID_PLACE, settled=True, state=state)
+    return _Said(frame(AMQP, 0, encode(said)))
+
+
+class TransactionPlayer:
+    """One connection in its endless row of transactions; a :class:`~benchmarks.support.load.Player`.
+
+    Args:
+        postings: what is done in each.
+        address: of dtx.
+        number: of the connection.
+        run: not needed: ids of transactions are dtx's.
+
+    Raises:
+        Refused, OSError: it cannot connect.
+    """
+
+    def __init__(self, postings: Postings, address: Address, number: int, run: bytes) -> None:  # noqa: ARG002
+        self.number = number
+        self.count = 0
+        self._pipeline = postings.pipeline
+        body = _STAMP_PLACE + bytes(octet & 0x7F for octet in range(postings.size - len(_STAMP_PLACE)))
+        payload = message.head(message.Header(durable=True)) + message.data(body)
+        state = TransactionalState(txn_id=_TXN_PLACE)
+        self._declare = _request(b"declare", Declare())
+        self._post = _transfer(
+            Transfer(handle=_POSTING, delivery_id=_ID_PLACE, delivery_tag=b"post", message_format=0, state=state),
+            payload,
+        )
+        self._discharge = _request(b"discharge", Discharge(txn_id=_TXN_PLACE, fail=False))
+        self._declared = _answer(Declared(txn_id=_TXN_PLACE))
+        self._posted = _answer(TransactionalState(txn_id=_TXN_PLACE, outcome=ACCEPTED))
+        self._discharged = _answer(ACCEPTED)
+        self._id_at = self._discharged.octets.find(_ID.pack(_ID_PLACE))
+        self._next_id = _FIRST_ID
+        self._waiting: dict[int, _Said] = {}
+        self._txn_id: bytes | None = None
+        self._declared_id: bytes | None = None
+        self._buffer = b""
+        self._doing = Phase.WORK
+        self.socket = socket.create_connection((address.host, address.port), timeout=30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._open(address, postings.queue)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.socket.settimeout(None)
+
+    # -- opening
+
+    def _open(self, address: Address, queue: str) -> None:
+        response = b"\x00" + address.user.encode() + b"\x00" + address.password.encode()
+        source = Source(outcomes=("amqp:accepted:list", "amqp:rejected:list"))
+        opening = (
+            Open(container_id=f"bench-{self.number}", hostname=f"vhost:{address.vhost}", max_frame_size=_MAX_FRAME),
+            Begin(remote_channel=None, next_outgoing_id=0, incoming_window=_WINDOW, outgoing_window=_WINDOW),
+            Attach(
+                name="control",
+                handle=_CONTROL,
+                role=Role.SENDER,
+                source=source,
+                target=Coordinator(),
+                initial_delivery_count=0,
+            ),
+            Attach(
+                name="posting",
+                handle=_POSTING,
+                role=Role.SENDER,
+                source=source,
+                target=Target(address=f"/queues/{queue}"),
+                initial_delivery_count=0,
+            ),
+        )
+        init = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=response)))
+        said = b"".join(frame(AMQP, 0, encode(performative)) for performative in opening)
+        self.socket.sendall(SASL_HEADER + init + AMQP_HEADER + said)
+        self._expect(SASL_HEADER)
+        outcome: object = None
+        while not isinstance(outcome, SaslOutcome):
+            octets = self._frame()
+            outcome = read_sasl(octets, _PERFORMATIVE, len(octets))
+        if outcome.code is not SaslCode.OK:
+            raise Refused(f"login: {outcome.code.name.lower()}")
+        self._expect(AMQP_HEADER)
+        links = 0
+        while links < len((_CONTROL, _POSTING)):
+            octets = self._frame()
+            performative, _ = read_performative(octets, _PERFORMATIVE, len(octets))
+            if isinstance(performative, Flow):
+                links += 1  # it has credit now
+            elif not isinstance(performative, Open | Begin | Attach):
+                raise Refused(str(performative))
+
+    def _expect(self, header: bytes) -> None:
+        found = self._exactly(len(header))
+        if found != header:
+            raise Refused(f"answered {found.hex(' ')}")
+
+    def _frame(self) -> bytes:
+        size = self._exactly(_SIZE.size)
+        return size + self._exactly(_SIZE.unpack(size)[0] - len(size))
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            more = self.socket.recv(count - len(found))
+            if not more:
+                raise Refused("the connection was closed without a word")
+            found += more
+        return found
+
+    # -- transactions
+
+    def begin(self) -> None:
+        """Begin the next transaction; where requests are pipelined, it has been declared with the one before."""
+        self._txn_id, self._declared_id = self._declared_id, None
+        if self._txn_id is None:
+            self._doing = Phase.WORK
+            self._say(self._new(self._declare, self._declared))
+        else:
+            self._work()
+
+    def go_on(self) -> bool:
+        """Write the next step."""
+        if self._doing is Phase.COMMIT:
+            self.count += 1
+            return False
+        if self._txn_id is None:
+            self._txn_id, self._declared_id = self._declared_id, None
+            self._work()
+        else:
+            self._doing = Phase.COMMIT
+            self._say(self._new(self._discharge, self._discharged))
+        return True
+
+    def _work(self) -> None:
+        """Post; where requests are pipelined, all that can be said before the next answer."""
+        self._post.stamp((self.number << 32) + self.count)
+        post = self._new(self._post, self._posted)
+        if not self._pipeline:
+            self._doing = Phase.WORK
+            self._say(post)
+            return
+        self._doing = Phase.COMMIT
+        self._say(post + self._new(self._discharge, self._discharged) + self._new(self._declare, self._declared))
+
+    def _new(self, said: _Said, answer: _Said) -> bytearray:
+        """A request with an id of its own, which waits for *answer* now."""
+        number = self._next_id
+        self._next_id += 1
+        self._waiting[number] = answer
+        return said.number(number, self._txn_id)
+
+    def _say(self, frames: bytearray) -> None:
+        self.socket.sendall(frames)
+
+    # -- answers
+
+    def hear(self, data: bytes) -> Phase | None:
+        """Take what was read."""
+        if not data:
+            raise self._failure("the connection was closed without a word")
+        data = self._buffer + data
+        position = 0
+        last = len(data) - _SIZE.size
+        while position <= last:
+            end = position + _SIZE.unpack_from(data, position)[0]
+            if end > len(data):
+                break
+            self._take(data[position:end])
+            position = end
+        self._buffer = data[position:]
+        return None if self._waiting else self._doing
+
+    def _take(self, octets: bytes) -> None:
+        if octets.startswith(_FLOW, _PERFORMATIVE):
+            return
+        number = _ID.unpack_from(octets, self._id_at)[0] if len(octets) > self._id_at + _ID.size else 0
+        answer = self._waiting.pop(number, None)
+        txn_id = self._txn_id
+        if answer is self._declared:
+            txn_id = self._declared_id = answer.txn_id(octets)
+        if answer is None or octets != answer.number(number, txn_id):
+            raise self._failure(self._words(octets))
+
+    @staticmethod
+    def _words(octets: bytes) -> str:
+        try:
+            performative, _ = read_performative(octets, _PERFORMATIVE, len(octets))
+        except AmqpError:
+            return f"answered {octets[:80].hex(' ')}"
+        return f"answered {performative}"
+
+    def _failure(self, reason: str) -> LoadError:
+        doing = self._doing.name.lower()
+        return LoadError(f"connection {self.number}, transaction {self.count} ({doing}): {reason}")
+
+    def close(self) -> None:
+        """Close the connection in order."""
+        try:
+            self.socket.sendall(frame(AMQP, 0, encode(Close())))
+            while self.socket.recv(_MAX_FRAME):
+                pass
+        except OSError:
+            pass
+        finally:
+            self.socket.close()
