@@ -138,6 +138,7 @@ const refresh = async () => {
     const answer = await fetch(location.href, { headers: { Accept: "text/html", "X-Dtx-Part": "live" } });
     if (answer.redirected) { stop(); tell("signed out: reload to sign in", false); say("Signed out"); return; }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (paused) return; // asked before the pause, answered after it
     for (const old of document.querySelectorAll("[data-region]")) {
       const fresh = page.getElementById(old.id);
       if (!fresh) continue;
@@ -149,10 +150,11 @@ const refresh = async () => {
     }
     tell("live", true);
   } catch {
-    tell("dtx does not answer", false);
+    if (!paused) tell("dtx does not answer", false);
   } finally {
     busy = false;
-    if (wanted) { wanted = false; refresh(); }
+    if (wanted && !paused) refresh();
+    wanted = false;
   }
 };
 

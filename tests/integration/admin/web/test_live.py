@@ -4,7 +4,7 @@ import http.client
 from contextlib import closing
 from urllib.parse import urlsplit
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from dtx.client import Xid
 from tests.integration.admin.web.test_entrance import ask, sign_in
@@ -65,6 +65,33 @@ def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStag
     assert carla.page.get_by_role("link", name="still-1/b").count() == 0
     carla.page.get_by_role("button", name="Go on").click()
     expect(carla.page.get_by_role("link", name="still-1/b")).to_be_visible(timeout=30_000)
+
+
+def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour, site: StandaloneStage) -> None:
+    carla = tour.visitor("carla", "branches?q=late-*")
+    expect(carla.page.locator("#live-word")).to_have_text("live")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if route.request.headers.get("x-dtx-part") == "live" and not held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    carla.page.route("**/console/branches?*", hold)
+    prepared(site, b"late-1")
+    site.wait_for(lambda: carla.page.evaluate("() => busy") and bool(held), "a refresh that is under way")
+    carla.page.get_by_role("button", name="Pause").click()
+    expect(carla.page.locator("#live-word")).to_have_text("paused")
+    with carla.page.expect_response(lambda answer: answer.request == held[0].request) as told:
+        held[0].continue_()
+    assert "late-1" in told.value.text()
+    site.wait_for(lambda: carla.page.evaluate("() => !busy"), "the end of that refresh")
+    expect(carla.page.locator("#live-word")).to_have_text("paused")
+    assert carla.page.get_by_role("link", name="late-1/b").count() == 0
+    carla.page.get_by_role("button", name="Go on").click()
+    expect(carla.page.get_by_role("link", name="late-1/b")).to_be_visible(timeout=30_000)
+    carla.require_peace()
 
 
 def test_a_page_outlives_a_restart_and_says_that_it_is_signed_out(postgres: PostgresServer, tour: Tour) -> None:
