@@ -145,6 +145,16 @@ class HeldWork:
         if failpoint.armed:
             failpoint.at(Point.HELD_PUBLISH)
 
+    def withdraw(self, publish: HeldPublish) -> None:
+        """Leave a publish out again; one that is not held, or not any more, is none."""
+        if publish in self.items:
+            self.items.remove(publish)
+            self.publishes -= 1
+            size = len(publish.body) + len(publish.properties)
+            self.bytes -= size
+            self.budget.used -= size
+            self._charged -= size
+
     def add_consume(self, delivery: Delivery) -> None:
         """Hold an acknowledged delivery; its content was charged when it was kept."""
         self.items.append(delivery)
@@ -157,6 +167,16 @@ class HeldWork:
     def vote(self) -> Vote:
         """What the branch would have to vote about."""
         return Vote.of(self.publishes, self.consumes)
+
+    def hand_over(self, other: "HeldWork") -> None:
+        """All of it belongs to another branch from now on, behind what that one holds; the budget is the same."""
+        other.items += self.items
+        other.publishes += self.publishes
+        other.consumes += self.consumes
+        other.bytes += self.bytes
+        other._charged += self._charged  # noqa: SLF001 - of the same class
+        self.items.clear()
+        self.publishes = self.consumes = self.bytes = self._charged = 0
 
     def holders(self) -> dict[Holder, list[Delivery]]:
         """The held deliveries by the channel that holds them, in order."""

@@ -2,9 +2,15 @@
 does to unsettled deliveries (AMQP 1.0 transactions, 4.1 to 4.5).
 
 Nothing is begun, committed or rolled back here: a :class:`Coordination` says what was asked and which answer the text
-demands; whoever has the messages does it, and tells how it went with :meth:`Coordination.declared` and
-:meth:`Coordination.discharged`. A transaction lives from the one to the other, and belongs to the control link that
-declared it. Errors go to that control link: by a rejected outcome where its source takes one, by a detach otherwise.
+demands; whoever has the messages does it, and tells how it went with :meth:`Coordination.declared`,
+:meth:`Coordination.promoted` and :meth:`Coordination.discharged`. A transaction lives from the first to the last of
+them, and belongs to the control link that declared it. Errors go to that control link: by a rejected outcome where its
+source takes one, by a detach otherwise.
+
+Promotion is ours in its form: the text has the capability and no exchange ("will be provided separately in Book 6").
+It is a declare whose global-id names both, as a described list, ``dtx:promote:list`` of txn-id and global-id, and its
+outcome is declared with the same txn-id. A local transaction whose promotion is refused can only be rolled back: a
+discharge that was sent behind it, without waiting, must not commit alone what was to be decided elsewhere.
 """
 
 from collections.abc import Mapping
@@ -32,15 +38,19 @@ from dtx.wire.amqp10.states import (
 )
 from dtx.wire.amqp10.terminus import Declare, Discharge, Source
 from dtx.wire.amqp10.terminus import TransactionCapability as Capability
-from dtx.wire.amqp10.values import Described, Value
+from dtx.wire.amqp10.values import Described, Symbol, Value
 
 MAX_TXN_ID: Final = 32
-"""Octets: "a transaction-id may be up to 32 octets of binary data" (4.5.5)."""
+"""Octets: "a transaction-id may be up to 32 octets of binary data" (4.5.4)."""
 MAX_LIVE: Final = 1024
 """Transactions of one connection that are live at once: each may hold work."""
 TXN_ID: Final = "txn-id"
 """The entry of a flow's properties that names the transaction of what is acquired (4.4.3)."""
 
+PROMOTE: Final = Symbol("dtx:promote:list")
+"""Descriptor of a global-id that promotes a transaction."""
+
+_FORM: Final = f"{PROMOTE} is a list of txn-id and global-id"
 _REQUESTS: Final = frozenset((Declare, Discharge))
 _REJECTED: Final = Rejected.layout.symbol
 
@@ -52,6 +62,8 @@ class Phase(Enum):
     """Of a transaction."""
 
     LIVE = auto()
+    PROMOTING = auto()
+    """Live, and about to work for a global transaction."""
     DISCHARGING = auto()
 
 
@@ -63,7 +75,7 @@ class Transaction:
         txn_id: its id, on this connection.
         control: the link that declared it.
         global_id: the global transaction that it works for, ``None`` for a local one.
-        phase: live, or being discharged.
+        phase: live, being promoted, or being discharged.
         doom: why it can only be rolled back, if it is so.
     """
 
@@ -80,6 +92,24 @@ class DeclareAsked:
 
     control: Control
     delivery_id: int
+    global_id: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteAsked:
+    """Let a local transaction work for a global one from now on, with all that it has done; then
+    :meth:`Coordination.promoted` or :meth:`Coordination.promotion_refused`.
+
+    Args:
+        control: who asks.
+        delivery_id: what is to be answered.
+        transaction: which.
+        global_id: the global transaction.
+    """
+
+    control: Control
+    delivery_id: int
+    transaction: Transaction
     global_id: Value
 
 
@@ -119,7 +149,7 @@ class Terminate:
     error: Error
 
 
-Asked = DeclareAsked | DischargeAsked | Answer | Terminate
+Asked = DeclareAsked | PromoteAsked | DischargeAsked | Answer | Terminate
 
 
 class WorkRefused(Exception):
@@ -168,7 +198,9 @@ class Coordination:
             Those to roll back; no work is taken for them any more. One that is being discharged goes its way.
         """
         self._rejects.pop(control, None)
-        lost = tuple(one for one in self._live.values() if one.control == control and one.phase is Phase.LIVE)
+        lost = tuple(
+            one for one in self._live.values() if one.control == control and one.phase is not Phase.DISCHARGING
+        )
         for one in lost:
             del self._live[one.txn_id]
         return lost
@@ -192,6 +224,8 @@ class Coordination:
             request = read_request(delivered.payload)
             if isinstance(request, Discharge):
                 return self._discharge(control, delivered.delivery_id, request.txn_id, request.fail, partial)
+            if isinstance(request.global_id, Described) and request.global_id.descriptor == PROMOTE:
+                return self._promote(control, delivered.delivery_id, request.global_id.value)
             self._check_declare(control, request.global_id)
             return DeclareAsked(control=control, delivery_id=delivered.delivery_id, global_id=request.global_id)
         except AmqpError as error:
@@ -207,6 +241,26 @@ class Coordination:
             one.control[0] == control[0] for one in self._live.values()
         ):
             raise _not_allowed(f"the coordinator does not have {Capability.MULTI_TXNS_PER_SSN.value}")
+
+    def _promote(self, control: Control, delivery_id: int, both: Value) -> Asked:
+        txn_id, *rest = both if isinstance(both, list) and both else (None,)
+        if not isinstance(txn_id, bytes):
+            raise AmqpError(Condition.INVALID_FIELD, _FORM)
+        found = self._find(txn_id)
+        if found.phase is Phase.PROMOTING or found.global_id is not None:
+            raise AmqpError(Condition.ILLEGAL_STATE, "the transaction works for a global one already")
+        asked = PromoteAsked(
+            control=control, delivery_id=delivery_id, transaction=found, global_id=rest[0] if rest else None
+        )
+        if len(rest) != 1:
+            return self.promotion_refused(asked, AmqpError(Condition.INVALID_FIELD, _FORM))
+        if not {Capability.PROMOTABLE, Capability.DISTRIBUTED} <= self.capabilities:
+            reason = f"the coordinator does not have {Capability.PROMOTABLE.value}"
+            return self.promotion_refused(asked, AmqpError(Condition.NOT_IMPLEMENTED, reason))
+        if found.doom is not None:
+            return self.refused(control, delivery_id, found.doom)
+        found.phase = Phase.PROMOTING
+        return asked
 
     def _discharge(self, control: Control, delivery_id: int, txn_id: bytes, fail: bool, partial: bool) -> Asked:
         found = self._find(txn_id)
@@ -239,6 +293,25 @@ class Coordination:
         self._live[txn_id] = Transaction(txn_id, asked.control, asked.global_id)
         return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=Declared(txn_id=txn_id))
 
+    def promoted(self, asked: PromoteAsked) -> Answer:
+        """A transaction works for a global one; its id is the same as before."""
+        transaction = asked.transaction
+        transaction.global_id = asked.global_id
+        self._through(transaction)
+        declared = Declared(txn_id=transaction.txn_id)
+        return Answer(control=asked.control, delivery_id=asked.delivery_id, outcome=declared)
+
+    def promotion_refused(self, asked: PromoteAsked, error: AmqpError) -> Answer | Terminate:
+        """A transaction could not be promoted; it can only be rolled back."""
+        self._through(asked.transaction)
+        asked.transaction.doom = _rollback(f"it could not be promoted: {error.reason}")
+        return self.refused(asked.control, asked.delivery_id, error)
+
+    @staticmethod
+    def _through(transaction: Transaction) -> None:
+        if transaction.phase is Phase.PROMOTING:  # a discharge may have come behind it
+            transaction.phase = Phase.LIVE
+
     def discharged(self, asked: DischargeAsked, failure: AmqpError | None = None) -> Answer | Terminate:
         """A transaction has been ended; its id is known no more.
 
@@ -262,7 +335,7 @@ class Coordination:
 
     def _find(self, txn_id: bytes) -> Transaction:
         found = self._live.get(txn_id)
-        if found is None or found.phase is not Phase.LIVE:
+        if found is None or found.phase is Phase.DISCHARGING:
             raise AmqpError(Condition.UNKNOWN_ID, f"no live transaction has the id {txn_id[:MAX_TXN_ID].hex()}")
         return found
 
@@ -311,7 +384,7 @@ class Coordination:
         outcome = state.outcome if isinstance(state, TransactionalState) else state
         if (
             acquired_in is not None
-            and acquired_in.phase is Phase.LIVE
+            and acquired_in.phase is not Phase.DISCHARGING
             and outcome is not None
             and found is not acquired_in
         ):

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Event, Flowed, Opened
 from dtx.wire.amqp10.frames import SASL, FrameSplitter, frame
 from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
@@ -19,6 +20,7 @@ from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import Declared, DeliveryState, Error, TransactionalState
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
+from dtx.wire.amqp10.values import Described
 from tests.support.service import DtxService
 
 SECONDS = 10.0
@@ -176,6 +178,10 @@ class Raw:
         outcome = self.ask(session, control, Declare(global_id=global_id))
         assert isinstance(outcome, Declared), outcome
         return outcome.txn_id
+
+    def promote(self, session: Session, control: Link, txn_id: bytes, xid: bytes) -> DeliveryState | None:
+        """Let a local transaction work for the branch *xid*; the outcome."""
+        return self.ask(session, control, Declare(global_id=Described(PROMOTE, [txn_id, xid])))
 
     def discharge(self, session: Session, control: Link, txn_id: bytes, *, fail: bool = False) -> DeliveryState | None:
         """End a transaction; the outcome."""

@@ -38,6 +38,7 @@ def test_the_coordinator_advertises_what_it_does(raw: Raw) -> None:
     assert set(target.capabilities) == {
         "amqp:local-transactions",
         "amqp:distributed-transactions",
+        "amqp:promotable-transactions",
         "amqp:multi-txns-per-ssn",
         "amqp:multi-ssns-per-txn",
     }

@@ -11,6 +11,7 @@ from dtx.wire.amqp10.coordination import (
     Coordination,
     DeclareAsked,
     DischargeAsked,
+    PromoteAsked,
     Terminate,
     Transaction,
     discharged_id,
@@ -78,6 +79,8 @@ class Resource:
             case DeclareAsked():
                 self._do(session, self.coordination.declared(asked, b"%d" % self._ids))
                 self._ids += 1
+            case PromoteAsked():
+                self._do(session, self.coordination.promoted(asked))
             case DischargeAsked():
                 self._do(session, self.coordination.discharged(asked))
             case Answer():

@@ -8,12 +8,14 @@ from dtx.wire.amqp10 import coordination
 from dtx.wire.amqp10.coordination import (
     FATES,
     MAX_LIVE,
+    PROMOTE,
     Answer,
     Coordination,
     DeclareAsked,
     DischargeAsked,
     Fate,
     Phase,
+    PromoteAsked,
     Terminate,
     Transaction,
     Work,
@@ -39,7 +41,7 @@ from dtx.wire.amqp10.states import (
 )
 from dtx.wire.amqp10.terminus import Declare, Discharge, Source
 from dtx.wire.amqp10.terminus import TransactionCapability as Capability
-from dtx.wire.amqp10.values import Described, ULong
+from dtx.wire.amqp10.values import Described, ULong, Value
 
 ALL = frozenset(Capability)
 CONTROL = (0, 5)
@@ -232,6 +234,75 @@ def test_capabilities_are_what_is_done() -> None:
     other = coordination_of(frozenset({Capability.DISTRIBUTED}))
     assert condition(other.asked(message(value(Declare())))) == Condition.NOT_IMPLEMENTED
     assert len(coordination_of().advertised) == 5
+
+
+def promote(found: Coordination, *parts: Value) -> Any:
+    return found.asked(message(value(Declare(global_id=Described(PROMOTE, list(parts)))), delivery_id=8))
+
+
+def test_a_promoted_transaction_keeps_its_id() -> None:
+    found = coordination_of()
+    transaction = declare(found)
+    asked = promote(found, b"txn", b"xid")
+    assert asked == PromoteAsked(control=CONTROL, delivery_id=8, transaction=transaction, global_id=b"xid")
+    assert found.posting(0, (provisional(transaction),)) is transaction  # its work goes on meanwhile
+    assert condition(promote(found, b"txn", b"other")) == Condition.ILLEGAL_STATE
+    assert found.promoted(asked) == Answer(control=CONTROL, delivery_id=8, outcome=Declared(txn_id=b"txn"))
+    assert (transaction.global_id, transaction.phase, transaction.doom) == (b"xid", Phase.LIVE, None)
+    assert condition(promote(found, b"txn", b"other")) == Condition.ILLEGAL_STATE
+    assert isinstance(found.discharged(discharge(found)), Answer)
+    assert condition(promote(found, b"txn", b"xid")) == Condition.UNKNOWN_ID
+
+
+def test_what_cannot_be_promoted_can_only_be_rolled_back() -> None:
+    found = coordination_of()
+    transaction = declare(found)
+    answer = found.promotion_refused(promote(found, b"txn", b"xid"), AmqpError(Condition.UNAUTHORIZED_ACCESS, "no"))
+    assert condition(answer) == Condition.UNAUTHORIZED_ACCESS
+    assert transaction.phase is Phase.LIVE
+    assert condition(promote(found, b"txn", b"xid")) == Condition.ROLLBACK
+    asked = discharge(found)
+    assert not asked.commit
+    assert condition(found.discharged(asked)) == Condition.ROLLBACK
+
+
+def test_a_discharge_behind_a_promotion_that_is_under_way_is_one_of_it() -> None:
+    for refused in (False, True):
+        found = coordination_of()
+        transaction = declare(found)
+        promotion = promote(found, b"txn", b"xid")
+        asked = discharge(found)
+        assert isinstance(asked, DischargeAsked)
+        assert found.control_closed(CONTROL) == ()  # it goes its way
+        if refused:
+            found.promotion_refused(promotion, AmqpError(Condition.NOT_FOUND, "no"))
+        else:
+            found.promoted(promotion)
+        assert transaction.phase is Phase.DISCHARGING
+
+
+def test_a_control_link_that_goes_takes_what_it_promotes_with_it() -> None:
+    found = coordination_of()
+    transaction = declare(found)
+    promote(found, b"txn", b"xid")
+    assert found.control_closed(CONTROL) == (transaction,)
+
+
+@pytest.mark.parametrize(
+    ("parts", "doomed"), [((), False), (("txn",), False), ((b"txn",), True), ((b"txn", b"xid", 1), True)]
+)
+def test_a_promotion_names_a_transaction_and_a_branch(parts: tuple[Value, ...], doomed: bool) -> None:
+    found = coordination_of()
+    transaction = declare(found)
+    assert condition(promote(found, *parts)) == Condition.INVALID_FIELD
+    assert (transaction.doom is not None) is doomed
+
+
+def test_nothing_is_promoted_without_that_capability() -> None:
+    found = coordination_of(ALL - {Capability.PROMOTABLE})
+    transaction = declare(found)
+    assert condition(promote(found, b"txn", b"xid")) == Condition.NOT_IMPLEMENTED
+    assert transaction.doom is not None
 
 
 def test_live_transactions_are_bounded() -> None:
