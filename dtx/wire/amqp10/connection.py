@@ -229,7 +229,7 @@ class Connection:
                     self._phase = _Phase.LOGIN
                     self.refuse_login(SaslCode.AUTH)
                 elif said.initial_response is None and said.mechanism != ANONYMOUS:
-                    self._say_sasl(SaslChallenge(challenge=b""))  # "it is the client's turn" (RFC 4422, 5.1)
+                    self._say_sasl(SaslChallenge(challenge=b""))  # its first turn: "MUST be empty" (RFC 4422, 5)
                     self._phase = _Phase.SASL_RESPONSE
                 else:
                     self._ask_login(said, said.initial_response or b"")

@@ -1,4 +1,4 @@
-"""One table for the life of a connection, a session and a link (AMQP 1.0, 2.4.6, 2.5.5, 2.6.3).
+"""One table for the life of a connection, a session and a link (AMQP 1.0, 2.4.6, 2.5.5, 2.6.3 to 2.6.6).
 
 All three are opened and closed by a pair of performatives (open and close, begin and end, attach and detach), of which
 each peer sends its own, in any order; the second pair of a closing may come before the first is answered. An endpoint

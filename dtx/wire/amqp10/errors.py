@@ -8,7 +8,7 @@ MAX_DESCRIPTION: Final = 200
 
 
 class Condition(StrEnum):
-    """Error conditions: 2.8.15 to 2.8.18 of the transport, and transaction-error of the transactions."""
+    """Error conditions: 2.8.15 to 2.8.18 of the transport, 4.5.8 of the transactions."""
 
     INTERNAL_ERROR = "amqp:internal-error"
     NOT_FOUND = "amqp:not-found"

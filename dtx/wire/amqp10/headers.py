@@ -1,4 +1,4 @@
-"""The headers of the protocol and of its SASL layer (AMQP 1.0, 2.2, 5.3.1)."""
+"""The headers of the protocol and of its SASL layer (AMQP 1.0, 2.2, 5.3)."""
 
 from typing import Final
 

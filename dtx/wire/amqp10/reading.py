@@ -126,7 +126,7 @@ def reader_of(code: int) -> Reader:
 
 
 def skip(buffer: Buffer, position: int) -> int:
-    """The place behind the value at *position*; nothing of it is looked at but its length (1.2.1: the width of a
+    """The place behind the value at *position*; nothing of it is looked at but its length (1.2: the width of a
     constructor follows from its first digit). It may be behind the end of the buffer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Errors, and the states of a delivery (AMQP 1.0, 2.8.14, 3.4; transactions, 4.5.7 and 4.5.8)."""
+"""Errors, and the states of a delivery (AMQP 1.0, 2.8.14, 3.4; transactions, 4.5.5 and 4.5.6)."""
 
 from typing import Any, Final
 

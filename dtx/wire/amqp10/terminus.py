@@ -1,4 +1,4 @@
-"""Sources, targets, and the coordinator (AMQP 1.0, 3.5; transactions, 4.5.1 to 4.5.3)."""
+"""Sources, targets, and the coordinator (AMQP 1.0, 3.5; transactions, 4.5.1 to 4.5.3 and 4.5.7)."""
 
 from enum import Enum
 from typing import Any, Final
