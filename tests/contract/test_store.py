@@ -1,10 +1,13 @@
 """The message store of standalone mode on both kinds of log: what is written is shown, what is shown is written."""
 
+import time
 from typing import Any
 
 import pytest
 
-from dtx.log.changes import Slot
+from dtx.log.changes import Slot, StoredMessage
+from dtx.store.postgres import store
+from dtx.store.postgres.consumers import Delivery
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property, build
 from tests.support.standalone import PERSISTENT, TRANSIENT, Client, OpenClient, gone, rows, until
@@ -64,6 +67,42 @@ async def test_messages_and_topology_survive_a_restart(open_client: OpenClient) 
     assert [delivery.redelivered for delivery in sink.deliveries] == [True, True, False]
     await again.publish(b"5", exchange="x", key="k")
     assert await sink.wait(4) == [b"2", b"3", b"4", b"5"]
+
+
+class _Got:
+    """A basic.get that waits for an acknowledgement."""
+
+    no_ack = False
+
+    def __init__(self) -> None:
+        self.found: tuple[Delivery, StoredMessage] | None = None
+
+    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+        self.found = found
+
+
+async def test_what_basic_get_handed_out_is_redelivered_after_a_restart(
+    open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMQP 0-9-1: "the server SHOULD try to signal redelivered messages when it can"."""
+    monkeypatch.setattr(store, "UPKEEP_SECONDS", 0.01)
+    client = await open_client()
+    queue = await client.declare()
+    await client.publish(b"1", b"2")
+    for _ in range(2):  # one after the other, so that nothing else makes the store look at the queue
+        getter = _Got()
+        queue.index.get(getter, time.time())
+        await until(lambda getter=getter: _is_kept(client, getter))  # type: ignore[misc]
+    again = await open_client()
+    sink = again.consume(again.host.queues[b"q"])
+    assert await sink.wait(2) == [b"1", b"2"]
+    assert [delivery.redelivered for delivery in sink.deliveries] == [True, True]
+
+
+async def _is_kept(client: Client, getter: _Got) -> bool:
+    """Whether the log knows how far the queue was delivered."""
+    (row,) = (await client.log.load_definitions()).queues
+    return getter.found is not None and row.delivered == getter.found[0].position
 
 
 async def test_a_restart_drops_what_is_transient(open_client: OpenClient) -> None:

@@ -19,6 +19,9 @@ class Host(Protocol):
     def schedule(self, queue: "QueueIndex") -> None:
         """Call ``queue.dispatch(now)`` soon; once for any number of reasons."""
 
+    def handed_out(self, queue: "QueueIndex") -> None:
+        """Messages may have left *queue* without a dispatch that was scheduled."""
+
     def fetch(self, queue: "QueueIndex", positions: list[int]) -> None:
         """Read these messages, as many from the first on as are reasonable to have in memory at once, at least one.
 

@@ -80,6 +80,10 @@ class Pump:
         del self._timers[queue]
         self.schedule(queue)
 
+    def handed_out(self, queue: QueueIndex) -> None:
+        """It has dispatched itself."""
+        self.touched.add(queue)
+
     def forget(self, queue: QueueIndex) -> None:
         """The queue is gone."""
         known = self._timers.pop(queue, None)

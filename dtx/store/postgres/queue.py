@@ -200,7 +200,9 @@ class QueueIndex(Waiting):
 
     def _run(self, now: float) -> None:
         """Dispatch now; the host hears of the new time to call at its next call."""
-        if self.dispatch(now) is not None:
+        at = self.dispatch(now)
+        self._host.handed_out(self)
+        if at is not None:
             self._schedule()
 
     # -- what was handed out -------------------------------------------------------------------------------------------

@@ -98,6 +98,9 @@ class Rig:
         assert queue is self.queue
         self.scheduled = True
 
+    def handed_out(self, queue: QueueIndex) -> None:
+        assert queue is self.queue
+
     def fetch(self, queue: QueueIndex, positions: list[int]) -> None:
         assert queue is self.queue
         assert positions
