@@ -33,9 +33,11 @@ TIMED: Final = frozenset(
         Point.DRAIN_BEFORE,
         Point.DRAIN_PURGED,
         Point.DRAIN_AFTER,
+        Point.LOG_STORED_BEFORE,
+        Point.LOG_STORED_AFTER,
     }
 )
-"""Reached again and again as time goes by: once is enough."""
+"""Reached again and again as time goes by, or by what is written now and then: once is enough."""
 
 
 @dataclass(frozen=True, slots=True)
