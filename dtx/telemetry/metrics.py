@@ -200,7 +200,10 @@ class LaneNumbers(Protocol):
     """A lane, as far as it is counted and operators see it."""
 
     problem: str | None
-    distrust: str | None
+
+    @property
+    def distrust(self) -> str | None:
+        """Why receipts are not believed; ``None`` when they are."""
 
     @property
     def blocked(self) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 from uuid import UUID, uuid4
 
 from dtx import failpoint
@@ -21,6 +21,7 @@ from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts, is_gone
 from dtx.store.rabbitmq.room import Room, Share
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
+from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, properties, requests
@@ -29,7 +30,6 @@ from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="lane")
 
-Replay = Literal["auto", "receipts", "always"]
 _LOCK_POLL: Final = 0.25
 """Seconds between two looks at a lock that is not free; its owner's heartbeat bounds the wait."""
 _BACKOFF: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -93,12 +93,8 @@ class Lane:
         self.vhost = vhost
         self.settings = settings
         self.receipts = Receipts(settings.rm)
-        self.distrust: str | None = "receipts have not been judged yet"
-        """Why receipts are not believed; ``None`` when they are."""
         self.frame_max = MIN_FRAME
         """Octets of a frame that the broker takes from dtx."""
-        self._judging = asyncio.Lock()
-        self._judged = float("-inf")
         self.impersonates = False
         """Whether dtx's user may publish messages with somebody else's user-id."""
         self.problem: str | None = "not connected yet"
@@ -113,8 +109,7 @@ class Lane:
         self._opened = 0
         self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
         self._locks: dict[str, asyncio.Task[None]] = {}
-        self._recognised = ""
-        """The lock by which the management API last showed that it is this broker's."""
+        self._trust = Trust(vhost, settings.replay, settings.management, self.receipts, lambda: self._control)
 
     # -- connection
 
@@ -122,6 +117,11 @@ class Lane:
     def blocked(self) -> bool:
         """Whether the broker takes no publishes at the moment (memory or disk alarm)."""
         return self._connection is not None and self._connection.blocked
+
+    @property
+    def distrust(self) -> str | None:
+        """Why receipts are not believed; ``None`` when they are."""
+        return self._trust.distrust
 
     @property
     def open_receipts(self) -> int:
@@ -216,7 +216,7 @@ class Lane:
         self.frame_max = connection.frame_max
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
-        await self._judge()
+        await self._trust.judge()
         failpoint.at(Point.LANE_READY)
         self.problem = None
         self._up.set()
@@ -253,7 +253,7 @@ class Lane:
                     await asyncio.shield(connection.gone)
             if not connection.gone.done() and self.settings.active():
                 await self.receipts.turn(control)
-            await self._judge(since=asyncio.get_running_loop().time() - _TRUST)
+            await self._trust.judge(since=asyncio.get_running_loop().time() - _TRUST)
         raise UpstreamLost("the connection to the broker is gone")
 
     def _look_out(self, canary: OwnChannel) -> None:
@@ -265,84 +265,18 @@ class Lane:
         if canary.closed is None and not canary.busy:
             canary.send_raw(messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), keys.TX_ROLLBACK_OK)
 
-    async def _judge(self, *, since: float | None = None) -> None:
-        """Judge whether receipts can be believed, unless that was begun after *since* (default: now)."""
-        loop = asyncio.get_running_loop()
-        since = loop.time() if since is None else since
-        async with self._judging:
-            if self._judged < since:
-                began = loop.time()
-                await self._judge_now()
-                self._judged = began
-
-    async def _judge_now(self) -> None:
-        before = self.distrust
-        match self.settings.replay:
-            case "always":
-                self.distrust = "replay is set to always"
-            case "receipts":
-                self.distrust = None
-            case "auto":
-                self.distrust = await self._ask_management()
-        if self.distrust is not None and self.distrust != before:
-            _log.warning("receipts are not trusted", vhost=self.vhost, reason=self.distrust)
-
-    async def _ask_management(self) -> str | None:
-        management = self.settings.management
-        if management is None:
-            return "no management API is configured"
-        try:
-            if await self._is_of_another_broker(management):
-                return f"the management API at {management.url} is another broker's: it does not see dtx's connection"
-            return await management.distrust(self.vhost, [queue.decode() for queue in self.receipts.queues])
-        except ManagementError as error:
-            return str(error)
-        except (LookupError, TypeError, AttributeError) as error:
-            return f"the management API answers something else than was asked: {type(error).__name__} {error}"
-
     async def management(self) -> Management:
         """The management API, once it has shown that it is this broker's.
 
         Raises:
             ManagementError: there is none, it cannot be asked, or it is another broker's.
         """
-        management = self.settings.management
-        if management is None:
-            raise ManagementError("none is configured")
-        try:
-            await self.ready(_MANAGEMENT_PATIENCE)
-            connection = self._connection
-            if connection is None or connection.lock != self._recognised:
-                if await self._is_of_another_broker(management):
-                    raise ManagementError(f"the one at {management.url} is another broker's")
-                self._recognised = "" if connection is None else connection.lock
-        except XaError as error:
-            raise ManagementError(error.reason) from error
-        except UpstreamLost as error:
-            raise ManagementError("the broker is away") from error
-        return management
-
-    async def _is_of_another_broker(self, management: Management) -> bool:
-        """Whether the API does not know the lock of this lane, while the broker does.
-
-        Names of nodes and clusters are no proof: machines made from one image share them.
-
-        Raises:
-            UpstreamLost: the lane's connection is gone, and its lock with it.
-        """
-        control = self._control
-        if control is None:
-            raise UpstreamLost("the lane is not connected")
-        lock = control.upstream.lock
-        if await management.has_queue(self.vhost, lock):
-            return False
-        try:
-            await control.call(requests.queue_declare(lock.encode(), passive=True), keys.QUEUE_DECLARE_OK)
-        except ChannelClosed as closed:
-            # Without it a successor would believe that nothing of this connection can happen any more.
-            control.upstream.abort(f"its lock is gone: {closed}")
-            raise UpstreamLost("the lock of the lane is gone") from closed
-        return True
+        if self.settings.management is not None:
+            try:
+                await self.ready(_MANAGEMENT_PATIENCE)
+            except XaError as error:
+                raise ManagementError(error.reason) from error
+        return await self._trust.recognised_management()
 
     async def close(self) -> None:
         """End the lane."""
@@ -392,7 +326,7 @@ class Lane:
                     await self._until_free(unit.lock)
                 failpoint.at(Point.RESOLVE_FREE)
                 found = await self.receipts.left_by(unit.lock, connection)
-                await self._judge()  # a policy of the last minute may have eaten the receipt
+                await self._trust.judge()  # a policy of the last minute may have eaten the receipt
                 failpoint.at(Point.RESOLVE_READ)
             except UpstreamLost:
                 continue
