@@ -88,7 +88,7 @@ def to_basic(found: Message) -> Content:
     headers = _named(found.application_properties) | _annotated(found.message_annotations)
     frame, body = _body(payload, found.body)
     kept: _Table = {}
-    for part in message.split(payload[: found.body[0].start]) if found.body[0].start else ():
+    for part in found.parts:
         name = _SECTIONS.get(part.section)
         if name is not None:
             kept[name] = (b"x", bytes(payload[part.start : part.end]))
@@ -268,7 +268,7 @@ def _kept(headers: dict[bytes, Entry], body: bytes) -> _Kept | None:
         sections = _framed(raw[_BODY], body) if _BODY in raw else message.data(body)
         whole = b"".join((pieces[_ANNOTATIONS], pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER]))
         said = message.read(whole)
-        around = [part.section for part in message.split(said.payload) if part not in said.body]
+        around = [part.section for part in said.parts if part not in said.body]
     except AmqpError:
         return None
     if around != [section for section, name in _PLACES if pieces[name]]:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
-from dtx.wire.amqp10 import composite
+from dtx.wire.amqp10 import composite, message
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
 from dtx.wire.amqp10.events import Delivered
-from dtx.wire.amqp10.message import Section, read
+from dtx.wire.amqp10.message import Section
 from dtx.wire.amqp10.states import (
     ACCEPTED,
     RELEASED,
@@ -418,11 +418,12 @@ def read_request(payload: bytes | memoryview) -> Declare | Discharge:
     Raises:
         AmqpError: decode-error.
     """
-    part = read(payload).body[0]
+    view = memoryview(payload)
+    part = message.body(message.split(view))[0]
     if part.section is not Section.VALUE:
         raise malformed("a message to a coordinator whose body is no value")
     found: Declare | Discharge
-    found, _ = composite.decode(payload, part.value, part.end, _REQUESTS)
+    found, _ = composite.decode(view, part.value, part.end, _REQUESTS)
     return found
 
 

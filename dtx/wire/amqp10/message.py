@@ -1,8 +1,9 @@
 """The sections of a message: which there are, what those around the body say; a body is a slice (AMQP 1.0, 3.2)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from dtx.wire.amqp10 import composite as composites
 from dtx.wire.amqp10 import reading, writing
@@ -37,9 +38,6 @@ _MESSAGE_ID: Final = Kind(
 )
 
 
-T = TypeVar("T", bound=Composite)
-
-
 class Section(IntEnum):
     """Their numeric descriptors, in the order in which they come."""
 
@@ -65,6 +63,7 @@ _SYMBOLS: Final = {
     "amqp:amqp-value:*": Section.VALUE,
     "amqp:footer:map": Section.FOOTER,
 }
+_SMALL_ULONG: Final = 0x53
 _REPEATED: Final = (Section.DATA, Section.SEQUENCE)
 _CODES: Final = {section.value: section for section in Section}
 
@@ -116,7 +115,8 @@ class Message:
         header, properties: as they are, or their defaults where the section is absent.
         delivery_annotations, message_annotations, footer: by symbol (reserved ulongs are refused).
         application_properties: by name.
-        body: its sections, all of one kind.
+        parts: all sections.
+        body: those of the body, all of one kind.
         bare: the bare message, which is never changed on its way: properties to body.
         payload: all of it.
     """
@@ -126,6 +126,7 @@ class Message:
     message_annotations: dict[str, Any]
     properties: Properties
     application_properties: dict[str, Any]
+    parts: tuple[Part, ...]
     body: tuple[Part, ...]
     footer: dict[str, Any]
     bare: memoryview
@@ -160,12 +161,13 @@ def split(view: memoryview) -> list[Part]:
     """
     parts: list[Part] = []
     start = 0
+    length = len(view)
     before = None
-    with reading.reading("a message"):
-        while start < len(view):
+    try:
+        while start < length:
             section, value = _section(view, start)
             end = reading.skip(view, value)
-            if end > len(view):
+            if end > length:
                 raise malformed(f"{_name(section)} is longer than the message")
             if before is not None and not _follows(before, section):
                 raise malformed(f"{_name(section)} behind {_name(before)}")
@@ -173,6 +175,8 @@ def split(view: memoryview) -> list[Part]:
             if len(parts) > MAX_SECTIONS:
                 raise malformed(f"more than {MAX_SECTIONS} sections")
             before, start = section, end
+    except reading.STUMBLES as cause:
+        raise reading.stumbled("a message") from cause
     return parts
 
 
@@ -184,8 +188,10 @@ def _section(view: memoryview, position: int) -> tuple[Section, int]:
     """Which section begins at *position*, and where its value does."""
     if view[position] != 0:
         raise malformed("a section without a descriptor")
-    _, described_by, position = descriptor(view, position + 1, Room())
     section = None
+    if view[position + 1] == _SMALL_ULONG and (section := _CODES.get(view[position + 2])) is not None:
+        return section, position + 3  # as nearly everybody writes it
+    _, described_by, position = descriptor(view, position + 1, Room())
     if type(described_by) is ULong:
         section = _CODES.get(int(described_by))
     elif type(described_by) is Symbol:
@@ -204,6 +210,18 @@ def _follows(before: Section, section: Section) -> bool:
     return section > before
 
 
+def body(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Those of the sections of a message that are its body.
+
+    Raises:
+        AmqpError: decode-error, there is none.
+    """
+    found = tuple([part for part in parts if Section.DATA <= part.section <= Section.VALUE])
+    if not found:
+        raise malformed("a message without a body")
+    return found
+
+
 def read(payload: bytes | memoryview) -> Message:
     """Read a message.
 
@@ -212,32 +230,42 @@ def read(payload: bytes | memoryview) -> Message:
     """
     view = memoryview(payload)
     parts = split(view)
-    body = tuple(part for part in parts if Section.DATA <= part.section <= Section.VALUE)
-    if not body:
-        raise malformed("a message without a body")
-    if any(part.section is Section.DATA and view[part.value] not in BINARY.readers for part in body):
+    bodies = body(parts)
+    if bodies[0].section is Section.DATA and any(view[part.value] not in BINARY.readers for part in bodies):
         raise malformed("a data section that holds no binary")
-    by_section = {part.section: part for part in parts}
-
-    def read_list(section: Section, cls: type[T]) -> T:
-        part = by_section.get(section)
-        return cls() if part is None else composites.read_list(view, part.value, cls)
-
-    def read_map(section: Section, kind: Kind) -> dict[str, Any]:
-        part = by_section.get(section)
-        return {} if part is None else composites.read_kind(view, part.value, kind, _name(section))
-
+    header, properties = _NO_HEADER, _NO_PROPERTIES
+    maps: dict[Section, dict[str, Any]] = {}
+    for part in parts:
+        section = part.section
+        if section is Section.HEADER:
+            header = composites.read_list(view, part.value, Header)
+        elif section is Section.PROPERTIES:
+            properties = composites.read_list(view, part.value, Properties)
+        elif section in _MAPS:
+            maps[section] = composites.read_kind(view, part.value, _MAPS[section], _name(section))
     return Message(
-        header=read_list(Section.HEADER, Header),
-        delivery_annotations=read_map(Section.DELIVERY_ANNOTATIONS, FIELDS),
-        message_annotations=read_map(Section.MESSAGE_ANNOTATIONS, FIELDS),
-        properties=read_list(Section.PROPERTIES, Properties),
-        application_properties=read_map(Section.APPLICATION_PROPERTIES, NAMED),
-        body=body,
-        footer=read_map(Section.FOOTER, FIELDS),
-        bare=view[next(part.start for part in parts if part.section >= Section.PROPERTIES) : body[-1].end],
+        header=header,
+        delivery_annotations=maps.get(Section.DELIVERY_ANNOTATIONS, {}),
+        message_annotations=maps.get(Section.MESSAGE_ANNOTATIONS, {}),
+        properties=properties,
+        application_properties=maps.get(Section.APPLICATION_PROPERTIES, {}),
+        parts=tuple(parts),
+        body=bodies,
+        footer=maps.get(Section.FOOTER, {}),
+        bare=view[next(part.start for part in parts if part.section >= Section.PROPERTIES) : bodies[-1].end],
         payload=view,
     )
+
+
+_NO_HEADER: Final = Header()
+_NO_PROPERTIES: Final = Properties()
+_MAPS: Final = {
+    Section.DELIVERY_ANNOTATIONS: FIELDS,
+    Section.MESSAGE_ANNOTATIONS: FIELDS,
+    Section.APPLICATION_PROPERTIES: NAMED,
+    Section.FOOTER: FIELDS,
+}
+"""Sections that are maps, and what keys they have."""
 
 
 def _map(section: Section, found: dict[str, Any], kind: Kind) -> bytes:
