@@ -82,16 +82,19 @@ def _words(error: BaseException) -> str:
             return str(error) or type(error).__name__
 
 
+_CODES: Final = (
+    ("dtx.log.api", "LeaseLost", Exit.LEASE_LOST),
+    ("dtx.log.api", "LogError", Exit.DATABASE),
+    ("dtx.log.embedded", "EmbeddedPostgresError", Exit.DATABASE),
+    ("psycopg", "Error", Exit.DATABASE),
+    ("sqlalchemy.exc", "SQLAlchemyError", Exit.DATABASE),
+    ("pika.exceptions", "AMQPError", Exit.BROKER),
+    ("dtx.server.alongside.mode", "BrokerUnusable", Exit.BROKER),
+)
+"""Module and class of errors from below; the first that fits tells the code."""
+
+
 def _code_of(error: BaseException) -> Exit:
-    # Imported here: `dtx --help` needs neither a database driver nor an AMQP codec.
-    from pika.exceptions import AMQPError
-    from psycopg import Error as PsycopgError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from dtx.log.api import LeaseLost, LogError
-    from dtx.log.embedded import EmbeddedPostgresError
-    from dtx.server.alongside.mode import BrokerUnusable
-
     match error:
         case BaseExceptionGroup() if len(error.exceptions) > 0:
             return _code_of(error.exceptions[0])
@@ -99,15 +102,13 @@ def _code_of(error: BaseException) -> Exit:
             return error.code
         case ConfigError() | click.ClickException():
             return Exit.USAGE
-        case LeaseLost():
-            return Exit.LEASE_LOST
-        case LogError() | EmbeddedPostgresError() | PsycopgError() | SQLAlchemyError():
-            return Exit.DATABASE
-        case AMQPError() | BrokerUnusable():
-            return Exit.BROKER
         case KeyboardInterrupt():
             return Exit.INTERRUPTED
         case OSError() if error.errno == errno.EADDRINUSE:
             return Exit.ADDRESS_IN_USE
-        case _:
-            return Exit.FAILED
+    for module, name, code in _CODES:
+        # What was never loaded has raised nothing: `dtx show` of an unknown xid needs no AMQP codec to say so.
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return Exit.FAILED

@@ -7,7 +7,7 @@ import ssl
 import click
 
 from dtx import failpoint
-from dtx.cli.errors import EXIT_CODES, CommandError, Exit
+from dtx.cli.errors import EXIT_CODES
 from dtx.cli.options import SettingsCommand, with_settings
 from dtx.config import ConfigError, Settings
 
@@ -40,7 +40,6 @@ def serve(settings: Settings) -> int:
 
     import uvloop
 
-    from dtx.server.alongside.mode import BrokerUnusable
     from dtx.server.service import serve as run_service
     from dtx.telemetry import configure, get_logger
 
@@ -48,10 +47,7 @@ def serve(settings: Settings) -> int:
     get_logger().debug("settings", **settings.redacted())
     # At a failpoint what is said to be sent must be in the socket; uvloop writes at the end of a turn, asyncio at once.
     run = asyncio.run if failpoint.armed else uvloop.run
-    try:
-        return run(run_service(settings))
-    except BrokerUnusable as error:
-        raise CommandError(Exit.BROKER, str(error)) from error
+    return run(run_service(settings))
 
 
 def _check_certificates(settings: Settings) -> None:

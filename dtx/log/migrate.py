@@ -11,13 +11,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import NullPool
 
 from dtx.log import retention
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.engine import engine
 from dtx.log.tables import SCHEMA
 
 _LOCK_KEY: Final = 0x6474_7809
@@ -32,16 +32,6 @@ def script_location() -> Path:
         if (place / "env.py").is_file():
             return place
     raise LogError("the migrations are missing from this installation")
-
-
-def engine(dsn: Dsn) -> Engine:
-    """A SQLAlchemy engine that keeps no connection open. It connects as libpq reads the URL, sockets and all."""
-    return create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(dsn.conninfo, connect_timeout=10),
-        poolclass=NullPool,
-        hide_parameters=True,
-    )
 
 
 def upgrade(url: str, revision: str = "head") -> str | None:

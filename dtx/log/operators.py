@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
-from dtx.log.migrate import engine
+from dtx.log.engine import engine
 from dtx.log.operator_tables import Role, audit, token
 from dtx.log.queries import as_floats
 

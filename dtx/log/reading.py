@@ -35,8 +35,8 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.engine import engine
 from dtx.log.keeping import Keep
-from dtx.log.migrate import engine
 from dtx.log.process import is_dead
 from dtx.log.queries import (
     BRANCH_COLUMNS,

@@ -10,33 +10,27 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx import failpoint
-from dtx.admin.desk import Active, Desk
-from dtx.admin.identity import Gate
-from dtx.admin.policing import police
-from dtx.admin.server import AdminServer
 from dtx.config import Settings, redact
 from dtx.failpoint import Point
 from dtx.log import migrate
 from dtx.log.embedded import EmbeddedPostgres
 from dtx.log.keeping import Keep
-from dtx.log.operators import OperatorLog
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory, notify
-from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
-from dtx.server.front import ClientSession
-from dtx.server.listener import Listener
-from dtx.server.standalone.mode import open_standalone
-from dtx.store.postgres.accounts import Accounts
+from dtx.server.listener import Listener, NewSession
 from dtx.telemetry import LaneNumbers, Metrics, get_logger
 from dtx.telemetry.traces import open_traces
 from dtx.wire.amqp09 import errors
 from dtx.wire.amqp09.errors import HardCode
+
+if TYPE_CHECKING:
+    from dtx.server.operating import Operating
 
 _log = get_logger(part="service")
 OK: Final = 0
@@ -45,6 +39,10 @@ LEASE_LOST: Final = 5
 _DAY: Final = 86_400.0
 _GOODBYE: Final = 5.0
 """Seconds that clients have to say goodbye on a graceful stop."""
+_Opened: TypeAlias = tuple[TransactionManager, NewSession, Callable[[], Mapping[str, LaneNumbers]]]
+"""The manager, what makes the connection of a client, and what tells the lanes."""
+_OpenMode: TypeAlias = Callable[[str, PostgresLog], Awaitable[_Opened]]
+"""Opens a mode, given the database's URL and the log under its lease."""
 
 
 async def serve(settings: Settings) -> int:
@@ -138,49 +136,24 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     tls = _server_tls(settings)
     addresses = [await listener.bind(address.host, address.port, tls) for address in settings.listen]
     stack.callback(listener.stop_accepting)
-    admin = _admin_server(settings, stack)
-    broker = None if settings.broker is None else broker_of(settings)
-    if broker is not None:
-        await require_broker(broker)
+    operating = _operating(settings, metrics, stack)
+    broker, open_mode = await _mode(settings, metrics, stack)
     url = await _database(settings, stack)
     await _migrate(url)
-    desk = _open_desk(settings, url, metrics, stack)
-    if admin is not None:
-        admin.begin(desk)  # a standby answers, too: that it is one
+    if operating is not None:
+        operating.begin(url)  # a standby answers, too: that it is one
     log = await _open_log(settings, url, stack, stop, metrics)
-    lanes: Callable[[], Mapping[str, LaneNumbers]] = dict
     with memory.loading():
-        if broker is not None:
-            parts = await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
-            manager, new_session, lanes = parts
-        else:
-            manager, new_session = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
+        manager, new_session, lanes = await open_mode(url, log)
     await listener.accept(new_session)
-    desk.activate(
-        Active(
-            manager=manager,
-            connections=lambda: listener.sessions,
-            disconnect=_disconnect,
-            lanes=lanes,
-            lease_valid=lambda: log.lease_valid,
-            epoch=lambda: log.epoch,
-            log_queue=lambda: log.queued,
-        )
-    )
-    if settings.policy or settings.alert_after:
-        stack.push_async_callback(_end, police(desk, settings.policy, settings.alert_after))
+    if operating is not None:
+        operating.activate(manager, listener, lanes, log)
     failpoint.at(Point.READY_BEFORE)
-    notify.say_ready(addresses, None if admin is None else admin.url)
+    notify.say_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
-    _log.info("serving", listen=listen, broker="none" if broker is None else str(broker), rm=settings.rm)
+    _log.info("serving", listen=listen, broker=broker, rm=settings.rm)
     return _Service(manager, listener)
-
-
-def _disconnect(session: ClientSession, reason: str) -> None:
-    """An operator ends a client's connection."""
-    text = errors.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
-    session.stop(errors.connection_close(HardCode.CONNECTION_FORCED, text))
 
 
 async def _database(settings: Settings, stack: AsyncExitStack) -> str:
@@ -201,26 +174,41 @@ async def _migrate(url: str) -> None:
     _log.info("the tables are there", database=redact(url), revision=revision)
 
 
-def _admin_server(settings: Settings, stack: AsyncExitStack) -> AdminServer | None:
-    """The operators' API, listening; nobody is answered yet."""
-    if settings.no_admin:
+def _operating(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> "Operating | None":
+    """The operators' part, listening; ``None`` where nobody wants it: then it is not even loaded."""
+    if settings.no_admin and not settings.policy and not settings.alert_after:
         return None
-    (address,) = settings.admin_listen
-    server = AdminServer(address.host, address.port, certificate=settings.admin_tls_cert, key=settings.admin_tls_key)
-    stack.push_async_callback(server.close)
-    return server
+    from dtx.server.operating import Operating
+
+    return Operating(settings, metrics, stack)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> tuple[str, _OpenMode]:
+    """What is said of the broker, and what opens the mode.
 
+    That mode alone is loaded, and before the lease is waited for: a takeover is quick, and nothing keeps the loop from
+    renewing.
 
-def _open_desk(settings: Settings, url: str, metrics: Metrics, stack: AsyncExitStack) -> Desk:
-    accounts = Accounts(url, settings.rm)
-    stack.push_async_callback(accounts.close)
-    trail = OperatorLog(url, settings.rm)
-    return Desk(url=url, rm=settings.rm, gate=Gate(accounts, trail), trail=trail, metrics=metrics)
+    Raises:
+        BrokerUnusable: there should be a broker.
+    """
+    if settings.broker is None:
+        from dtx.server.standalone.mode import open_standalone
+
+        async def standalone(url: str, log: PostgresLog) -> _Opened:
+            opened = await open_standalone(settings, url, log, _limits(settings), metrics, stack)
+            return *opened, dict
+
+        return "none", standalone
+    from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
+
+    broker = broker_of(settings)
+    await require_broker(broker)
+
+    async def alongside(_: str, log: PostgresLog) -> _Opened:
+        return await open_alongside(settings, broker, log, _limits(settings), metrics, stack)
+
+    return str(broker), alongside
 
 
 def _days(seconds: float) -> int | None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from dtx.log.account_tables import account, account_version, permission, topic_permission, vhost
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
-from dtx.log.migrate import engine
+from dtx.log.engine import engine
 from dtx.log.tables import branch, exchange, queue
 from dtx.store.postgres.passwords import hash_password
 from dtx.store.postgres.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand

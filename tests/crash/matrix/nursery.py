@@ -22,9 +22,9 @@ from typing import Any, Final, NoReturn, Self
 from tests.support.processes import end, short_directory, spawn, wait_until
 
 _MODULES: Final = (
-    "dtx.admin.server",
     "dtx.cli.serve",
     "dtx.failpoint.action",
+    "dtx.server.operating",
     "dtx.server.service",
     "dtx.server.alongside.mode",
     "dtx.server.standalone.mode",

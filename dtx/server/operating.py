@@ -1,0 +1,108 @@
+"""The operators' part of the service: their API and pages, and policies. Loading it takes a quarter of a start."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+
+from dtx.admin.desk import Active, Desk
+from dtx.admin.identity import Gate
+from dtx.admin.policing import police
+from dtx.admin.server import AdminServer
+from dtx.config import Settings
+from dtx.log.operators import OperatorLog
+from dtx.log.postgres import PostgresLog
+from dtx.manager import TransactionManager
+from dtx.server.front import ClientSession
+from dtx.server.listener import Listener
+from dtx.store.postgres.accounts import Accounts
+from dtx.telemetry import LaneNumbers, Metrics
+from dtx.wire.amqp09 import errors
+from dtx.wire.amqp09.errors import HardCode
+
+
+class Operating:
+    """Listens from the start, answers when there are tables, and takes orders when this dtx is the active one.
+
+    Args:
+        settings: of the service.
+        metrics: numbers.
+        stack: closes what was opened, in the opposite order.
+
+    Raises:
+        OSError: the API cannot listen.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._stack = stack
+        self._desk: Desk | None = None
+        self._server: AdminServer | None = None
+        if not settings.no_admin:
+            (address,) = settings.admin_listen
+            self._server = AdminServer(
+                address.host, address.port, certificate=settings.admin_tls_cert, key=settings.admin_tls_key
+            )
+            stack.push_async_callback(self._server.close)
+
+    @property
+    def url(self) -> str | None:
+        """Where the API is, if there is one."""
+        return None if self._server is None else self._server.url
+
+    def begin(self, database: str) -> None:
+        """Answer from now on; a standby does so, too.
+
+        Args:
+            database: URL; the tables are there.
+        """
+        rm = self._settings.rm
+        accounts = Accounts(database, rm)
+        self._stack.push_async_callback(accounts.close)
+        trail = OperatorLog(database, rm)
+        self._desk = Desk(url=database, rm=rm, gate=Gate(accounts, trail), trail=trail, metrics=self._metrics)
+        if self._server is not None:
+            self._server.begin(self._desk)
+
+    def activate(
+        self,
+        manager: TransactionManager,
+        listener: Listener,
+        lanes: Callable[[], Mapping[str, LaneNumbers]],
+        log: PostgresLog,
+    ) -> None:
+        """Take orders, and let policies look after the branches: this dtx is the active one.
+
+        Args:
+            manager: of the branches, which are loaded.
+            listener: has the clients.
+            lanes: asks for the lanes, by virtual host.
+            log: whose lease it is.
+        """
+        assert self._desk is not None, "begin comes first"
+        self._desk.activate(
+            Active(
+                manager=manager,
+                connections=lambda: listener.sessions,
+                disconnect=_disconnect,
+                lanes=lanes,
+                lease_valid=lambda: log.lease_valid,
+                epoch=lambda: log.epoch,
+                log_queue=lambda: log.queued,
+            )
+        )
+        settings = self._settings
+        if settings.policy or settings.alert_after:
+            watching = police(self._desk, settings.policy, settings.alert_after)
+            self._stack.push_async_callback(_end, watching)
+
+
+def _disconnect(session: ClientSession, reason: str) -> None:
+    """An operator ends a client's connection."""
+    text = errors.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
+    session.stop(errors.connection_close(HardCode.CONNECTION_FORCED, text))
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,20 @@
+"""What is loaded when: a start and a command that is asked often should not wait for what they do not use."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("loads", "without"),
+    [
+        ("dtx.cli.serve, dtx.server.service", ["fastapi", "uvicorn", "dtx.server.standalone", "dtx.server.alongside"]),
+        ("dtx.cli.orders, dtx.cli.audit", ["fastapi", "sqlalchemy", "psycopg", "dtx.server"]),
+        ("dtx.cli.branches, dtx.cli.show", ["fastapi", "alembic", "dtx.server"]),
+    ],
+)
+def test_what_is_not_used_is_not_loaded(loads: str, without: list[str]) -> None:
+    code = f"import sys, {loads}; print(*(name for name in {without} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
