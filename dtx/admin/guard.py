@@ -1,12 +1,20 @@
-"""What every request passes first: its size is bounded, nobody else's page sends it, and nothing unexpected gets out.
+"""What every request passes first: it is meant for this server, its size is bounded, nobody else's page sends it; and
+nothing unexpected gets out.
 
 Browsers send basic credentials along with whatever a page makes them send. So a request that changes something must be
 one that no page of another origin can make without being asked for by name: its body is JSON, and its origin, where
 the browser tells it, is this server. The forms of our own pages (:mod:`dtx.admin.web`) are no JSON; there the browser
 must tell the origin, and they carry a mark of the session besides.
+
+All of that compares what the browser tells with the name under which this server was asked. Whoever owns a name can
+let it lead to this machine (DNS rebinding), and a page of that name is then of the same origin. So only names that are
+known here are answered; an address is nobody's to redirect.
 """
 
+import socket
+from collections.abc import Collection
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +27,8 @@ MOST_BODY: Final = 1 << 20
 """Octets of a request: an order with the positions of all messages of a large branch."""
 PAGES: Final = "/console"
 """Where the web pages are. They bring their own headers."""
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
+"""They tell nothing; what asks them (balancers, Kubernetes) names hosts as it likes."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -33,10 +43,12 @@ class Guard:
 
     Args:
         app: what is guarded.
+        names: of this server, besides addresses, localhost and the name of the machine.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
         self._app = app
+        self._names = frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *names))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -67,6 +79,7 @@ class Guard:
             await send(message)
 
         try:
+            self._require_known_host(scope)
             _require_own_page(scope)
             await self._app(scope, bounded, hardened)
             if refused is not None and not begun:
@@ -77,6 +90,26 @@ class Guard:
                 raise
             refused = None
             await answer(problem.status, problem.detail, problem.headers)(scope, receive, hardened)
+
+    def _require_known_host(self, scope: Scope) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if scope["path"] not in _OPEN and not _is_address(name := _without_port(host)) and name not in self._names:
+            detail = f"this dtx is not known as {host[:260]!r}: --admin-host has to name it"
+            raise Problem(HTTPStatus.MISDIRECTED_REQUEST, detail)
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    bare = name if name and (port.isdigit() or not port) else host
+    return bare.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
 
 
 def _require_own_page(scope: Scope) -> None:

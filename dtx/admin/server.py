@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +37,8 @@ def api(desk: Desk) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.desk = desk
-    for router in (looking.router, exporting.router, past.router, clients.router, deciding.router, health.router):
-        app.include_router(router)
+    for part in (looking, exporting, past, clients, deciding, health):
+        app.include_router(part.router)
     problems.install(app)
     return app
 
@@ -69,13 +69,22 @@ class AdminServer:
 
     Args:
         host, port: address; port 0 lets the system choose.
+        names: under which it is reached, besides that address and those of the machine.
         certificate, key: PEM files, for TLS.
 
     Raises:
         OSError: the address is taken, or is none of this machine.
     """
 
-    def __init__(self, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        names: Sequence[str] = (),
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -87,6 +96,7 @@ class AdminServer:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             reason = f"the operators' API cannot listen on {where} (--admin-listen names another, --no-admin none)"
             raise OSError(error.errno, f"{reason}: {error.strerror}") from None
+        self._names = (host, *names)
         self._certificate = certificate
         self._key = key
         self._pulse: Pulse | None = None
@@ -105,7 +115,7 @@ class AdminServer:
         self._pulse = Pulse(desk)
         self._pulse.begin()
         config = uvicorn.Config(
-            Guard(application(desk, self._pulse)),
+            Guard(application(desk, self._pulse), self._names),
             loop="none",
             http="h11",
             ws="none",

@@ -14,9 +14,11 @@ from dtx.config.settings import group_of
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 DATABASE_SETTINGS: Final = ("database", "data_dir", "rm")
+ADMIN_SETTINGS: Final = ("admin_listen", "admin_tls_cert", "admin_tls_key")
 BROKER_SETTINGS: Final = ("broker", "broker_ca", "management")
 _PREFIX: Final = "setting_"
 _METAVARS: Final = {
+    "admin_host": "NAME",
     "admin_listen": "ADDRESS",
     "broker": "URL",
     "coordinator": "USER",

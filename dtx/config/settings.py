@@ -125,6 +125,12 @@ class Settings(BaseSettings):
         _Group.OPERATORS,
         "Where the operators' HTTP API listens: one host:port or [ipv6]:port. Port 0 lets the system choose.",
     )
+    admin_host: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
+        (),
+        _Group.OPERATORS,
+        "Host name under which the API is reached, besides addresses, localhost and the name of the machine; requests "
+        "to others are refused (421). Repeat the flag, or separate by commas.",
+    )
     no_admin: bool = _setting(False, _Group.OPERATORS, "Serve no HTTP API.")
     admin_tls_cert: Path | None = _setting(
         None, _Group.OPERATORS, "Certificate chain (PEM) that makes the API HTTPS. Needs admin_tls_key."

@@ -41,7 +41,11 @@ class Operating:
         if not settings.no_admin:
             (address,) = settings.admin_listen
             self._server = AdminServer(
-                address.host, address.port, certificate=settings.admin_tls_cert, key=settings.admin_tls_key
+                address.host,
+                address.port,
+                names=settings.admin_host,
+                certificate=settings.admin_tls_cert,
+                key=settings.admin_tls_key,
             )
             stack.push_async_callback(self._server.close)
 

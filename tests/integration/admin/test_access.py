@@ -81,6 +81,17 @@ def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers
     assert answer.status == status
 
 
+@pytest.mark.parametrize("path", ["/api/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
+def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: StandaloneStage, path: str) -> None:
+    """DNS rebinding: a page of evil.example would be of the same origin as dtx."""
+    boss = Operator(shared.service.admin_url)
+    refused = boss.ask("GET", path, headers={"Host": "evil.example:15673"})
+    assert (refused.status, refused.headers["content-type"]) == (421, "application/problem+json")
+    assert refused.body["detail"] == "this dtx is not known as 'evil.example:15673': --admin-host has to name it"
+    assert boss.ask("GET", path, headers={"Host": "dtx.example:15673"}).status in {200, 404}
+    assert boss.ask("GET", "/healthz", headers={"Host": "evil.example"}).status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
