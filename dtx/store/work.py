@@ -145,6 +145,16 @@ class HeldWork:
         if failpoint.armed:
             failpoint.at(Point.HELD_PUBLISH)
 
+    def withdraw(self, publish: HeldPublish) -> None:
+        """Leave a publish out again; one that is not held, or not any more, is none."""
+        if publish in self.items:
+            self.items.remove(publish)
+            self.publishes -= 1
+            size = len(publish.body) + len(publish.properties)
+            self.bytes -= size
+            self.budget.used -= size
+            self._charged -= size
+
     def add_consume(self, delivery: Delivery) -> None:
         """Hold an acknowledged delivery; its content was charged when it was kept."""
         self.items.append(delivery)

@@ -1,13 +1,13 @@
 """Links that a client attaches: which node they are for, and whether it may."""
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from dtx.server.amqp10.addresses import Address, QueueAddress, of_queue, parse
+from dtx.server.amqp10.addresses import Address, parse
 from dtx.server.amqp10.incoming import CREDIT, Incoming
+from dtx.server.amqp10.nodes import Destination, Origin
 from dtx.server.amqp10.outgoing import Outgoing
-from dtx.server.standalone.declaring import SERVER_NAMED
-from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.permissions import Permission
 from dtx.wire.amqp10.coordination import default_outcome
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.link import Link
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection
 
 _OUTCOMES: Final = tuple(kind.layout.symbol for kind in (Accepted, Rejected, Released, Modified))
+_Node = TypeVar("_Node")
 
 
 class Control:
@@ -45,7 +46,10 @@ class Control:
         self._connection.transactions.lose(self._connection.coordination.control_closed(self.place))
 
 
-def attach(connection: "Connection", session: Session, link: Link, asked: Attach) -> Control | Incoming | Outgoing:
+Shell = Control | Incoming | Outgoing
+
+
+def attach(connection: "Connection", session: Session, link: Link, asked: Attach) -> Shell | Awaitable[Shell]:
     """Attach a link, as its client asks.
 
     Args:
@@ -55,7 +59,7 @@ def attach(connection: "Connection", session: Session, link: Link, asked: Attach
         asked: the client's attach.
 
     Returns:
-        The link's shell.
+        The link's shell; where its node is known later only, what will be it, and raises the same.
 
     Raises:
         AmqpError, XaError: it is refused.
@@ -63,61 +67,71 @@ def attach(connection: "Connection", session: Session, link: Link, asked: Attach
     if link.role.value is False:
         return _to_client(connection, session, link, asked)
     if isinstance(asked.target, Coordinator):
-        link.attach(source=asked.source, target=Coordinator(capabilities=connection.coordination.advertised))
-        control = Control(connection, session, link)
-        connection.coordination.control_attached(control.place, asked.source)
-        link.grant(CREDIT)
-        return control
+        return _with(connection.nodes.coordinate(), lambda _: _control(connection, session, link, asked))
     return _from_client(connection, session, link, asked)
 
 
-def _from_client(connection: "Connection", session: Session, link: Link, asked: Attach) -> Incoming:
+def _with(node: _Node | Awaitable[_Node], then: Callable[[_Node], Shell]) -> Shell | Awaitable[Shell]:
+    return _later(node, then) if isinstance(node, Awaitable) else then(node)
+
+
+async def _later(node: Awaitable[_Node], then: Callable[[_Node], Shell]) -> Shell:
+    return then(await node)
+
+
+def _control(connection: "Connection", session: Session, link: Link, asked: Attach) -> Control:
+    link.attach(source=asked.source, target=Coordinator(capabilities=connection.coordination.advertised))
+    control = Control(connection, session, link)
+    connection.coordination.control_attached(control.place, asked.source)
+    link.grant(CREDIT)
+    return control
+
+
+def _from_client(connection: "Connection", session: Session, link: Link, asked: Attach) -> Shell | Awaitable[Shell]:
     target = asked.target
     if not isinstance(target, Target):
         raise AmqpError(Condition.INVALID_FIELD, "a link to nowhere: target has no type that dtx knows")
-    address: Address | None = None
-    if target.dynamic:
-        address = QueueAddress(_new_queue(connection).name)
-    elif target.address is not None:
-        address = parse(target.address)
-    shell = Incoming(connection, session, link, address)
-    shown = of_queue(address.name) if target.dynamic and isinstance(address, QueueAddress) else target.address
-    link.attach(
-        source=asked.source,
-        target=Target(address=shown, dynamic=target.dynamic),
-        sender_settles=asked.snd_settle_mode,
-    )
+    address = None if target.dynamic or target.address is None else parse(target.address)
+    node = connection.nodes.destination(address, dynamic=target.dynamic)
+    return _with(node, partial(_incoming, connection, session, link, asked, target))
+
+
+def _incoming(
+    connection: "Connection", session: Session, link: Link, asked: Attach, target: Target, node: Destination
+) -> Incoming:
+    shown = node.shown or target.address
+    address: Address | None = None if shown is None else parse(shown)
+    shell = Incoming(connection, session, link, address, node)
+    try:
+        link.attach(
+            source=asked.source,
+            target=Target(address=shown, dynamic=target.dynamic),
+            sender_settles=asked.snd_settle_mode,
+        )
+    except AmqpError:  # it does not fit the client's frames
+        shell.let_go()
+        raise
     link.grant(CREDIT)
     return shell
 
 
-def _to_client(connection: "Connection", session: Session, link: Link, asked: Attach) -> Outgoing:
+def _to_client(connection: "Connection", session: Session, link: Link, asked: Attach) -> Shell | Awaitable[Shell]:
     source = asked.source
     if not isinstance(source, Source):
         raise AmqpError(Condition.INVALID_FIELD, "a link from nowhere: source has no type that dtx knows")
-    if source.dynamic:
-        queue = _new_queue(connection)
-    else:
-        address = parse(source.address)
-        if not isinstance(address, QueueAddress):
-            raise AmqpError(Condition.NOT_IMPLEMENTED, "messages come from queues: bind one to the exchange")
-        connection.access.demand(Permission.READ, "queue", address.name)
-        queue = connection.vhost.find_queue(address.name, connection)
+    address = None if source.dynamic else parse(source.address)
+    node = connection.nodes.origin(address, dynamic=source.dynamic)
+    return _with(node, partial(_outgoing, connection, session, link, asked, source))
+
+
+def _outgoing(
+    connection: "Connection", session: Session, link: Link, asked: Attach, source: Source, node: Origin
+) -> Outgoing:
     default = default_outcome(source)
-    shell = Outgoing(
-        connection,
-        session,
-        link,
-        queue,
-        settled=asked.snd_settle_mode is SenderSettles.SETTLED,
-        default=default,
-        dynamic=source.dynamic,
-    )
+    settled = asked.snd_settle_mode is SenderSettles.SETTLED
+    shell = Outgoing(connection, session, link, node, settled=settled, default=default)
     shown = Source(
-        address=of_queue(queue.name) if source.dynamic else source.address,
-        dynamic=source.dynamic,
-        default_outcome=default,
-        outcomes=_OUTCOMES,
+        address=node.shown or source.address, dynamic=source.dynamic, default_outcome=default, outcomes=_OUTCOMES
     )
     try:
         link.attach(
@@ -129,10 +143,6 @@ def _to_client(connection: "Connection", session: Session, link: Link, asked: At
     except AmqpError:  # it does not fit the client's frames
         shell.let_go()
         raise
+    if link.credit:  # it came before the answer
+        node.follow()
     return shell
-
-
-def _new_queue(connection: "Connection") -> Queue:
-    """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
-    connection.access.demand(Permission.CONFIGURE, "queue", SERVER_NAMED)
-    return connection.vhost.declare_queue(b"", connection, exclusive=True).queue

@@ -1,34 +1,29 @@
-"""A client's connection that speaks AMQP 1.0, where dtx itself keeps the messages.
+"""A client's connection that speaks AMQP 1.0.
 
-The engine (:mod:`dtx.wire.amqp10.connection`) knows the protocol; here is what it means: who the client is, the nodes
-of its links, its transactions, and the pace. Events of one read are handled in one pass, and what they bring is one
-record of the log, as with AMQP 0-9.
+The engine (:mod:`dtx.wire.amqp10.connection`) knows the protocol; here is what it means: who the client is, its links,
+its transactions, and the pace. Where the messages are is the matter of its nodes (:mod:`dtx.server.amqp10.nodes`).
+Events of one read are handled in one pass; what they bring goes on together, as with AMQP 0-9.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
-from dtx.log.api import LogError
-from dtx.manager import Who
-from dtx.server.amqp10.attaching import Control, attach
+from dtx.manager import TransactionManager, Who
+from dtx.server.amqp10.attaching import Control, Shell, attach
 from dtx.server.amqp10.channels import SessionFacts
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.incoming import Incoming
+from dtx.server.amqp10.nodes import Home, Nodes
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.front import ClientTransport
-from dtx.server.standalone.access import Access
-from dtx.server.standalone.closing import remove
-from dtx.server.standalone.connection import Parts, Stage, numbers
+from dtx.server.standalone.connection import Stage, numbers
 from dtx.server.standalone.limits import MAX_FRAME, MAX_UNSENT
 from dtx.server.standalone.outbox import Outbox
-from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.accounts import Account, LoginRefused
-from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import (
     Answer,
@@ -59,8 +54,9 @@ from dtx.wire.amqp10.events import (
     Opened,
     Writable,
 )
+from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Role, SaslCode
-from dtx.wire.amqp10.sasl import PLAIN, read_login
+from dtx.wire.amqp10.sasl import read_login
 from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import INTERNAL, Error, told
 from dtx.wire.amqp10.terminus import TransactionCapability as Capability
@@ -71,49 +67,58 @@ _log = get_logger(part="connection")
 _CAPABILITIES: Final = frozenset(Capability)
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to answer close."""
-_VHOST: Final = "vhost:"
-_DEFAULT_VHOST: Final = "/"
 _MAX_CHANNELS: Final = 0x10000
 """A channel's number has 16 bits."""
 
+_LATE: Final = "events wait"
+"""Why nothing is read while something is under way that has to come first."""
 _MAX_PARTIAL: Final = 64 << 20
 """Octets of unfinished messages of one connection, at least: of all connections together there is the budget."""
 
-Shell = Control | Incoming | Outgoing
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one connection may use; see the settings of the same names."""
+
+    max_channels: int
+    frame_max: int
+    max_message_bytes: int
+    handshake_timeout: float
 
 
 class Connection:
     """One client, from its protocol header to its end.
 
     Args:
-        parts: see there.
+        manager: of the branches.
+        limits: of the connection.
+        new_nodes: makes its nodes.
         transport: the client's socket.
         header: the protocol header that it has sent.
     """
 
-    def __init__(self, parts: Parts, transport: ClientTransport, header: bytes) -> None:
+    def __init__(
+        self,
+        manager: TransactionManager,
+        limits: Limits,
+        new_nodes: Callable[[Home], Nodes],
+        transport: ClientTransport,
+        header: bytes,
+    ) -> None:
         self.id = next(numbers)
-        self.manager = parts.manager
-        self.broker = parts.broker
-        self.accounts = parts.accounts
-        self.metrics = parts.metrics
-        self.direct = parts.direct
+        self.manager = manager
         self.stage = Stage.OPENING
         self.who = Who("", "")
-        self.vhost: VirtualHost
-        """Known when the client has opened it, as *access* and *writes* are."""
-        self.access: Access
-        self.writes: Writes
+        self.nodes = new_nodes(self)
         self.coordination = Coordination(_CAPABILITIES)
         self.transactions = Transactions(self, self.coordination)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
         self.outbox = Outbox(transport, lambda: None, self._resume)
-        limits = parts.limits
         self._engine = Engine(
             Settings(
                 container_id=f"dtx-{self.id}",
-                mechanisms=(PLAIN,),
+                mechanisms=self.nodes.mechanisms,
                 max_frame_size=limits.frame_max or MAX_FRAME,
                 channel_max=min(limits.max_channels, _MAX_CHANNELS) - 1,
                 max_message_size=limits.max_message_bytes,
@@ -121,8 +126,9 @@ class Connection:
             ),
             time.monotonic(),
         )
-        self._account: Account | None = None
         self._login: asyncio.Task[None] | None = None
+        self._late: list[Event] | None = None
+        """Events that wait for the end of what the first of them has begun."""
         self._links: dict[tuple[int, int], Shell] = {}
         self._transport: ClientTransport | None = transport
         self._holding: set[object] = set()
@@ -181,13 +187,30 @@ class Connection:
         for event in events:
             if self.stage is Stage.ENDED:
                 return
-            self._on(event)
+            if self._late is None:
+                self._on(event)
+            elif isinstance(event, Delivered):
+                self._late.append(replace(event, payload=memoryview(bytes(event.payload))))
+            else:
+                self._late.append(event)
+
+    def _wait_for(self, work: Awaitable[None]) -> None:
+        """Handle nothing more before *work*, which raises nothing, is through."""
+        self._late = []
+        self.hold(_LATE)
+        self.manager.spawn(self._go_on_behind(work))
+
+    async def _go_on_behind(self, work: Awaitable[None]) -> None:
+        await work
+        late, self._late = self._late or [], None
+        self.release(_LATE)
+        self._take(lambda: late)
 
     def flush(self) -> None:
         """What was handled goes to the log, and to the client."""
         self._awaited = False
         if self.stage is Stage.RUNNING:
-            self.writes.flush()
+            self.nodes.flush()
         self.pump()
         self.outbox.flush()
         if self._engine.over and self.stage is not Stage.ENDED:
@@ -258,73 +281,81 @@ class Connection:
     # -- opening
 
     async def _log_in(self, asked: LoginAsked) -> None:
-        login = read_login(asked.mechanism, asked.response)
         transport = self._transport
-        code = SaslCode.AUTH
-        try:
-            if isinstance(login, Credentials) and transport is not None:
-                self._account = await self.accounts.authenticate(
-                    login.user, login.password, loopback=transport.is_local, peer=transport.peer
-                )
-        except LoginRefused:
-            pass  # logged where it was judged
-        except LogError as error:
-            _log.warning("nobody can log in", connection=self.id, reason=str(error))
-            code = SaslCode.SYS_TEMP
+        if transport is None:
+            return
+        code = await self.nodes.log_in(read_login(asked.mechanism, asked.response), transport)
         if self.stage is not Stage.OPENING:
             return
         self.release(asked)
-        if self._account is None:
+        if code is SaslCode.OK:
+            self._take(self._engine.login)
+        else:
             self._engine.refuse_login(code)
             self.flush()
-        else:
-            self._take(self._engine.login)
 
     def _enter(self, event: Opened) -> None:
-        account = self._account
-        assert account is not None, "open is taken after the login only"
-        name = event.open.hostname or _DEFAULT_VHOST
-        if name.startswith(_VHOST):
-            name = name[len(_VHOST) :]
-        elif not self.accounts.has_vhost(name):
-            name = _DEFAULT_VHOST  # the name of a host, as most clients put it
-        if not self.accounts.has_vhost(name):
-            self._close(told(AmqpError(Condition.NOT_FOUND, f"vhost {name} not found")))
-        elif not account.may_enter(name):
-            reason = f"access to vhost '{name}' refused for user '{account.name}'"
-            self._close(told(AmqpError(Condition.UNAUTHORIZED_ACCESS, reason)))
+        try:
+            who = self.nodes.enter(event.open.hostname)
+        except AmqpError as error:
+            self._close(told(error))
+            return
+        if isinstance(who, Who):
+            self._entered(who)
         else:
-            self._cancel_timer()
-            self.who = Who(account.name, name)
-            self.vhost = self.broker.virtual_host(name)
-            self.access = Access(self.accounts, account, self.vhost)
-            self.writes = Writes(name, self.broker, self.manager.budget, self._throttle)
-            self.stage = Stage.RUNNING
-            self._engine.open()
-            self._loop.call_soon(self._tick)  # the client's idle time-out is known now
-            _log.info("connection opened", connection=self.id, user=self.who.user, vhost=name, protocol="AMQP 1.0")
+            self._wait_for(self._enter_later(who))
+
+    async def _enter_later(self, entering: Awaitable[Who]) -> None:
+        try:
+            who = await entering
+        except AmqpError as error:
+            self.fail(error)
+            return
+        if self.stage is Stage.OPENING:
+            self._entered(who)
+
+    def _entered(self, who: Who) -> None:
+        self._cancel_timer()
+        self.who = who
+        self.stage = Stage.RUNNING
+        self._engine.open()
+        self._loop.call_soon(self._tick)  # the client's idle time-out is known now
+        _log.info("connection opened", connection=self.id, user=who.user, vhost=who.vhost, protocol="AMQP 1.0")
 
     def recheck(self) -> None:
         """Users or vhosts have changed: somebody who is gone does not stay connected."""
-        account = self._account
-        if self.stage is Stage.RUNNING and account is not None:
-            user, vhost = self.who.user, self.who.vhost
-            if not (account.exists and account.may_enter(vhost)):
-                reason = f"user '{user}' may not be in vhost '{vhost}' any more"
-                self._close(Error(condition=Condition.CONNECTION_FORCED, description=reason))
-                self.flush()
+        reason = self.nodes.barred() if self.stage is Stage.RUNNING else None
+        if reason is not None:
+            self.fail(AmqpError(Condition.CONNECTION_FORCED, reason))
 
     # -- links
 
     def _attach(self, event: Attached) -> None:
         session = self._engine.session(event.session)
         link = None if session is None else session.link(event.link)
-        if session is None or link is None:
+        if session is None or link is None or self.stage is not Stage.RUNNING:
             return
+        place = event.session, event.link
         try:
-            self._links[event.session, event.link] = attach(self, session, link, event.attach)
+            shell = attach(self, session, link, event.attach)
         except (AmqpError, XaError) as error:
             link.refuse(told(amqp_error(error)))
+        else:
+            if isinstance(shell, Shell):
+                self._links[place] = shell
+            else:
+                self._wait_for(self._attach_later(place, link, shell))
+
+    async def _attach_later(self, place: tuple[int, int], link: Link, attaching: Awaitable[Shell]) -> None:
+        try:
+            shell = await attaching
+        except (AmqpError, XaError) as error:
+            link.refuse(told(amqp_error(error)))
+        else:
+            if self.stage is Stage.RUNNING:
+                self._links[place] = shell
+            else:
+                shell.let_go()
 
     def detach(self, shell: Incoming | Outgoing, error: AmqpError) -> None:
         """End a link because of *error*."""
@@ -398,10 +429,6 @@ class Connection:
                 session.dispose(Role.RECEIVER, (answer.delivery_id,), answer.outcome, settled=True)
         self.soon()
 
-    def remove(self, gone: Gone) -> None:
-        """Queues have gone by themselves."""
-        remove(self.broker, self.manager, gone)
-
     # -- pace
 
     def hold(self, reason: object) -> None:
@@ -417,20 +444,15 @@ class Connection:
             if not self._holding and self._transport is not None:
                 self._transport.resume_reading()
 
-    def _throttle(self, much: bool) -> None:
-        """More is on its way to the log than may be, or not any more."""
-        if much:
-            self.hold(self.writes)
-        else:
-            self.release(self.writes)
-
     def client_is_slow(self) -> None:
         """The client takes no more for now: its links get nothing meanwhile."""
         self.outbox.is_slow = True
+        self.nodes.pause()
 
     def client_has_caught_up(self) -> None:
         """The client takes data again."""
         self.outbox.is_slow = False
+        self.nodes.go_on()
         self.release(self)
         self._resume()
 
@@ -459,9 +481,10 @@ class Connection:
         if not self.ended.done():
             self._tick_timer = self._loop.call_later(1.0 if next_at is None else max(next_at - now, 0.05), self._tick)
 
-    def now(self) -> float:
-        """Seconds since the epoch, as the queues count."""
-        return time.time()
+    @property
+    def has_room(self) -> bool:
+        """Whether the client's socket takes messages."""
+        return self.outbox.has_room
 
     # -- the end
 
@@ -473,13 +496,17 @@ class Connection:
             self._leave(Stage.CLOSING)
             self._await_close()
         elif self.stage is Stage.RUNNING:
-            self._leave(Stage.LEAVING)
-            self.writes.then(self._confirm_close)
+            self._leave(Stage.LEAVING, self._confirm_close)
         else:
             self._confirm_close()
 
     def _confirm_close(self) -> None:
         self._engine.close()
+        self.flush()
+
+    def fail(self, error: AmqpError) -> None:
+        """The connection cannot go on. Idempotent."""
+        self._close(told(error))
         self.flush()
 
     def _close(self, error: Error) -> None:
@@ -499,11 +526,13 @@ class Connection:
 
     def stop(self, frame: bytes) -> None:  # noqa: ARG002 - what a client of AMQP 0-9 would hear
         """End the connection: dtx stops, or an operator wants it. Idempotent."""
-        self._close(Error(condition=Condition.CONNECTION_FORCED, description="the connection was closed by dtx"))
-        self.flush()
+        if self.stage is Stage.ENDED:
+            self.nodes.abort()
+        else:
+            self.fail(AmqpError(Condition.CONNECTION_FORCED, "the connection was closed by dtx"))
 
-    def _leave(self, stage: Stage) -> None:
-        """Nothing more is done for the client; what it sent so far is on its way."""
+    def _leave(self, stage: Stage, then: Callable[[], None] | None = None) -> None:
+        """Nothing more is done for the client; what it sent so far is on its way, and *then* is called behind it."""
         running = self.stage is Stage.RUNNING
         self.stage = stage
         if not running:
@@ -512,8 +541,7 @@ class Connection:
         places = sorted(self._links, key=lambda place: not isinstance(self._links[place], Outgoing))
         for place in places:
             self._forget(place)
-        self.writes.flush()
-        self.remove(self.vhost.disconnected(self))
+        self.nodes.leave(then)
 
     def _end(self) -> None:
         """Close the socket when all is sent."""
@@ -538,5 +566,8 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         self.outbox.abort()
+        self.nodes.end(self._over)
+
+    def _over(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)

@@ -6,19 +6,16 @@ ends the association; prepare, commit, rollback and recover stay with the transa
 is promoted hands its work over to such a branch, and is a distributed one from then on.
 """
 
+from asyncio import Future, wait
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from dtx.manager.entry import Entry
 from dtx.server.amqp10.errors import amqp_error, rolled_back
 from dtx.server.failpoints import saying
-from dtx.server.standalone.distributed import HeldDelivery
-from dtx.store.postgres.consumers import Delivery
-from dtx.store.postgres.queue import QueueIndex
-from dtx.store.work import Delivery as Held
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp10.coordination import (
@@ -29,7 +26,7 @@ from dtx.wire.amqp10.coordination import (
     Transaction,
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import Accepted, Outcome
+from dtx.wire.amqp10.states import RELEASED, Accepted, Outcome
 from dtx.wire.amqp10.values import Value
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Association, Operation, State, end_operation
@@ -41,6 +38,7 @@ if TYPE_CHECKING:
 
 LOCAL_FORMAT: Final = 0x616D7170
 """Format id of the xids of local transactions ("amqp"): nobody else knows their gtrid, which is random."""
+_ROLLED_BACK: Final = (Condition.ROLLBACK, Condition.TIMEOUT)
 _ID: Final = 16
 """Octets of a txn-id, and of such a gtrid."""
 
@@ -52,14 +50,14 @@ class Retired:
     Args:
         link: that sent it.
         number: its delivery id.
-        delivery: in its queue.
+        taken: the message, as its node calls it.
         outcome: that the client wants.
         settled: whether the client can say nothing more of it.
     """
 
     link: "Outgoing"
     number: int
-    delivery: Delivery
+    taken: object
     outcome: Outcome
     settled: bool
 
@@ -73,17 +71,17 @@ class Work:
         local: whether discharge decides it.
     """
 
-    lock = ""
-
     def __init__(self, connection: "Connection", xid: Xid, *, local: bool) -> None:
         self._connection = connection
         self.xid = xid
         self.local = local
         self.entry: Entry
         """Known once it has begun."""
-        self._held: dict[tuple[QueueIndex, int], Retired] = {}
+        self._held: dict[Retired, None] = {}
         self._others: list[Retired] = []
         """Those that are not accepted: nothing is consumed, and nobody votes about them."""
+        self._verdicts: set[Future[Outcome]] = set()
+        """About messages that may have to be left out."""
 
     # -- begin and end
 
@@ -144,11 +142,13 @@ class Work:
         return True
 
     def end(self, *, fail: bool) -> XaFlag | None:
-        """End the association; as :meth:`begin`."""
-        if not fail and self.entry.work is not None:
-            reason = self._connection.broker.refusal(self.entry.work)
+        """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it."""
+        if not fail:
+            if self._verdicts:
+                return None
+            reason = self._connection.nodes.refusal(self.entry)
             if reason is not None:
-                self._connection.manager.doom(self.entry, reason)
+                self.doom(reason)
         result = self._demarcate(self.xid, end_operation(fail=fail, suspend=False))
         return None if result is None else result[0]
 
@@ -168,75 +168,82 @@ class Work:
             XaError: 506, it is too much for the transaction, which is rolled back.
         """
         work = self.entry.work
-        if work is None or not self._is_active or not message.queues:
-            return  # rolled back already, as the discharge will say; or nobody takes it
+        if work is None or not self._is_active:
+            return  # rolled back already, as the discharge will say
         size = len(message.body) + len(message.properties)
         if not work.fits(size):
             reason = work.excess(size)
-            self._connection.manager.doom(self.entry, reason)
+            self.doom(reason)
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
         work.add_publish(message)
 
-    def retire(self, link: "Outgoing", number: int, delivery: Delivery, outcome: Outcome, *, settled: bool) -> None:
+    def wait_for(self, verdict: Future[Outcome]) -> None:
+        """A message is held of which nobody knows yet whether it may be: nothing is decided before."""
+        self._verdicts.add(verdict)
+        verdict.add_done_callback(self._verdicts.discard)
+
+    async def quiet(self) -> None:
+        """Wait until the work is known, and nothing else runs on the branch.
+
+        Raises:
+            XaError: 541, that takes too long.
+        """
+        while self._verdicts:
+            await wait(self._verdicts)
+        await self._connection.manager.settle(self._connection.who, self.xid)
+
+    def withdraw(self, message: HeldPublish) -> None:
+        """Leave a message out again."""
+        if self.entry.work is not None:
+            self.entry.work.withdraw(message)
+
+    def retire(self, link: "Outgoing", number: int, taken: object, outcome: Outcome, *, settled: bool) -> None:
         """Hold the outcome of a delivery.
 
         Args:
             link: that sent it.
             number: its delivery id.
-            delivery: unacknowledged; the link keeps it no more.
+            taken: the message; the link keeps it no more.
             outcome: what shall become of it.
             settled: whether the client has settled it.
         """
-        retired = Retired(link, number, delivery, outcome, settled)
-        work = self.entry.work
+        retired = Retired(link, number, taken, outcome, settled)
+        held = self.entry.work
         if not settled:
             link.retired[number] = retired
-        if work is None or not self._is_active:
+        if held is None or not self._is_active:
             _revert(retired)
         elif not isinstance(outcome, Accepted):
             self._others.append(retired)
-        elif not work.fits(0):
-            _revert(retired)
-            self._connection.manager.doom(self.entry, work.excess(0))
         else:
-            queue = delivery.queue
-            queue.hold(delivery)
-            self._held[queue, delivery.position] = retired
-            slot = delivery.slot
-            work.add_consume(HeldDelivery(self, number, b"", b"", b"", delivery.redelivered, b"", None, 0, slot, queue))
+            try:
+                link.node.keep(taken, self, held, partial(self._released, retired))
+            except XaError as error:
+                _revert(retired)
+                self.doom(error.reason)
+            else:
+                self._held[retired] = None
 
-    def release(self, deliveries: Sequence[Held]) -> None:
+    def _released(self, retired: Retired) -> None:
         """The branch is rolled back before it voted: nothing of what was retired has happened."""
-        for delivery in cast("Sequence[HeldDelivery]", deliveries):
-            assert delivery.index is not None
-            assert delivery.slot is not None
-            retired = self._held.pop((delivery.index, delivery.slot.position))
-            delivery.index.unhold(retired.delivery)
-            _revert(retired)
+        self._held.pop(retired, None)
+        _revert(retired)
 
-    def spoil(self, error: AmqpError) -> None:
-        """Work that cannot be done was sent settled: the transaction must not commit."""
-        self._connection.manager.doom(self.entry, str(error))
+    def doom(self, reason: str) -> None:
+        """Part of its work is lost, or must not be done: it can only be rolled back."""
+        self._connection.manager.doom(self.entry, reason)
 
     # -- outcome
 
     def succeeded(self) -> None:
         """The discharge has succeeded: outcomes are applied, and what is unsettled is settled."""
-        done = [*self._held.values(), *self._others]
+        done = [*self._held, *self._others]
         for retired in self._others:
-            retired.link.apply((retired.delivery,), retired.outcome)
+            retired.link.apply((retired.taken,), retired.outcome)
         self._others.clear()
         if self.local:
             self._held.clear()
-        told: dict[tuple[Outgoing, int], tuple[Outcome, list[int]]] = {}
-        for retired in done:
-            if not retired.settled:
-                retired.settled = True
-                retired.link.retired.pop(retired.number, None)
-                # one disposition of the client has one outcome, which may hold maps and so has no hash
-                told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
-        for (link, _), (outcome, numbers) in told.items():
-            link.settle(numbers, outcome)
+        _settle(done)
 
     def failed(self) -> None:
         """The transaction is rolled back; the manager releases what is held for the branch."""
@@ -244,6 +251,14 @@ class Work:
         self._others.clear()
         for retired in others:
             _revert(retired)
+
+    def give_up(self) -> None:
+        """It was rolled back when messages had left their queues: they have returned there, to be taken again."""
+        left = list(self._held)
+        self._held.clear()
+        for retired in left:
+            retired.outcome = RELEASED
+        _settle(left)
 
     def lose(self) -> None:
         """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
@@ -254,14 +269,27 @@ class Work:
             connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
 
 
+def _settle(done: Sequence[Retired]) -> None:
+    """Tell clients what became of deliveries that they have not settled themselves."""
+    told: dict[tuple[Outgoing, int], tuple[Outcome, list[int]]] = {}
+    for retired in done:
+        if not retired.settled:
+            retired.settled = True
+            retired.link.retired.pop(retired.number, None)
+            # one disposition of the client has one outcome, which may hold maps and so has no hash
+            told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
+    for (link, _), (outcome, numbers) in told.items():
+        link.settle(numbers, outcome)
+
+
 def _revert(retired: Retired) -> None:
     """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled."""
     link = retired.link
     link.retired.pop(retired.number, None)
     if retired.settled or not link.is_open:
-        link.apply_default(retired.delivery)
+        link.apply_default(retired.taken)
     else:
-        link.unsettled[retired.number] = retired.delivery
+        link.unsettled[retired.number] = retired.taken
 
 
 def _nobody(answer: XaFlag | XaError) -> None:
@@ -373,7 +401,7 @@ class Transactions:
 
     def _promotion_refused(self, asked: PromoteAsked, work: Work, error: AmqpError | XaError) -> None:
         refusal = amqp_error(error)
-        work.spoil(refusal)
+        work.doom(str(refusal))
         self._connection.say(self._coordination.promotion_refused(asked, refusal))
 
     # -- discharge
@@ -398,7 +426,7 @@ class Transactions:
         try:
             flag = None
             while flag is None:
-                await self._connection.manager.settle(self._connection.who, work.xid)
+                await work.quiet()
                 flag = work.end(fail=not asked.commit)
         except XaError as error:
             self._done(asked, work, _gone(error))
@@ -429,6 +457,8 @@ class Transactions:
             work.succeeded()
         else:
             work.failed()
+            if work.local and (failure is None or failure.condition in _ROLLED_BACK):
+                work.give_up()
         if not work.local:
             saying(DtxMethod.END_OK)
         else:

@@ -9,9 +9,11 @@ from dtx.failpoint import Point
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.amqp10.connection import Connection as Connection10
+from dtx.server.amqp10.connection import Limits as Limits10
 from dtx.server.listener import ClientConnection, NewSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
+from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.store.postgres.accounts import Accounts
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
@@ -61,6 +63,12 @@ async def open_standalone(
             require_tickets=settings.require_tickets,
         ),
     )
+    limits_10 = Limits10(
+        max_channels=settings.max_channels,
+        frame_max=settings.frame_max,
+        max_message_bytes=settings.max_message_bytes,
+        handshake_timeout=settings.handshake_timeout,
+    )
     connections: set[Connection | Connection10] = set()
 
     def new_session(transport: ClientConnection, header: bytes) -> Connection | Connection10 | None:
@@ -70,7 +78,7 @@ async def open_standalone(
         elif header == Protocol.AMQP_1_0_TLS.value:
             return None
         else:
-            connection = Connection10(parts, transport, header)
+            connection = Connection10(manager, limits_10, lambda home: StandaloneNodes(parts, home), transport, header)
         connections.add(connection)
         connection.ended.add_done_callback(lambda _: connections.discard(connection))
         return connection

@@ -4,6 +4,7 @@ from typing import Any
 
 from dtx.log.changes import StoredMessage
 from dtx.server.amqp10.outgoing import Outgoing
+from dtx.server.standalone.nodes import QueueOrigin
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.events import Flowed
@@ -48,7 +49,7 @@ class Index:
 
 
 class Place:
-    """Connection, session, queue and outbox in one: all that the link's shell asks of them."""
+    """Connection, nodes, session, queue and outbox in one: all that the link's shell asks of them."""
 
     has_room, backlog, channel = True, 0, 0
 
@@ -73,7 +74,8 @@ def flowing(shell: Outgoing, link: Link, credit: int, *, drain: bool) -> None:
 def opened() -> tuple[Outgoing, Link, Index, Consumer]:
     place: Any = Place()
     link: Any = Link()
-    shell = Outgoing(place, place, link, place, settled=False, default=Released(), dynamic=False)
+    node = QueueOrigin(place, place, dynamic=False)
+    shell = Outgoing(place, place, link, node, settled=False, default=Released())
     consumer = place.index.consumer
     assert consumer is not None
     return shell, link, place.index, consumer
@@ -96,7 +98,7 @@ async def test_a_consumer_takes_what_its_link_has_credit_for() -> None:
     flowing(shell, link, 5, drain=False)
     assert room(consumer) == 5
     consumer.charge()
-    shell.deliver(consumer, *a_message())
+    consumer.sink.deliver(consumer, *a_message())
     assert (room(consumer), link.credit) == (4, 4)
     flowing(shell, link, 0, drain=False)
     assert room(consumer) == 0

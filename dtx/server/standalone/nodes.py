@@ -1,0 +1,448 @@
+"""The nodes of AMQP 1.0 where dtx itself keeps the messages; see :mod:`dtx.server.amqp10.nodes`."""
+
+import asyncio
+import time
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from dtx.log.api import LogError
+from dtx.log.changes import StoredMessage
+from dtx.manager import Who
+from dtx.manager.entry import Entry
+from dtx.server.amqp10.addresses import Address, QueueAddress, of_queue
+from dtx.server.amqp10.mapping import Content
+from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working
+from dtx.server.front import ClientTransport
+from dtx.server.standalone.access import Access
+from dtx.server.standalone.closing import remove
+from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.declaring import SERVER_NAMED
+from dtx.server.standalone.distributed import HeldDelivery
+from dtx.server.standalone.writes import Writes
+from dtx.store.postgres.accounts import Account, LoginRefused
+from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.copies import sender_selected
+from dtx.store.postgres.exchanges import Queue, describe
+from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.work import Delivery as Held
+from dtx.store.work import HeldPublish, HeldWork
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.handshake import Credentials
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.performatives import SaslCode
+from dtx.wire.amqp10.sasl import PLAIN, Login
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome, Rejected, told
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="connection")
+
+_VHOST: Final = "vhost:"
+_DEFAULT_VHOST: Final = "/"
+_SETTLED: Final = -1
+"""The number of a message of which its sender wants to hear nothing."""
+
+
+class StandaloneNodes:
+    """Users, queues and exchanges for one connection.
+
+    Args:
+        parts: what all connections share.
+        home: the connection.
+    """
+
+    mechanisms: tuple[str, ...] = (PLAIN,)
+
+    def __init__(self, parts: Parts, home: Home) -> None:
+        self.home = home
+        self.broker = parts.broker
+        self.direct = parts.direct
+        self.vhost: VirtualHost
+        """Known when the client has opened it, as *access* and *writes* are."""
+        self.access: Access
+        self.writes: Writes
+        self._accounts = parts.accounts
+        self._account: Account | None = None
+        self._running = False
+
+    # -- who
+
+    async def log_in(self, login: Login | None, transport: ClientTransport) -> SaslCode:
+        """See :class:`Nodes`."""
+        if not isinstance(login, Credentials):
+            return SaslCode.AUTH
+        try:
+            self._account = await self._accounts.authenticate(
+                login.user, login.password, loopback=transport.is_local, peer=transport.peer
+            )
+        except LoginRefused:
+            return SaslCode.AUTH  # logged where it was judged
+        except LogError as error:
+            _log.warning("nobody can log in", connection=self.home.id, reason=str(error))
+            return SaslCode.SYS_TEMP
+        return SaslCode.OK
+
+    def enter(self, hostname: str | None) -> Who:
+        """See :class:`Nodes`."""
+        account, accounts = self._account, self._accounts
+        assert account is not None, "open is taken after the login only"
+        name = hostname or _DEFAULT_VHOST
+        if name.startswith(_VHOST):
+            name = name[len(_VHOST) :]
+        elif not accounts.has_vhost(name):
+            name = _DEFAULT_VHOST  # the name of a host, as most clients put it
+        if not accounts.has_vhost(name):
+            raise AmqpError(Condition.NOT_FOUND, f"vhost {name} not found")
+        if not account.may_enter(name):
+            reason = f"access to vhost '{name}' refused for user '{account.name}'"
+            raise AmqpError(Condition.UNAUTHORIZED_ACCESS, reason)
+        self.vhost = self.broker.virtual_host(name)
+        self.access = Access(accounts, account, self.vhost)
+        self.writes = Writes(name, self.broker, self.home.manager.budget, self._throttle)
+        self._running = True
+        return Who(account.name, name)
+
+    def _throttle(self, much: bool) -> None:
+        """More is on its way to the log than may be, or not any more."""
+        if much:
+            self.home.hold(self.writes)
+        else:
+            self.home.release(self.writes)
+
+    def barred(self) -> str | None:
+        """See :class:`Nodes`."""
+        account = self._account
+        if account is None or not self._running:
+            return None
+        user, vhost = account.name, self.vhost.name
+        if account.exists and account.may_enter(vhost):
+            return None
+        return f"user '{user}' may not be in vhost '{vhost}' any more"
+
+    # -- nodes
+
+    def coordinate(self) -> None:
+        """See :class:`Nodes`."""
+
+    def destination(self, address: Address | None, *, dynamic: bool) -> "Publications":
+        """See :class:`Nodes`."""
+        shown = None
+        if dynamic:
+            name = self._new_queue().name
+            address, shown = QueueAddress(name), of_queue(name)
+        if address is not None:
+            self.target(address, None)
+        return Publications(self, shown)
+
+    def origin(self, address: Address | None, *, dynamic: bool) -> "QueueOrigin":
+        """See :class:`Nodes`."""
+        if dynamic:
+            return QueueOrigin(self, self._new_queue(), dynamic=True)
+        if not isinstance(address, QueueAddress):
+            raise AmqpError(Condition.NOT_IMPLEMENTED, "messages come from queues: bind one to the exchange")
+        self.access.demand(Permission.READ, "queue", address.name)
+        return QueueOrigin(self, self.vhost.find_queue(address.name, self), dynamic=False)
+
+    def _new_queue(self) -> Queue:
+        """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
+        self.access.demand(Permission.CONFIGURE, "queue", SERVER_NAMED)
+        return self.vhost.declare_queue(b"", self, exclusive=True).queue
+
+    def target(self, address: Address, subject: str | None) -> tuple[bytes, bytes]:
+        """Exchange and routing key of *address*.
+
+        Raises:
+            XaError: 403, 404.
+        """
+        if isinstance(address, QueueAddress):
+            exchange, key = b"", address.name
+            if key not in self.vhost.queues:
+                raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', key, self.vhost.name)}")
+        else:
+            exchange = address.name
+            key = address.key if address.key is not None else (subject or "").encode()
+        self.access.demand(Permission.WRITE, "exchange", exchange)
+        self.vhost.publishable(exchange)
+        return exchange, key
+
+    def refusal(self, entry: Entry) -> str | None:
+        """See :class:`Nodes`: a queue is full and refuses what comes."""
+        return None if entry.work is None else self.broker.refusal(entry.work)
+
+    def now(self) -> float:
+        """Seconds since the epoch, as the queues count."""
+        return time.time()
+
+    def remove(self, gone: Gone) -> None:
+        """Queues have gone by themselves."""
+        remove(self.broker, self.home.manager, gone)
+
+    # -- pace and end
+
+    def flush(self) -> None:
+        """See :class:`Nodes`: it is one record of the log."""
+        self.writes.flush()
+
+    def leave(self, then: Callable[[], None] | None) -> None:
+        """See :class:`Nodes`."""
+        self._running = False
+        self.writes.flush()
+        self.remove(self.vhost.disconnected(self))
+        if then is not None:
+            self.writes.then(then)
+
+    def end(self, then: Callable[[], None]) -> None:
+        """See :class:`Nodes`."""
+        then()
+
+    def abort(self) -> None:
+        """See :class:`Nodes`."""
+
+    def pause(self) -> None:
+        """See :class:`Nodes`: the links ask."""
+
+    def go_on(self) -> None:
+        """See :class:`Nodes`."""
+
+
+class Publications:
+    """What one link from a client publishes.
+
+    Args:
+        nodes: of the connection.
+        shown: see :class:`Destination`.
+    """
+
+    def __init__(self, nodes: StandaloneNodes, shown: str | None) -> None:
+        self.shown = shown
+        self._nodes = nodes
+        self._sender: Sender
+        self._accepted: list[int] = []
+
+    def begin(self, sender: Sender) -> None:
+        """See :class:`Destination`."""
+        self._sender = sender
+
+    def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
+        """See :class:`Destination`."""
+        nodes = self._nodes
+        exchange, key = nodes.target(address, subject)
+        nodes.access.demand_topic(Permission.WRITE, exchange, key)
+        view = properties.read(content.properties)
+        nodes.access.judge(view)
+        more, _ = sender_selected(content.properties)
+        queues = nodes.vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
+        return HeldPublish(
+            exchange, key, False, content.properties, content.body, None, tuple(queue.spec.id for queue in queues)
+        )
+
+    def send(self, delivery: int | None, message: HeldPublish) -> None:
+        """See :class:`Destination`."""
+        if message.queues:
+            self._nodes.writes.publish(self, _SETTLED if delivery is None else delivery, message)
+            return
+        self._nodes.direct.deliver(self._nodes.vhost.name, message)
+        if delivery is not None:
+            self._sender.answer((delivery,), RELEASED)
+
+    def judge(self, message: HeldPublish) -> Outcome | Future[Outcome]:
+        """See :class:`Destination`: what no queue takes is left out."""
+        return ACCEPTED if message.queues else RELEASED
+
+    def close(self) -> None:
+        """See :class:`Destination`."""
+
+    # -- what becomes of them: a Publisher of Writes
+
+    def written(self, number: int, error: LogError | None) -> None:
+        """A message is durable, or may not be."""
+        if error is not None:
+            self._sender.fail(AmqpError(Condition.INTERNAL_ERROR, "the database failed"))
+        elif number != _SETTLED:
+            self._accepted.append(number)
+
+    def refused(self, number: int) -> None:
+        """A full queue does not take a message."""
+        if number != _SETTLED:
+            error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue is full (reject-publish)")
+            self._sender.answer((number,), Rejected(error=told(error)))
+
+    def say_confirms(self) -> None:
+        """All that is known at present was told."""
+        accepted, self._accepted = self._accepted, []
+        if accepted:
+            self._sender.answer(accepted, ACCEPTED)
+
+
+@dataclass(slots=True, eq=False)
+class KeptDelivery(HeldDelivery):
+    """A delivery that a transaction has retired.
+
+    Args:
+        taken: as its queue knows it.
+        released: see :meth:`Origin.keep`.
+    """
+
+    taken: Delivery | None = None
+    released: Callable[[], None] | None = None
+
+
+class LinkCredit(Credit):
+    """The credit of a link: so many deliveries, whatever becomes of them."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.used = 1  # a limit of 0 would be none
+
+    def release(self) -> None:
+        """A delivery is settled: that is no credit (2.6.7)."""
+
+    def grant(self, credit: int) -> None:
+        """So many deliveries from now on."""
+        self.change(self.used + credit)
+
+
+class QueueOrigin:
+    """A queue as the source of one link.
+
+    Args:
+        nodes: of the connection.
+        queue: where messages come from.
+        dynamic: it goes with the link.
+    """
+
+    lock = ""
+
+    def __init__(self, nodes: StandaloneNodes, queue: Queue, *, dynamic: bool) -> None:
+        self.shown = of_queue(queue.name) if dynamic else None
+        self._nodes = nodes
+        self._queue = queue
+        self._dynamic = dynamic
+        self._receiver: Receiver
+        self._credit = LinkCredit()
+        self._consumer = Consumer(b"", self, credit=self._credit)
+        self._getting = False
+        self._open = True
+
+    def begin(self, receiver: Receiver) -> None:
+        """See :class:`Origin`."""
+        self._receiver = receiver
+        self._queue.index.consume(self._consumer)
+
+    # -- a sink
+
+    @property
+    def full(self) -> bool:
+        """Nothing can be delivered at present."""
+        return self._receiver.full
+
+    def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:  # noqa: ARG002
+        """Send a message."""
+        content = Content(message.properties, message.body)
+        handed = Handed(content, message.exchange, message.routing_key, delivery.redelivered)
+        self._receiver.deliver(delivery, handed)
+
+    def cancelled(self, consumer: Consumer) -> None:  # noqa: ARG002 - there is one
+        """The queue is gone."""
+        self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"{self._queue.spec.where} was deleted"))
+
+    # -- credit
+
+    def follow(self) -> None:
+        """See :class:`Origin`."""
+        self._follow()
+        self._drain()
+
+    def _follow(self) -> None:
+        """The consumer may take what the link has credit for; nothing while that is drained, which goes by get."""
+        self._credit.grant(0 if self._receiver.draining else self._receiver.credit)
+
+    def resume(self) -> None:
+        """See :class:`Origin`."""
+        if self._receiver.draining:
+            self._drain()
+        else:
+            self._consumer.resume()
+
+    def _drain(self) -> None:
+        """Send what there is, one after the other, then give back the rest of the credit (2.6.7)."""
+        receiver = self._receiver
+        if not self._open or self._getting or not receiver.draining:
+            return
+        if receiver.credit <= 0 or self._queue.index.closed:
+            receiver.drained()
+        elif not receiver.full:
+            self._getting = True
+            self._queue.index.get(self, self._nodes.now())
+
+    no_ack = False
+
+    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:  # noqa: ARG002
+        """A message while the link is drained, or none. The next step goes to the index again, so it comes later."""
+        self._getting = False
+        if found is not None:
+            self.deliver(self._consumer, *found)
+            self._follow()  # the client may have gone on in the meantime, and its credit is less by one now
+            asyncio.get_running_loop().call_soon(self._drain)
+        elif self._receiver.draining:
+            self._receiver.drained()
+
+    # -- outcomes
+
+    def accept(self, taken: Sequence[object]) -> None:
+        """See :class:`Origin`."""
+        self._nodes.writes.ack(cast("Sequence[Delivery]", taken))
+        self._nodes.home.soon()
+
+    def reject(self, taken: Sequence[object]) -> None:
+        """See :class:`Origin`."""
+        self._queue.index.reject(cast("Sequence[Delivery]", taken))
+
+    def requeue(self, taken: Sequence[object]) -> None:
+        """See :class:`Origin`."""
+        self._queue.index.requeue(cast("Sequence[Delivery]", taken), self._nodes.now())
+
+    def then(self, act: Callable[[], None]) -> None:
+        """See :class:`Origin`."""
+        self._nodes.writes.then(act)
+
+    # -- branches
+
+    def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:  # noqa: ARG002
+        """See :class:`Origin`."""
+        delivery = cast("Delivery", taken)
+        if not held.fits(0):
+            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
+        index = delivery.queue
+        index.hold(delivery)
+        slot, redelivered = delivery.slot, delivery.redelivered
+        held.add_consume(
+            KeptDelivery(self, 0, b"", b"", b"", redelivered, b"", None, 0, slot, index, delivery, released)
+        )
+
+    def release(self, deliveries: Sequence[Held]) -> None:
+        """The branch is rolled back before it voted: nothing of what it consumed has happened."""
+        for kept in cast("Sequence[KeptDelivery]", deliveries):
+            assert kept.taken is not None
+            assert kept.released is not None
+            kept.taken.queue.unhold(kept.taken)
+            kept.released()
+
+    # -- the end
+
+    def close(self, taken: Sequence[object]) -> None:
+        """See :class:`Origin`."""
+        self._open = False
+        nodes, index = self._nodes, self._queue.index
+        if self._getting:
+            index.cancel_get(self)
+        was_last = index.cancel(self._consumer, nodes.now())
+        self.requeue(taken)
+        if self._dynamic or (was_last and self._queue.spec.auto_delete):
+            nodes.remove(nodes.vhost.remove_queue(self._queue))
