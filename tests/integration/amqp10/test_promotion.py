@@ -1,7 +1,10 @@
 """Local transactions that are promoted: what they did belongs to a branch of the transaction manager's from then on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import psycopg
 import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
@@ -306,6 +309,81 @@ def test_a_promotion_and_its_discharge_may_be_sent_at_once(
     manager.prepare(xid)
     manager.commit(xid)
     assert take_all(channel, queue) == [b"new"]
+
+
+@contextmanager
+def busy(url: str, database: str, operation: Callable[[Coordinator], object]) -> Iterator[None]:
+    """Within, *operation* of the manager is under way, and waits for the database."""
+    with (
+        psycopg.connect(database) as stalling,
+        psycopg.connect(database, autocommit=True) as looking,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        stalling.execute("LOCK TABLE branch, journal IN ACCESS EXCLUSIVE MODE")
+
+        def ask() -> None:
+            with connected(url) as connection:
+                operation(Coordinator(connection))
+
+        asked = pool.submit(ask)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: looking.execute(waiting).fetchone() != (0,) or asked.done())
+        assert not asked.done()
+        yield
+        stalling.rollback()
+        asked.result()
+
+
+@pytest.mark.parametrize("voted", [True, False])
+def test_a_promotion_waits_for_what_is_under_way_on_its_branch(postgres: PostgresServer, voted: bool) -> None:
+    """So does a discharge that was sent behind it, without waiting: it must not commit what is to be promoted."""
+    database, xid = postgres.create_database(), new_xid()
+    with DtxService(database=database) as service, Raw(service) as raw:
+        with connected(service.url()) as connection:
+            connection.channel().queue_declare("q", durable=True)
+        session = raw.opened().begin()
+        control, sender = raw.control(session), raw.sender(session, "q")
+        branch = raw.declare(session, control, xid.to_wire())
+        raw.outcome(session, raw.post(sender, b"branch", branch))
+        assert raw.discharge(session, control, branch) == ACCEPTED
+        local, lost = raw.declare(session, control), raw.declare(session, control)
+        raw.outcome(session, raw.post(sender, b"local", local))
+        other = raw.control(session, "other")
+        alone = raw.declare(session, other)
+        raw.outcome(session, raw.post(sender, b"alone", alone))
+
+        def end(manager: Coordinator) -> None:
+            if voted:
+                manager.prepare(xid)
+            else:
+                manager.commit(xid, one_phase=True)  # and then nobody knows it: it begins anew
+
+        with busy(service.url(), database, end):
+            requests = [
+                control.send(b"p", message.value(Declare(global_id=Described(PROMOTE, [txn_id, xid.to_wire()]))))
+                for txn_id in (local, lost, alone)
+            ]
+            discharge = control.send(b"d", message.value(Discharge(txn_id=local)))
+            again = raw.promote(session, control, local, xid.to_wire())
+            assert condition(again) == "amqp:transaction:unknown-id"  # it is being discharged
+            assert condition(raw.promote(session, control, lost, xid.to_wire())) == "amqp:illegal-state"
+            raw.detach(session, other)  # which takes one with it that waits
+        promoted, ended = raw.outcome(session, requests[0]), raw.outcome(session, discharge)
+        assert condition(raw.outcome(session, requests[2])) == "amqp:transaction:rollback"
+        with connected(service.url()) as connection:
+            manager = Coordinator(connection)
+            if voted:
+                assert condition(promoted) == "amqp:illegal-state"
+                assert condition(ended) == "amqp:transaction:rollback"
+                manager.commit(xid)
+                assert take_all(connection.channel(), "q") == [b"branch"]
+            else:
+                assert promoted == Declared(txn_id=local)
+                assert ended == ACCEPTED
+                assert raw.discharge(session, control, lost) == ACCEPTED
+                manager.commit(xid, one_phase=True)
+                assert take_all(connection.channel(), "q") == [b"branch", b"local"]
+    postgres.drop_database(database)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
