@@ -346,8 +346,10 @@ def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
     reader = kind.readers.get(buffer[position])
     if reader is None:
         raise malformed(f"{name} is no {kind.name}")
-    with reading.reading(name):
+    try:
         found, _ = reader(buffer, position + 1, Room())
+    except reading.STUMBLES as cause:
+        raise reading.stumbled(name) from cause
     return found
 
 
@@ -357,9 +359,11 @@ def read_list(buffer: Buffer, position: int, cls: type[C]) -> C:
     Raises:
         AmqpError: decode-error, invalid-field.
     """
-    with reading.reading(cls.layout.name):
-        found: C
+    found: C
+    try:
         found, _ = cls.layout.read(buffer, position, Room())
+    except reading.STUMBLES as cause:
+        raise reading.stumbled(cls.layout.name) from cause
     return found
 
 

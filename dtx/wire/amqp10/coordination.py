@@ -39,6 +39,7 @@ from dtx.wire.amqp10.states import (
 from dtx.wire.amqp10.terminus import Declare, Discharge, Source
 from dtx.wire.amqp10.terminus import TransactionCapability as Capability
 from dtx.wire.amqp10.values import Described, Symbol, Value
+from dtx.xa.value import value
 
 MAX_TXN_ID: Final = 32
 """Octets: "a transaction-id may be up to 32 octets of binary data" (4.5.4)."""
@@ -86,7 +87,7 @@ class Transaction:
     doom: AmqpError | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DeclareAsked:
     """Begin a transaction, for a global one where *global_id* is set; then :meth:`Coordination.declared`."""
 
@@ -95,7 +96,7 @@ class DeclareAsked:
     global_id: Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class PromoteAsked:
     """Let a local transaction work for a global one from now on, with all that it has done; then
     :meth:`Coordination.promoted` or :meth:`Coordination.promotion_refused`.
@@ -113,7 +114,7 @@ class PromoteAsked:
     global_id: Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DischargeAsked:
     """End a transaction; then :meth:`Coordination.discharged`.
 
@@ -132,7 +133,7 @@ class DischargeAsked:
     refusal: AmqpError | None = field(default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Answer:
     """Settle a delivery of the control link with this outcome."""
 
@@ -141,7 +142,7 @@ class Answer:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Terminate:
     """Detach the control link with this error, and then handle :meth:`Coordination.control_closed`."""
 

@@ -3,13 +3,14 @@
 Sessions are named by the channel and links by the handle that this end uses for them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dtx.wire.amqp10.performatives import Attach, Begin, Flow, Open, Role
 from dtx.wire.amqp10.states import DeliveryState, Error
+from dtx.xa.value import value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LoginAsked:
     """The client has chosen a mechanism of those offered. Nothing more is looked at before it is answered, with
     ``login`` or ``refuse_login``.
@@ -25,14 +26,14 @@ class LoginAsked:
     hostname: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Opened:
     """The peer's open has come; a server answers with ``open``, or refuses with ``close``."""
 
     open: Open
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Begun:
     """The peer's begin has come; unless it is an answer, it is answered with the session's ``begin``."""
 
@@ -41,7 +42,7 @@ class Begun:
     answer: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Attached:
     """The peer's attach has come; unless it is an answer, it is answered with the link's ``attach`` or ``refuse``."""
 
@@ -51,7 +52,7 @@ class Attached:
     answer: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Flowed:
     """The peer has said something about a link; the link has its new credit. What echo asks for has been sent.
 
@@ -65,14 +66,14 @@ class Flowed:
     flow: Flow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Writable:
     """All that waited for the peer's window has been sent."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Delivered:
     """A whole message has come.
 
@@ -96,7 +97,7 @@ class Delivered:
     states: tuple[DeliveryState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Dropped:
     """A delivery took credit and came to nothing: the sender has aborted it, or resumed one that nobody has here."""
 
@@ -105,7 +106,7 @@ class Dropped:
     delivery_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Disposed:
     """The peer has a state for deliveries.
 
@@ -124,7 +125,7 @@ class Disposed:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Detached:
     """A link is over; where the peer has begun it, it is answered with the link's ``detach``.
 
@@ -142,7 +143,7 @@ class Detached:
     by_peer: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Ended:
     """A session is over, with all its links; where the peer has begun it, it is answered with the session's ``end``."""
 
@@ -151,7 +152,7 @@ class Ended:
     by_peer: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Closed:
     """The connection is over, with all its sessions; where the peer has begun it, it is answered with ``close``."""
 
