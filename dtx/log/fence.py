@@ -14,6 +14,7 @@ So nothing is written for the sake of a trace alone, and a group of acknowledgem
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, assert_never
 from uuid import UUID
 
@@ -68,7 +69,8 @@ async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
     """
     failpoint.at(Point.EPOCH_BEFORE)
     await session.run([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
-    epoch = _number(await session.run([(_RAISE_EPOCH, [rm, instance.bytes])], sent=Point.EPOCH_SENT))
+    on_sent = partial(failpoint.at, Point.EPOCH_SENT)
+    epoch = _number(await session.run([(_RAISE_EPOCH, [rm, instance.bytes])], on_sent=on_sent))
     if epoch is None:
         raise LeaseLost("another dtx has taken the lease")
     failpoint.at(Point.EPOCH_AFTER)

@@ -14,8 +14,6 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from dtx import failpoint
-from dtx.failpoint import Point
 from dtx.log.dsn import Dsn
 from dtx.log.statement import Bound, Statement
 
@@ -126,15 +124,12 @@ class Session:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
         await self._exchange()
 
-    async def run(
-        self, statements: Sequence[Bound], *, meanwhile: Callable[[], None] | None = None, sent: Point | None = None
-    ) -> list[PGresult]:
+    async def run(self, statements: Sequence[Bound], *, on_sent: Callable[[], None] | None = None) -> list[PGresult]:
         """Execute in one round trip and one transaction; returns after its commit.
 
         Args:
             statements: what to execute.
-            meanwhile: called when all of it is on its way.
-            sent: the failpoint at which all of it is on its way.
+            on_sent: called when all of it is on its way.
 
         Raises:
             Refused: nothing was written.
@@ -149,9 +144,9 @@ class Session:
         except psycopg.Error as error:
             self._lose(self._dsn.explain(error))
             raise SessionLost(self._dsn.explain(error)) from None
-        return await self._exchange(meanwhile, sent)
+        return await self._exchange(on_sent)
 
-    async def _exchange(self, meanwhile: Callable[[], None] | None = None, sent: Point | None = None) -> list[PGresult]:
+    async def _exchange(self, on_sent: Callable[[], None] | None = None) -> list[PGresult]:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiter = waiter
         self._results = []
@@ -165,10 +160,8 @@ class Session:
             self._lose(self._dsn.explain(error))
         else:
             self._flush()
-        if failpoint.armed and sent is not None:
-            failpoint.at(sent)
-        if meanwhile is not None:
-            meanwhile()
+        if on_sent is not None:
+            on_sent()
         await waiter
         return self._results
 

@@ -381,7 +381,7 @@ class Writer:
             if failpoint.armed:
                 for pending in group:
                     failpoint.at(around(pending.record)[0])
-            await session.run(bound, meanwhile=self._tell, sent=Point.LOG_SENT)
+            await session.run(bound, on_sent=self._on_sent)
         except SessionLost:
             self._carried = group
             self._known.clear()
@@ -402,6 +402,11 @@ class Writer:
         self._count_lines(group)
         if self._observe is not None:
             self._observe(len(group), time.perf_counter() - began)
+
+    def _on_sent(self) -> None:
+        if failpoint.armed:
+            failpoint.at(Point.LOG_SENT)
+        self._tell()
 
     def _count_lines(self, group: list[Pending]) -> None:
         if self._on_lines is not None:
