@@ -183,7 +183,8 @@ async def make_token(who: Asker, desk: TheDesk, form: forms.NewToken) -> forms.M
         )
         return "made", forms.MadeToken(name=form.name, role=form.role, secret=secret)
 
-    return await desk.audited(who, "make-token", form.name, "", form.model_dump(exclude_none=True), work)
+    detail = form.model_dump(exclude={"name", "reason"}, exclude_none=True)
+    return await desk.audited(who, "make-token", form.name, form.reason, detail, work)
 
 
 @router.delete("/tokens/{name:path}", tags=["operators"], status_code=204)

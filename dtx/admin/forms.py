@@ -348,6 +348,7 @@ class NewToken(Form):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     role: Literal["viewer", "operator", "coordinator"]
     seconds: float | None = Field(default=None, gt=0, le=1e9, description="Until it expires.")
+    reason: Annotated[str, Field(max_length=2000)] = Field(default="", description="Why; goes into the trail.")
 
 
 class MadeToken(Form):

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from dtx.log.api import LogError
 from dtx.log.operators import TokenError
+from dtx.store.postgres.editing import EditError
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -59,7 +60,7 @@ def as_problem(error: Exception) -> Problem:
             return error
         case XaError():
             return Problem(STATUS[error.code], error.reason)
-        case TokenError():
+        case TokenError() | EditError():
             return Problem(HTTPStatus.CONFLICT, str(error))
         case LogError():
             return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 import dtx
-from dtx.admin import clients, deciding, exporting, health, looking, past, problems
+from dtx.admin import accounts, clients, deciding, exporting, health, looking, past, problems
 from dtx.admin.desk import Desk
 from dtx.admin.guard import PAGES, Guard
 from dtx.admin.web.pulse import Pulse
@@ -37,7 +37,7 @@ def api(desk: Desk) -> FastAPI:
         openapi_url="/openapi.json",
     )
     app.state.desk = desk
-    for part in (looking, exporting, past, clients, deciding, health):
+    for part in (looking, exporting, past, clients, deciding, accounts, health):
         app.include_router(part.router)
     problems.install(app)
     return app

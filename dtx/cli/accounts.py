@@ -1,20 +1,22 @@
-"""What ``dtx user`` and ``dtx vhost`` have in common: their group, and the users of the database that is meant."""
+"""What ``dtx user``, ``dtx vhost`` and ``dtx token`` have in common: their group, their options, and whom they ask."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 
-from dtx.cli.connect import database_at_hand
-from dtx.cli.errors import CommandError, Exit
+from dtx.cli.console.access import Access, with_access
+from dtx.cli.console.reach import Api, reach
+from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, with_settings
 from dtx.config import Settings
-from dtx.store.postgres.editing import AccountEditor, EditError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 ABOUT: Final = """\b
-The users of a dtx without a broker. Alongside a broker, clients log in with the broker's users, and these do not count.
+The users of a dtx without a broker. Alongside one clients log in with the broker's users; these are operators then.
 A running dtx needs no restart: a login sees what has changed at once, open connections within a few seconds.
-With an embedded PostgreSQL that is not running, it is started for the duration.
+
 """
 
 
@@ -26,20 +28,30 @@ class Subcommands(click.Group):
         return list(self.commands)
 
 
+def with_api(function: _Function) -> _Function:
+    """Give a command the flags that say whom it asks; it is called with ``settings`` first, and ``access``."""
+    decorated: _Function = with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS)(with_access(function))
+    return decorated
+
+
+def with_reason(function: _Function) -> _Function:
+    """Give a command ``--reason``."""
+    decorated: _Function = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")(function)
+    return decorated
+
+
 @contextmanager
-def editor(settings: Settings) -> Iterator[AccountEditor]:
-    """The users of the resource manager that *settings* name.
+def api_of(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
+    """Whom such a command asks. Unlike branches these tables need no lease, where no dtx has it.
+
+    Args:
+        settings: which dtx.
+        access: what the user said about its API.
+        change: whether something is to be changed.
 
     Raises:
-        CommandError: what was asked cannot be done.
+        CommandError: no token, no way to the API, or the tables are not those of this dtx.
     """
-    from dtx.log import migrate
-
-    with database_at_hand(settings, make=True) as url:
-        if settings.database is None and migrate.current(url) is None:
-            # an embedded PostgreSQL that was made just now, for users that are wanted before the first start
-            migrate.upgrade(url)
-        try:
-            yield AccountEditor(url, settings.rm)
-        except EditError as error:
-            raise CommandError(Exit.FAILED, str(error)) from None
+    with reach(settings, access, orders=change, make=change) as api:
+        api.require_tables()
+        yield api

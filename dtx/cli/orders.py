@@ -14,13 +14,13 @@ from dtx.cli.console.access import HOW, Access, with_access
 from dtx.cli.console.reach import Api, reach
 from dtx.cli.console.remote import Refused
 from dtx.cli.errors import EXIT_CODES, Exit
-from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.options import ADMIN_SETTINGS, BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.config import Settings
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-ORDER_SETTINGS: Final = (*DATABASE_SETTINGS, *BROKER_SETTINGS, "admin_listen", "admin_tls_cert", "admin_tls_key")
+ORDER_SETTINGS: Final = (*DATABASE_SETTINGS, *BROKER_SETTINGS, *ADMIN_SETTINGS)
 
 _ABOUT: Final = {
     "commit": """Commit a prepared branch heuristically, since its transaction manager will not decide.

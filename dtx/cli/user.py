@@ -1,20 +1,20 @@
 """``dtx user``: who may connect to a dtx without a broker, and what they may do."""
 
 import sys
-from typing import Final
+from base64 import b64encode
+from typing import Any, Final
 
 import click
 from rich.text import Text
 
 from dtx.admin.shown.text import json_line, safe
-from dtx.cli.accounts import ABOUT, Subcommands, editor
+from dtx.cli.accounts import ABOUT, Subcommands, api_of, with_api, with_reason
+from dtx.cli.console.access import HOW, Access
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.options import SettingsCommand
 from dtx.cli.output import new_table, show_table
 from dtx.config import Settings
 from dtx.log.account_tables import TAGS
-from dtx.store.postgres.permissions import Patterns, TopicPatterns
-from dtx.store.postgres.users import User
 
 _MAX_LINE: Final = 64 * 1024
 """Octets read from stdin in search of the end of a password."""
@@ -35,7 +35,9 @@ A password is never an argument: other users of this machine can read those.
     + """
 \b
 The first start makes user guest with password guest and all permissions in /; it can connect from this machine alone.
+
 """
+    + HOW
 )
 _PERMISSIONS = """\b
 A pattern is a regular expression that is searched in names of exchanges and queues: 'orders' is found in 'my.orders.1',
@@ -76,6 +78,7 @@ Examples:
   dtx user tag relay
 """
 
+_WORDS: Final = ("configure", "write", "read")
 _name = click.argument("name")
 _vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
 _password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
@@ -87,7 +90,7 @@ def user() -> None:
 
 
 @user.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @_password_stdin
 @click.option(
@@ -98,25 +101,26 @@ def user() -> None:
     help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
     "impersonator: publish with the user-id of another. Can be repeated.",
 )
-def add(settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...]) -> int:
+@with_reason
+def add(settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...], reason: str, access: Access) -> int:
     """Make a user. It may do nothing until 'dtx user grant'."""
     password = _password(name, stdin=password_stdin)
-    with editor(settings) as accounts:
-        accounts.add_user(name, password, tags)
+    with api_of(settings, access) as api:
+        api.post("/api/users", {"name": name, **password, "tags": tags, "reason": reason})
     click.echo(f"user {safe(name)} is there; 'dtx user grant' lets it into a virtual host")
     return Exit.OK
 
 
 @user.command("list", cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_users(settings: Settings, as_json: bool) -> int:
+def list_users(settings: Settings, as_json: bool, access: Access) -> int:
     """List users with their permissions in each virtual host."""
-    with editor(settings) as accounts:
-        users = list(accounts.read().users.values())
+    with api_of(settings, access, change=False) as api:
+        users = api.get("/api/users")
     if as_json:
         for found in users:
-            click.echo(json_line(_value(found)))
+            click.echo(json_line(found))
     elif users:
         _show(users)
     else:
@@ -125,26 +129,28 @@ def list_users(settings: Settings, as_json: bool) -> int:
 
 
 @user.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @_password_stdin
-def passwd(settings: Settings, name: str, password_stdin: bool) -> int:
+@with_reason
+def passwd(settings: Settings, name: str, password_stdin: bool, reason: str, access: Access) -> int:
     """Change a password. It counts from the next login; open connections stay."""
     password = _password(name, stdin=password_stdin)
-    with editor(settings) as accounts:
-        accounts.set_password(name, password)
+    with api_of(settings, access) as api:
+        api.post("/api/users/password", {"name": name, **password, "reason": reason})
     click.echo(f"user {safe(name)} has a new password")
     return Exit.OK
 
 
 @user.command(cls=SettingsCommand, epilog=_PERMISSIONS)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @_vhost
 @click.option("--configure", metavar="PATTERN", help="What it may declare and delete.")
 @click.option("--write", metavar="PATTERN", help="Where it may publish.")
 @click.option("--read", metavar="PATTERN", help="What it may consume.")
 @click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given.")
+@with_reason
 def grant(
     settings: Settings,
     name: str,
@@ -153,6 +159,8 @@ def grant(
     write: str | None,
     read: str | None,
     everything: bool,
+    reason: str,
+    access: Access,
 ) -> int:
     """Let a user into a virtual host, and say what it may do there."""
     patterns = {"configure": configure, "write": write, "read": read}
@@ -160,49 +168,52 @@ def grant(
         patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
     if all(pattern is None for pattern in patterns.values()):
         raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
-    with editor(settings) as accounts:
-        now = accounts.grant(name, vhost, **patterns)
-    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now)}")
+    with api_of(settings, access) as api:
+        now = api.post("/api/users/grant", {"name": name, "vhost": vhost, **patterns, "reason": reason})
+    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
     return Exit.OK
 
 
 @user.command(cls=SettingsCommand, epilog=_TAGS)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]...")
-def tag(settings: Settings, name: str, tags: tuple[str, ...]) -> int:
+@with_reason
+def tag(settings: Settings, name: str, tags: tuple[str, ...], reason: str, access: Access) -> int:
     """Give a user these tags and no others; without any, take all away."""
-    with editor(settings) as accounts:
-        accounts.set_tags(name, tags)
+    with api_of(settings, access) as api:
+        api.post("/api/users/tags", {"name": name, "tags": tags, "reason": reason})
     click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
     return Exit.OK
 
 
 @user.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @_vhost
-def revoke(settings: Settings, name: str, vhost: str) -> int:
+@with_reason
+def revoke(settings: Settings, name: str, vhost: str, reason: str, access: Access) -> int:
     """Take all permissions in a virtual host back.
 
     The user may not enter it any more; its connections there are closed within a few seconds.
     """
-    with editor(settings) as accounts:
-        accounts.revoke(name, vhost)
+    with api_of(settings, access) as api:
+        api.post("/api/users/revoke", {"name": name, "vhost": vhost, "reason": reason})
     click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
     return Exit.OK
 
 
 @user.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
-def rm(settings: Settings, name: str) -> int:
+@with_reason
+def rm(settings: Settings, name: str, reason: str, access: Access) -> int:
     """Remove a user with all its permissions.
 
     Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
     """
-    with editor(settings) as accounts:
-        owned = accounts.remove_user(name)
+    with api_of(settings, access) as api:
+        owned = api.post("/api/users/remove", {"name": name, "reason": reason})["branches"]
     click.echo(f"user {safe(name)} is removed")
     if owned:
         click.echo(
@@ -214,81 +225,83 @@ def rm(settings: Settings, name: str) -> int:
 
 
 @user.command("grant-topic", cls=SettingsCommand, epilog=_TOPICS)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @click.argument("exchange")
 @_vhost
 @click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish.")
 @click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind.")
-def grant_topic(settings: Settings, name: str, exchange: str, vhost: str, write: str | None, read: str | None) -> int:
+@with_reason
+def grant_topic(
+    settings: Settings,
+    name: str,
+    exchange: str,
+    vhost: str,
+    write: str | None,
+    read: str | None,
+    reason: str,
+    access: Access,
+) -> int:
     """Say with which routing keys a user may use a topic exchange."""
     if write is None and read is None:
         raise click.UsageError("say what is granted: --write, --read")
-    with editor(settings) as accounts:
-        now = accounts.grant_topic(name, vhost, exchange, write=write, read=read)
-    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {_words(now)}")
+    place = {"name": name, "vhost": vhost, "exchange": exchange}
+    with api_of(settings, access) as api:
+        now = api.post("/api/users/grant-topic", {**place, "write": write, "read": read, "reason": reason})
+    words = _words(now, _WORDS[1:])
+    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
     return Exit.OK
 
 
 @user.command("revoke-topic", cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
 @click.argument("exchange", required=False)
 @_vhost
-def revoke_topic(settings: Settings, name: str, exchange: str | None, vhost: str) -> int:
+@with_reason
+def revoke_topic(settings: Settings, name: str, exchange: str | None, vhost: str, reason: str, access: Access) -> int:
     """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
-    with editor(settings) as accounts:
-        count = accounts.revoke_topic(name, vhost, exchange)
+    place = {"name": name, "vhost": vhost, "exchange": exchange}
+    with api_of(settings, access) as api:
+        count = api.post("/api/users/revoke-topic", {**place, "reason": reason})["exchanges"]
     click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
     return Exit.OK
 
 
-def _password(name: str, *, stdin: bool) -> bytes:
-    """The password, from the terminal or from the first line of stdin."""
+def _password(name: str, *, stdin: bool) -> dict[str, str]:
+    """The password as the API takes it, from the terminal or from the first line of stdin."""
     if stdin:
         line = sys.stdin.buffer.readline(_MAX_LINE)
-        return line.removesuffix(b"\n").removesuffix(b"\r")
+        octets = line.removesuffix(b"\n").removesuffix(b"\r")
+        return {"password": b64encode(octets).decode(), "encoding": "base64"}
     if not sys.stdin.isatty():
         raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
     asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
-    return asked.encode()
+    return {"password": asked}
 
 
-def _value(found: User) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "tags": sorted(found.tags),
-        "permissions": [{"vhost": where, **patterns._asdict()} for where, patterns in found.grants.items()],
-        "topic_permissions": [
-            {"vhost": where, "exchange": exchange, **patterns._asdict()}
-            for (where, exchange), patterns in found.topics.items()
-        ],
-    }
-
-
-def _show(users: list[User]) -> None:
-    table = new_table("user", "tags", "vhost", "configure", "write", "read")
+def _show(users: list[dict[str, Any]]) -> None:
+    table = new_table("user", "tags", "vhost", *_WORDS)
     for found in users:
-        tags = ", ".join(sorted(found.tags))
-        rows = [(where, *map(repr, patterns)) for where, patterns in found.grants.items()]
+        rows = [(each["vhost"], *(repr(each[word]) for word in _WORDS)) for each in found["permissions"]]
         for number, row in enumerate(rows or [("", "", "", "")]):
-            head = (found.name, tags) if number == 0 else ("", "")
+            head = (found["name"], ", ".join(found["tags"])) if number == 0 else ("", "")
             table.add_row(*(Text(safe(cell)) for cell in (*head, *row)))
     show_table(table)
-    _show_topics([found for found in users if found.topics])
+    _show_topics([found for found in users if found["topic_permissions"]])
 
 
-def _show_topics(users: list[User]) -> None:
+def _show_topics(users: list[dict[str, Any]]) -> None:
     if not users:
         return
     click.echo()
-    table = new_table("user", "vhost", "topic exchange", "write", "read")
+    table = new_table("user", "vhost", "topic exchange", *_WORDS[1:])
     for found in users:
-        for (where, exchange), patterns in found.topics.items():
-            cells = (found.name, where, exchange, *map(repr, patterns))
+        for each in found["topic_permissions"]:
+            cells = (found["name"], each["vhost"], each["exchange"], *(repr(each[word]) for word in _WORDS[1:]))
             table.add_row(*(Text(safe(cell)) for cell in cells))
     show_table(table)
 
 
-def _words(patterns: Patterns | TopicPatterns) -> str:
-    return ", ".join(f"{word} '{safe(pattern)}'" for word, pattern in patterns._asdict().items())
+def _words(permission: dict[str, str], words: tuple[str, ...]) -> str:
+    return ", ".join(f"{word} '{safe(permission[word])}'" for word in words)

@@ -3,9 +3,10 @@
 import click
 
 from dtx.admin.shown.text import json_line, safe
-from dtx.cli.accounts import ABOUT, Subcommands, editor
+from dtx.cli.accounts import ABOUT, Subcommands, api_of, with_api, with_reason
+from dtx.cli.console.access import HOW, Access
 from dtx.cli.errors import Exit
-from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.options import SettingsCommand
 from dtx.config import Settings
 
 _EPILOG = (
@@ -20,6 +21,7 @@ A virtual host has exchanges, queues and branches of its own; a client names it 
 
 """
     + ABOUT
+    + HOW
 )
 
 _name = click.argument("name")
@@ -31,39 +33,41 @@ def vhost() -> None:
 
 
 @vhost.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
-def add(settings: Settings, name: str) -> int:
+@with_reason
+def add(settings: Settings, name: str, reason: str, access: Access) -> int:
     """Make a virtual host. Nobody may enter it until 'dtx user grant'."""
-    with editor(settings) as accounts:
-        accounts.add_vhost(name)
+    with api_of(settings, access) as api:
+        api.post("/api/vhosts", {"name": name, "reason": reason})
     click.echo(f"virtual host {safe(name)} is there; 'dtx user grant' lets users in")
     return Exit.OK
 
 
 @vhost.command("list", cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_vhosts(settings: Settings, as_json: bool) -> int:
+def list_vhosts(settings: Settings, as_json: bool, access: Access) -> int:
     """List virtual hosts."""
-    with editor(settings) as accounts:
-        names = sorted(accounts.read().vhosts)
-    for name in names:
-        click.echo(json_line({"name": name}) if as_json else safe(name))
-    if not names and not as_json:
+    with api_of(settings, access, change=False) as api:
+        found = api.get("/api/vhosts")
+    for each in found:
+        click.echo(json_line(each) if as_json else safe(each["name"]))
+    if not found and not as_json:
         click.echo("there is no virtual host yet; the first start of dtx without a broker makes /")
     return Exit.OK
 
 
 @vhost.command(cls=SettingsCommand)
-@with_settings(*DATABASE_SETTINGS)
+@with_api
 @_name
-def rm(settings: Settings, name: str) -> int:
+@with_reason
+def rm(settings: Settings, name: str, reason: str, access: Access) -> int:
     """Remove a virtual host that nothing is kept in.
 
     One that has branches in doubt, durable queues or durable exchanges stays.
     """
-    with editor(settings) as accounts:
-        accounts.remove_vhost(name)
+    with api_of(settings, access) as api:
+        api.post("/api/vhosts/remove", {"name": name, "reason": reason})
     click.echo(f"virtual host {safe(name)} is removed")
     return Exit.OK

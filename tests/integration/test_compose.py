@@ -68,12 +68,17 @@ def test_dtx_has_a_broker_in_one_profile_and_none_in_the_other(services: dict[st
 
 
 def test_the_user_of_standalone_is_made_once(services: dict[str, Any], migrated_postgres_url: str) -> None:
-    """The commands are those of the file, run twice as two starts do; then the user can do everything in /."""
+    """The commands are those of the file, run as two starts do, the other one beside a dtx that serves."""
     shell, script = services["users"]["entrypoint"], services["users"]["command"][0]
     words = {**services["users"]["environment"], "DTX_DATABASE": migrated_postgres_url}
     bin_first = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for _ in range(2):
-        subprocess.run([*shell, script], env={**os.environ, **words, "PATH": bin_first}, check=True, timeout=60)
+
+    def make() -> None:
+        subprocess.run([*shell, script], env={**os.environ, **words, "PATH": bin_first}, check=True, timeout=120)
+
+    make()
+    with DtxService(database=migrated_postgres_url, options=("--rm", words["DTX_RM"])):
+        make()
     with psycopg.connect(migrated_postgres_url) as database:
         assert database.execute("SELECT count(*) FROM account WHERE name = 'app'").fetchone() == (1,)
 

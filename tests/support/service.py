@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
@@ -200,6 +200,9 @@ class DtxService:
         command = [sys.executable, "-m", "dtx", *words, "--data-dir", str(self.data_dir)]
         if self.database is not None:
             command += ["--database", self.database]
+        environment = self._environment()
+        if self.admin_url:
+            environment["DTX_ADMIN_LISTEN"] = urlsplit(self.admin_url).netloc
         return subprocess.run(
             command,
             capture_output=True,
@@ -207,7 +210,7 @@ class DtxService:
             check=check,
             timeout=seconds,
             stdin=subprocess.DEVNULL,
-            env=self._environment(),
+            env=environment,
             cwd=self.directory,
         )
 

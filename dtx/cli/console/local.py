@@ -17,13 +17,10 @@ from dtx.admin.server import api
 from dtx.cli.console.person import user_name
 from dtx.cli.console.remote import COUNT, Refused, address, said
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.revisions import known_revisions
 from dtx.config import Settings
-from dtx.log import migrate
 from dtx.log.api import LeaseHeld, LogError
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
-from dtx.server.alone import alone
 from dtx.telemetry import Metrics
 
 if TYPE_CHECKING:
@@ -78,10 +75,29 @@ class Local:
         """The same for an order."""
         return self._parsed("POST", path, query, body)
 
+    def delete(self, path: str, **query: object) -> None:
+        """Have something removed."""
+        self._runner.run(self._ask("DELETE", address(path, query), b"", lambda _: None))
+
     def download(self, path: str, sink: Callable[[bytes], None], **query: object) -> int:
         """Give *sink* the answer piece by piece; returns how many messages it was said to have."""
         headers = self._runner.run(self._ask("GET", address(path, query), b"", sink))
         return int(headers.get(COUNT.encode(), b"0"))
+
+    def require_tables(self) -> None:
+        """Nothing is written to tables of another version.
+
+        Raises:
+            CommandError: they are not those of this dtx.
+        """
+        from dtx.cli.revisions import known_revisions
+        from dtx.log import migrate
+
+        here, newest = migrate.current(self._url), known_revisions()[0]
+        if here != newest:
+            raise CommandError(
+                Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx wants {newest}: run 'dtx migrate'"
+            )
 
     @contextmanager
     def orders(self) -> Iterator["Local"]:
@@ -90,11 +106,9 @@ class Local:
         Raises:
             CommandError: another dtx has the lease, or the tables are not those of this dtx.
         """
-        here, newest = migrate.current(self._url), known_revisions()[0]
-        if here != newest:
-            raise CommandError(
-                Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx wants {newest}: run 'dtx migrate'"
-            )
+        from dtx.server.alone import alone
+
+        self.require_tables()
         stack = AsyncExitStack()
         try:
             found = self._runner.run(stack.enter_async_context(alone(self._settings, self._url)))

@@ -24,13 +24,15 @@ Api: TypeAlias = Union[Remote, "Local"]
 
 
 @contextmanager
-def reach(settings: Settings, access: Access, *, orders: bool) -> Iterator[Api]:
+def reach(settings: Settings, access: Access, *, orders: bool, make: bool = False) -> Iterator[Api]:
     """The API to ask.
 
     Args:
         settings: which dtx.
         access: what the user said about its API.
         orders: whether it will be asked to change something: that takes the active dtx, where there is one.
+        make: where there is no embedded PostgreSQL yet, make it with its tables, for what is wanted before the first
+            start. Whoever looks for branches must not find an empty one.
 
     Raises:
         CommandError: no token, or no way to the API.
@@ -40,7 +42,9 @@ def reach(settings: Settings, access: Access, *, orders: bool) -> Iterator[Api]:
         if access.api is not None:
             yield Remote(access.api, lambda: _token(settings, access, stack), ca=access.trusted())
             return
-        url = stack.enter_context(database_at_hand(settings))
+        url = stack.enter_context(database_at_hand(settings, make=make))
+        if make and settings.database is None:
+            _make_tables(url)
         hint = _holder(settings, url) if orders else None
         if hint is not None:
             base = address_of(settings)
@@ -51,6 +55,13 @@ def reach(settings: Settings, access: Access, *, orders: bool) -> Iterator[Api]:
         from dtx.cli.console.local import Local
 
         yield stack.enter_context(Local(settings, url))
+
+
+def _make_tables(url: str) -> None:
+    from dtx.log import migrate
+
+    if migrate.current(url) is None:
+        migrate.upgrade(url)
 
 
 def _holder(settings: Settings, url: str) -> str | None:
@@ -65,7 +76,8 @@ def _holder(settings: Settings, url: str) -> str | None:
     left = human_duration(max(lease.remaining, 0.1))
     return (
         f". {safe(lease.holder)} has the lease of {settings.rm} (epoch {lease.epoch}) for another {left}: name its "
-        "API with --api, or, if that dtx is dead, ask again when the lease has run out"
+        "API with --api (with --no-admin it has none, and has to be stopped first), or, if that dtx is dead, ask again "
+        "when the lease has run out"
     )
 
 

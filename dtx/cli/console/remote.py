@@ -73,10 +73,13 @@ class Remote:
         with self._asked("POST", path, query, body) as answer:
             return json.load(answer)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, **query: object) -> None:
         """Have something removed."""
-        with self._asked("DELETE", path, {}, None):
+        with self._asked("DELETE", path, query, None):
             pass
+
+    def require_tables(self) -> None:
+        """They are the service's business."""
 
     def download(self, path: str, sink: Callable[[bytes], None], **query: object) -> int:
         """Give *sink* the answer piece by piece.

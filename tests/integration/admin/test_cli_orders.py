@@ -273,6 +273,8 @@ def test_tokens_are_made_listed_and_revoked(
     if way == "api":
         monkeypatch.setenv("DTX_TOKEN", OperatorLog(alone.database, "dtx").make_token("boss", Role.COORDINATOR, "test"))
         where = ["--api", alone.service.admin_url]
+    else:
+        alone.service.kill9()
     assert run(["token", "add", "olga/2", "--role", "operator", "--expires", "30d", *where]) == 0
     secret = capsys.readouterr().out.strip()
     assert run(["token", "add", "olga/2", "--role", "viewer", *where]) == 1

@@ -240,7 +240,7 @@ def test_without_tables_the_user_is_sent_to_migrate(
 ) -> None:
     dtx = Dtx(postgres_url, capsys, monkeypatch)
     dtx("user", "list", code=3)
-    assert "run dtx migrate" in dtx.err
+    assert "run 'dtx migrate'" in dtx.err
 
 
 def test_users_can_be_made_before_the_first_start_and_while_dtx_runs_with_its_embedded_postgresql(

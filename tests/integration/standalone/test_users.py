@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
@@ -24,7 +25,7 @@ from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.raw import ConnectionEnded, RawClient
-from tests.support.service import DtxService
+from tests.support.service import ADMIN, DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
 
@@ -48,7 +49,7 @@ def own_address() -> str:
 def service(postgres: PostgresServer, own_address: str) -> Iterator[DtxService]:
     database = postgres.create_database()
     more = ("--listen", f"{own_address}:0") if own_address else ()
-    with DtxService(database=database, options=("--coordinator", COORDINATOR, *more)) as running:
+    with DtxService(database=database, options=("--coordinator", COORDINATOR, *ADMIN, *more)) as running:
         users = StandaloneUsers(running)
         users.add(COORDINATOR)
         users.permit(COORDINATOR, "", "", "")
@@ -98,7 +99,8 @@ def test_a_user_from_its_making_to_its_end(service: DtxService, queue: str, monk
     def dtx_user(*words: str, typed: str = "") -> None:
         assert service.database is not None
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
-        assert run(["user", *words, "--database", service.database]) == 0
+        where = ["--database", service.database, "--admin-listen", urlsplit(service.admin_url).netloc]
+        assert run(["user", *words, *where]) == 0
 
     dtx_user("add", "alice", "--password-stdin", typed="secret\n")
     with pytest.raises(ProbableAccessDeniedError, match="530"), connected(service.url("alice", "secret")):

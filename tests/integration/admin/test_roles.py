@@ -1,0 +1,143 @@
+"""What each role may do at the operators' API: every route, from the document that the API gives of itself."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from tests.support.crash import StandaloneStage
+from tests.support.operator import Operator
+from tests.support.postgres import PostgresServer
+from tests.support.service import ADMIN
+
+VIEWER, OPERATOR, COORDINATOR = Role
+WHY: Final = {"reason": "to see who may"}
+NAMED: Final = {"name": "nobody", **WHY}
+TOPIC: Final = {**NAMED, "exchange": "amq.topic"}
+ROUTES: Final[dict[str, tuple[Role | None, object]]] = {
+    "GET /healthz": (None, None),
+    "GET /readyz": (None, None),
+    "GET /metrics": (VIEWER, None),
+    "GET /api/status": (VIEWER, None),
+    "GET /api/branches": (VIEWER, None),
+    "GET /api/branches/{xid}": (VIEWER, None),
+    "GET /api/branches/{xid}/messages/{position}": (OPERATOR, None),
+    "GET /api/branches/{xid}/export": (OPERATOR, None),
+    "POST /api/branches/{xid}/{action}": (OPERATOR, WHY),
+    "POST /api/branches/{xid}/discard": (OPERATOR, {**WHY, "positions": [0]}),
+    "POST /api/branches/{xid}/redirect": (OPERATOR, {**WHY, "position": 0, "exchange": "", "routing_key": "out"}),
+    "POST /api/bulk": (COORDINATOR, {**WHY, "action": "commit", "filter": {}, "dry_run": True}),
+    "GET /api/journal": (VIEWER, None),
+    "GET /api/transactions/{gtrid}": (VIEWER, None),
+    "GET /api/outcomes": (VIEWER, None),
+    "GET /api/archive": (VIEWER, None),
+    "GET /api/archive/{branch}/{position}": (OPERATOR, None),
+    "GET /api/connections": (VIEWER, None),
+    "GET /api/connections/{number}": (VIEWER, None),
+    "POST /api/connections/{number}/close": (OPERATOR, WHY),
+    "GET /api/associations": (VIEWER, None),
+    "GET /api/scans": (VIEWER, None),
+    "GET /api/audit": (COORDINATOR, None),
+    "GET /api/tokens": (COORDINATOR, None),
+    "POST /api/tokens": (COORDINATOR, {"name": "made", "role": "viewer"}),
+    "DELETE /api/tokens/{name}": (COORDINATOR, None),
+    "GET /api/users": (COORDINATOR, None),
+    "POST /api/users": (COORDINATOR, {**NAMED, "name": "made", "password": "s3cret-w0rd"}),
+    "POST /api/users/password": (COORDINATOR, {**NAMED, "password": "s3cret-w0rd"}),
+    "POST /api/users/tags": (COORDINATOR, {**NAMED, "tags": []}),
+    "POST /api/users/remove": (COORDINATOR, NAMED),
+    "POST /api/users/grant": (COORDINATOR, NAMED),
+    "POST /api/users/revoke": (COORDINATOR, NAMED),
+    "POST /api/users/grant-topic": (COORDINATOR, TOPIC),
+    "POST /api/users/revoke-topic": (COORDINATOR, TOPIC),
+    "GET /api/vhosts": (VIEWER, None),
+    "POST /api/vhosts": (COORDINATOR, {**NAMED, "name": "made"}),
+    "POST /api/vhosts/remove": (COORDINATOR, NAMED),
+}
+"""Who may, and a body that would do; every change among them is written to the trail, allowed or not."""
+_PLACES: Final = {
+    "{xid}": "1:61:",
+    "{position}": "0",
+    "{action}": "commit",
+    "{gtrid}": "61",
+    "{branch}": "00000000-0000-0000-0000-000000000000",
+    "{number}": "999999",
+    "{name}": "nobody",
+}
+
+
+@pytest.fixture(scope="module")
+def dtx(postgres: PostgresServer) -> Iterator[StandaloneStage]:
+    """Without a broker, for all tests here."""
+    with StandaloneStage(postgres, options=ADMIN) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def people(dtx: StandaloneStage) -> dict[Role, Operator]:
+    """Somebody of every role."""
+    trail = OperatorLog(dtx.database, "dtx")
+    return {role: Operator(dtx.service.admin_url, token=trail.make_token(str(role), role, "test")) for role in Role}
+
+
+@pytest.fixture(scope="module")
+def document(dtx: StandaloneStage) -> dict[str, Any]:
+    """What the API says of itself."""
+    found: dict[str, Any] = Operator(dtx.service.admin_url, user="").get("/openapi.json")
+    return found
+
+
+def test_every_route_is_here(document: dict[str, Any]) -> None:
+    there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert there == set(ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_who_may_not_is_told_so_and_who_may_is_not(
+    dtx: StandaloneStage, people: dict[Role, Operator], route: str
+) -> None:
+    method, _, path = route.partition(" ")
+    role, body = ROUTES[route]
+    for place, value in _PLACES.items():
+        path = path.replace(place, value)
+    sent = {} if method == "DELETE" else body
+    nobody = Operator(dtx.service.admin_url, user="").ask(method, path, sent)
+    assert (nobody.status == 401) == (role is not None), nobody
+    for having, person in people.items():
+        answer = person.ask(method, path, sent)
+        allowed = role is None or having.includes(role)
+        assert (answer.status in {401, 403}) != allowed, (having, answer)
+        assert answer.status < 500, answer
+        if not allowed:
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert f"token:{having} is a" in answer.body["detail"]
+            if method != "GET":
+                written = OperatorLog(dtx.database, "dtx").trail(limit=1)[0]
+                assert (written.actor, (written.result or "")[:3]) == (f"token:{having}", "403")
+
+
+def test_no_secret_is_in_the_trail_of_all_that(dtx: StandaloneStage) -> None:
+    lines = OperatorLog(dtx.database, "dtx").trail(limit=1000)
+    assert {"make-user", "set-password", "make-token"} <= {line.action for line in lines}
+    said = json.dumps([[line.subject, line.reason, line.detail, line.result] for line in lines])
+    assert "s3cret-w0rd" not in said + dtx.service.log_path.read_text()
+
+
+def test_the_document_is_what_openapi_wants(document: dict[str, Any]) -> None:
+    """Every reference leads somewhere, every parameter in a path is described, and operations have different ids."""
+    assert document["openapi"].startswith("3.1")
+    ids, references = [], set()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            ids.append(operation["operationId"])
+            described = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+            assert described == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
+            assert operation["summary"]
+            assert operation["description"]
+    assert len(ids) == len(set(ids))
+    for word in json.dumps(document).split('"$ref": "')[1:]:
+        references.add(word.partition('"')[0])
+    assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
