@@ -24,13 +24,14 @@ FILL = """
 INSERT INTO dtx.queue (id, rm, vhost, name, auto_delete, arguments, delivered)
 SELECT n, 'dtx', '/', convert_to('queue-' || n, 'UTF8'), false, '', 0 FROM generate_series(1, 100) n;
 INSERT INTO dtx.branch (id, rm, vhost, format_id, gtrid, bqual, state, owner, version, timeout, started_at, prepared_at,
-    one_phase, publishes, consumes, bytes, stuck, published, consumed)
+    one_phase, publishes, consumes, bytes, stuck, published, consumed, exchange_marks)
 SELECT lpad(to_hex(n), 32, '0')::uuid, 'dtx', '/', n % 7, convert_to('order-' || lpad(n::text, 8, '0'), 'UTF8'), 'b',
     CASE WHEN n % 50 = 0 THEN 'committing' ELSE 'prepared' END, 'user-' || n % 20, 1, 60,
     now() - make_interval(secs => {branches} - n), now(), false, 1, 1, 1024,
     CASE WHEN n % 500 = 0 THEN '404 NOT_FOUND' END,
     CASE WHEN n % 2 = 0 THEN int8send(n % 100 + 1) || int8send(n) END,
-    CASE WHEN n % 2 = 0 THEN int8send(n % 100 + 1) || int8send(n + {branches}) END
+    CASE WHEN n % 2 = 0 THEN int8send(n % 100 + 1) || int8send(n + {branches}) END,
+    CASE WHEN n % 2 = 0 THEN substr(sha256(convert_to('exchange-' || n % 100, 'UTF8')), 1, 4) END
 FROM generate_series(1, {branches}) n;
 INSERT INTO dtx.work (branch_id, position, rm, kind, exchange, routing_key, queue, flags, properties, body, unit)
 SELECT lpad(to_hex(n), 32, '0')::uuid, p, 'dtx', CASE p WHEN 0 THEN 'publish' ELSE 'consume' END,

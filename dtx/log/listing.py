@@ -13,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal, or_, select, tuple_
 
+from dtx.log.marks import mark
 from dtx.log.queries import BRANCH_COLUMNS, branch_record, slots
 from dtx.log.reading import InDoubt, LogReader, age_of, concerned
 from dtx.log.records import BranchRecord, LogState, WorkKind
@@ -234,10 +235,12 @@ def _publishes_to(name: bytes) -> ColumnElement[bool]:
     # One look by the primary key for each message: as a join, PostgreSQL would read the whole table for each branch.
     stored = (message.c.queue == hidden.c.queue) & (message.c.position == hidden.c.position)
     of_slot = select(message.c.exchange).where(stored).correlate(hidden).scalar_subquery()
-    local = exists(select(hidden.c.queue).where(of_slot == name).correlate(branch))
+    exact = exists(select(hidden.c.queue).where(of_slot == name).correlate(branch))
+    found = func.pg_catalog.position(branch.c.exchange_marks, literal(mark(name), branch.c.exchange_marks.type)) > 0
+    perhaps = and_(branch.c.published != b"", or_(branch.c.exchange_marks.is_(None), found))
     return or_(
         _in_work((work.c.kind == str(WorkKind.PUBLISH)) & (work.c.exchange == name)),
-        and_(branch.c.published.is_not(None), branch.c.published != b"", local),
+        case((perhaps, exact), else_=False),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, assert_never
 
 from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
+from dtx.log.marks import mark, marks
 from dtx.log.message_statements import bind_changes, bind_topology
 from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
@@ -45,6 +46,7 @@ BRANCH: Final[tuple[Column, ...]] = (
     ("outcome", "outcome", "text", binary.optional_texts),
     ("published", "published", "bytea", binary.packed_slots),
     ("consumed", "consumed", "bytea", binary.packed_slots),
+    ("exchange_marks", "", "bytea", binary.optional_bytes),
 )
 WORK: Final[tuple[Column, ...]] = (
     ("position", "position", "integer", binary.int4s),
@@ -148,8 +150,8 @@ _OWNER: Final[Column] = ("branch_id", "", "uuid", binary.uuids)
 _ID: Final[Column] = ("id", "", "uuid", binary.raw_uuids)
 _NUMBERS: Final[tuple[Column, ...]] = (_OWNER, ("number", "", "integer", binary.int4s))
 
-_branch_values = attrgetter(*(column[1] for column in BRANCH))
-_vote_values = attrgetter(*(column[1] for column in VOTE[:-2]))
+_branch_values = attrgetter(*(column[1] for column in BRANCH[:-1]))
+_vote_values = attrgetter(*(column[1] for column in VOTE[:-3]))
 _work_values = attrgetter(*(column[1] for column in WORK))
 _unit_values = attrgetter(*(column[1] for column in UNIT))
 _advance_values = attrgetter(*(column[1] for column in ADVANCE))
@@ -373,9 +375,9 @@ class _Rows:
         """A branch enters."""
         branch, journal = record.branch, record.journal
         if isinstance(journal, Line):
-            self.votes.append((*_vote_values(branch), line_id, journal.actor))
+            self.votes.append((*_vote_values(branch), _exchange_marks(record), line_id, journal.actor))
         else:
-            self.branches.append(_branch_values(branch))
+            self.branches.append((*_branch_values(branch), _exchange_marks(record)))
             if branch.units:
                 self.units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
             self.line(journal, line_id)
@@ -425,6 +427,16 @@ class _Rows:
         """Messages come and go."""
         if change is not None:
             self.changes.append(change)
+
+
+def _exchange_marks(record: Insert) -> bytes | None:
+    """Marks of the exchanges of the messages that a branch brings along, if these are all that it publishes."""
+    change, published = record.change, record.branch.published
+    if change is None or published is None or len(change.puts) != len(published):
+        return None
+    if len(published) == 1:
+        return mark(change.puts[0].exchange)
+    return marks([put.exchange for put in change.puts])
 
 
 def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -> list[Bound]:

@@ -95,6 +95,8 @@ branch: Final = Table(
     # Standalone mode: pairs of 64 bit integers, queue and position; dtx.slots() reads them.
     _bytes("published", nullable=True),
     _bytes("consumed", nullable=True),
+    # Of the exchanges that the published ones were sent to (dtx.log.marks); null where nobody knows.
+    _bytes("exchange_marks", nullable=True),
     PrimaryKeyConstraint("id", name="branch_pkey"),
     UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name="branch_xid_key"),
     CheckConstraint(_FORMAT_ID, name="branch_format_id_check"),

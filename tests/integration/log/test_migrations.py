@@ -19,11 +19,12 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from dtx.log import account_tables, migrate, operator_tables, tables
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.engine import engine
 from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
 
-HEAD = "0008"
+HEAD = "0009"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
@@ -38,7 +39,7 @@ def query(url: str, sql: str) -> list[Any]:
 
 def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PGDialect.ischema_names, "xid8", tables.Xid8)
-    with migrate.engine(Dsn(migrated_postgres_url)).connect() as connection:
+    with engine(Dsn(migrated_postgres_url)).connect() as connection:
         # the tests' role is called dtx: by its search path the schema would be left out of what foreign keys refer to
         connection.exec_driver_sql("SET search_path = public")
         connection.dialect.default_schema_name = "public"
