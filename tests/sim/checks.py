@@ -4,17 +4,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+from uuid import UUID
 
-from dtx.log.records import ENDINGS, JournalEvent
+from dtx.log.records import ENDINGS, Advance, Insert, JournalEvent, LogState
 from dtx.wire.amqp09 import properties
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.sim.broker import SimBroker
 from tests.sim.database import SimDatabase
-from tests.sim.ledger import Branch, Ledger
+from tests.sim.ledger import Branch, Ledger, Move
 
 _ID: Final = b"x-dtx-id"
 _MOST: Final = 20
+_COMMITS: Final = frozenset({LogState.COMMITTING, LogState.HEURISTIC_COMMITTING})
+_UNDOES: Final = frozenset({LogState.ROLLING_BACK, LogState.HEURISTIC_ROLLING_BACK})
 Copies = dict[bytes, list[tuple[bytes, bytes | None]]]
 """By body: the queue and the ``x-dtx-id`` of each copy."""
 
@@ -61,6 +64,7 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
     given_up = {body for branch in ledger.branches.values() for body in branch.given_up}
     expected = dict(ledger.seeds)
     consumed: Counter[bytes] = Counter()
+    moves = _moves(ledger)
     origin: dict[bytes, Branch] = {}
     for branch in ledger.branches.values():
         for body, queue in branch.publishes:
@@ -81,29 +85,65 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
                 wrong(
                     f"{body!r} is there {len(there)} times and was consumed {gone} times (of {_of(origin.get(body))})"
                 )
-        if any(where != queue for where in there):
-            wrong(f"{body!r} is in {there}, it belongs into {queue!r}")
+        may_be = {queue, *(move.queue for move in moves.get(body, ()))}
+        if not may_be.issuperset(there):
+            wrong(f"{body!r} is in {there}, it belongs into {may_be}")
     for body, found in copies.items():
         if body not in expected and body not in given_up:
             wrong(f"{body!r} is in {found}, of {_of(origin.get(body))}, which did not commit")
         ids = {id_ for _, id_ in found}
         if body in origin and len(ids) > 1:
             wrong(f"the copies of {body!r} have different ids: {ids}")
+    _judge_moves(moves, _places(ledger, committed, copies), given_up, wrong)
     del verdict.violations[_MOST:]
     return verdict
+
+
+def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
+    """By body, where operators have sent it."""
+    moves: dict[bytes, list[Move]] = {}
+    for branch in ledger.branches.values():
+        for move in branch.moves:
+            moves.setdefault(move.body, []).append(move)
+    return moves
+
+
+def _places(ledger: Ledger, committed: set[Xid], copies: Copies) -> dict[bytes, set[bytes]]:
+    """By body, the queues that it is in, or was consumed from."""
+    places = {body: {where for where, _ in found} for body, found in copies.items()}
+    for branch in ledger.branches.values():
+        if branch.xid in committed:
+            for body, where in branch.consumes:
+                places.setdefault(body, set()).add(where)
+    return places
+
+
+def _judge_moves(
+    moves: dict[bytes, list[Move]],
+    places: dict[bytes, set[bytes]],
+    given_up: set[bytes],
+    wrong: Callable[[str], None],
+) -> None:
+    """What an operator has sent elsewhere is there, or was there; of several orders nobody knows which was the last."""
+    for body, ordered in moves.items():
+        there = places.get(body)
+        if len(ordered) == 1 and ordered[0].done and there and body not in given_up and ordered[0].queue not in there:
+            wrong(f"{body!r} was sent to {ordered[0].queue!r} by an operator, and went to {there}")
 
 
 def _committed(ledger: Ledger, database: SimDatabase, wrong: Callable[[str], None]) -> set[Xid]:
     """Branches that have committed, by whomever; each has ended as whoever decided it wanted."""
     endings, outcomes = _endings(database, wrong), _outcomes(database, wrong)
+    ways = _ways(database)
     committed = {xid for xid, events in endings.items() if JournalEvent.COMMITTED in events}
     for branch in ledger.branches.values():
         outcome = outcomes.get(branch.xid)
+        _judge_way(branch, ways.get(branch.xid, set()), wrong)
         if outcome is None:
             _judge_branch(branch, endings.get(branch.xid, Counter()), wrong)
             continue
         _judge_heuristic(branch, outcome, wrong)
-        if _goes_on(branch, outcome):
+        if _goes_on(branch, outcome, ways[branch.xid]):
             committed.add(branch.xid)
     return committed
 
@@ -143,11 +183,33 @@ def _judge_heuristic(branch: Branch, outcome: Heuristic, wrong: Callable[[str], 
         wrong(f"{branch.decision} of {branch.xid} was answered as done, and it is heuristically {outcome}")
 
 
-def _goes_on(branch: Branch, outcome: Heuristic) -> bool:
+def _goes_on(branch: Branch, outcome: Heuristic, way: set[LogState]) -> bool:
     """Whether the messages that nobody gave up have gone the way of a commit."""
     if branch.given_up and outcome in {Heuristic.MIXED, Heuristic.HAZARD}:
-        return "commit" in branch.ordered or branch.decision == "commit"
+        return not way.isdisjoint(_COMMITS)
     return outcome is Heuristic.COMMITTED
+
+
+def _ways(database: SimDatabase) -> dict[Xid, set[LogState]]:
+    """All states that branches have had in the log."""
+    xids: dict[UUID, Xid] = {}
+    ways: dict[Xid, set[LogState]] = {}
+    for *_, record in database.written:
+        if isinstance(record, Insert):
+            xids[record.branch.id] = record.branch.xid
+            ways.setdefault(record.branch.xid, set()).add(record.branch.state)
+        elif isinstance(record, Advance):
+            ways[xids[record.id]].add(record.to)
+    return ways
+
+
+def _judge_way(branch: Branch, way: set[LogState], wrong: Callable[[str], None]) -> None:
+    """Phase two goes one way, and commits what somebody wanted to commit."""
+    commits, undoes = way & _COMMITS, way & _UNDOES
+    if commits and undoes:
+        wrong(f"{branch.xid} went both ways: {sorted(commits | undoes)}")
+    if commits and not (branch.one_phase or branch.decision == "commit" or "commit" in branch.ordered):
+        wrong(f"{branch.xid} is committed, and nobody wanted that: {branch.decision}, {branch.ordered}")
 
 
 def _judge_branch(branch: Branch, events: Counter[JournalEvent], wrong: Callable[[str], None]) -> None:

@@ -14,6 +14,21 @@ Decision = Literal["commit", "rollback"]
 
 
 @dataclass(slots=True, eq=False)
+class Move:
+    """An operator's order to send a message elsewhere.
+
+    Args:
+        body: of the message.
+        queue: where it goes instead.
+        done: the order was answered as done.
+    """
+
+    body: bytes
+    queue: bytes
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Branch:
     """One branch.
 
@@ -44,6 +59,8 @@ class Branch:
     """What operators have ordered; each of it was done, or not."""
     given_up: list[bytes] = field(default_factory=list)
     """Messages that operators have ordered to discard."""
+    moves: list[Move] = field(default_factory=list)
+    """Messages that operators have ordered to go elsewhere."""
     forgets: bool = False
     """Its transaction manager has asked to forget the heuristic outcome."""
 

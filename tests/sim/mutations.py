@@ -8,12 +8,13 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from dtx.log.postgres import PostgresLog
-from dtx.log.records import BranchRecord, Lookup, Unit, WorkKind
+from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
 from dtx.manager import effects, quick
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
+from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.store.api import UnitOutcome
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
@@ -67,6 +68,7 @@ _LONG_WAITS: Final = Shape(troubles=8, kinds=("the database is away", "the activ
 _AWAY: Final = Shape(troubles=3, kinds=("the database is away for long",))
 _IN_PART: Final = Shape(troubles=40, joins=0.9, kinds=("a connection to the broker breaks at a write",))
 _ORDERS: Final = Shape(troubles=10, operators=True, kinds=_KILLED, database=0.02)
+_REFUSED: Final = Shape(troubles=4, operators=True, exact=False, refusing=True, kinds=_KILLED)
 _STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLED)
 
 
@@ -248,6 +250,41 @@ def _forgets_by_itself() -> Sequence[Change]:
     return [(BrokerDurable, "_decide", forgetful)]
 
 
+def _goes_where_it_was_to_go() -> Sequence[Change]:
+    """Operators: what a branch has in memory does not hear that a message goes elsewhere."""
+    redirect = BrokerDurable.redirect
+
+    async def stale(self: BrokerDurable, entry: Entry, *rest: Any) -> None:
+        cached = entry.cached
+        await redirect(self, entry, *rest)
+        entry.cached = cached
+
+    return [(BrokerDurable, "redirect", stale)]
+
+
+def _redirected_in_memory() -> Sequence[Change]:
+    """Operators: that a message goes elsewhere is not in the log."""
+
+    async def forgetful(self: BrokerDurable, entry: Entry, to: Redirect, *_: Any) -> None:
+        if entry.cached is not None:
+            entry.cached = [redirected(item, to) if item.position == to.position else item for item in entry.cached]
+
+    return [(BrokerDurable, "redirect", forgetful)]
+
+
+def _retried_in_vain() -> Sequence[Change]:
+    """Operators: a retry is said to be done when it has begun."""
+    carry_out = Operators.carry_out
+
+    async def hasty(self: Operators, order: Order) -> Done:
+        if order.action is not Action.RETRY:
+            return await carry_out(self, order)
+        _, forecast, _, _ = await self._judge(order)
+        return Done(forecast=forecast, answer="xa-ok", state=forecast.becomes, version=None)
+
+    return [(Operators, "carry_out", hasty)]
+
+
 MUTATIONS: Final = (
     Mutation(name="an answer before its write", changes=_answer_first, shape=_SLOW),
     Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
@@ -265,5 +302,8 @@ MUTATIONS: Final = (
     Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
     Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),
     Mutation(name="orders are not in the log", changes=_forgets_by_itself, shape=_ORDERS),
+    Mutation(name="a redirected message goes where it was to go", changes=_goes_where_it_was_to_go, shape=_REFUSED),
+    Mutation(name="redirects are not in the log", changes=_redirected_in_memory, shape=_REFUSED),
+    Mutation(name="a retry is done when it has begun", changes=_retried_in_vain, shape=_REFUSED),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )

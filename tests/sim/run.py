@@ -90,6 +90,7 @@ def shape_of(seed: int) -> Shape:
     broker = seed % 4 != 3
     exact = not broker or random.random() < 0.6
     replay = random.choice(("auto", "auto", "receipts", "always")) if broker else "auto"
+    refusing = not exact and random.random() < 0.4
     return Shape(
         broker=broker,
         replay=replay,
@@ -98,9 +99,9 @@ def shape_of(seed: int) -> Shape:
         troubles=random.choice((1, 3, 6, 10)),
         exact=exact and replay != "always",
         forgets_acks=not exact and random.random() < 0.5,
-        refusing=not exact and random.random() < 0.4,
+        refusing=refusing,
         database=random.choice((0.0005, 0.001, 0.01)),
-        operators=random.random() < 0.3,
+        operators=random.random() < (0.7 if refusing else 0.3),
     )
 
 
@@ -302,7 +303,7 @@ class Simulation:
         Process(self.loop, "tm").spawn(self.recovery.run())
         if self.shape.operators:
             operator = Operator(
-                self.database, self.ledger, self._random, self.instances, lambda: self.stopping
+                self.database, self.ledger, self._random, self.instances, QUEUES, lambda: self.stopping
             )  # fmt: skip
             Process(self.loop, "desk").spawn(operator.run())
         for number in range(self.shape.applications):
