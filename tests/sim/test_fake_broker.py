@@ -32,7 +32,7 @@ class Rig:
 
     Args:
         broker: where it is.
-        restart: kills the node, and starts it again.
+        restart: kills the node, which has its definitions on the disk, and starts it again.
     """
 
     def __init__(self, broker: Broker, restart: Callable[[], Awaitable[None]]) -> None:
@@ -102,6 +102,7 @@ def play(request: pytest.FixtureRequest) -> Play:
         node: RabbitNode = request.getfixturevalue("rabbitmq")
 
         async def restart() -> None:
+            await asyncio.to_thread(node.keep_definitions)
             await asyncio.to_thread(node.kill9)
             await asyncio.to_thread(node.start)
 

@@ -166,6 +166,10 @@ class RabbitNode(QueueAccess):
         elif self._process is not None:
             end(self._process)
 
+    def keep_definitions(self) -> None:
+        """Have on the disk what was declared: a moment before, it may have been answered and be in memory alone."""
+        self.ctl("eval", "mnesia:sync_log().")
+
     def kill9(self) -> None:
         """Kill it; returns when it is dead."""
         if self._kind is Kind.DOCKER:

@@ -206,7 +206,7 @@ class MatrixStage(Scene):
             if self.condition is Condition.REFUSING:
                 channel.queue_declare(FULL, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         if self.condition is Condition.BROKER and self.node is not None:
-            self.node.ctl("eval", "mnesia:sync_log().")  # a queue that was just declared may be in its memory alone
+            self.node.keep_definitions()
         self.fill("b-in", b"b1", b"b2", b"b3")
         self.fill(IDLE, b"idle")
         with self.connected() as connection:

@@ -201,16 +201,17 @@ def accepts(service: DtxService) -> bool:
 
 
 def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
-    service: DtxService, between: Proxy, rabbitmq: RabbitNode, queue: str
+    dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
+    service = dtx_service("--drain-timeout", "600", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with hanging_commit(service, between, queue):
         service.signal(signal.SIGTERM)
         wait_until(lambda: b'"stopping"' in service.log_path.read_bytes(), what="the first signal")
         service.signal(signal.SIGTERM)
-        assert service.wait(5) == 128 + signal.SIGTERM
+        assert service.wait() == 128 + signal.SIGTERM
         between.resume()
         service.start()
-        wait_until(lambda: rabbitmq.count(queue) == 1, what="the commit")
+        wait_until(lambda: rabbitmq.count(queue) == 1, seconds=60, what="the commit")
     assert bodies(rabbitmq, queue) == [b"committed"]
 
 
