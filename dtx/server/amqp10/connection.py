@@ -70,6 +70,8 @@ _CLOSE_PATIENCE: Final = 5.0
 _MAX_CHANNELS: Final = 0x10000
 """A channel's number has 16 bits."""
 
+_BEHIND: Final = "frames wait"
+"""Why nothing is read while frames that were read have not been looked at."""
 _LATE: Final = "events wait"
 """Why nothing is read while something is under way that has to come first."""
 _MAX_PARTIAL: Final = 64 << 20
@@ -164,6 +166,18 @@ class Connection:
             self.hold(self)
         self._take(lambda: self._engine.receive(data, time.monotonic()))
         self._charge(self._engine.unfinished)
+        if self._engine.behind:
+            self.hold(_BEHIND)
+            self._loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """What the client has sent is more work than others shall wait for: it goes on in each turn of the loop."""
+        self._take(lambda: self._engine.receive(b"", time.monotonic()))
+        self._charge(self._engine.unfinished)
+        if not self._engine.behind:
+            self.release(_BEHIND)
+        elif self.stage is not Stage.ENDED:
+            self._loop.call_soon(self._catch_up)
 
     def _charge(self, octets: int) -> None:
         """So much is held of messages of which the end has not come."""
@@ -380,6 +394,7 @@ class Connection:
         shell = self._links.pop(place, None)
         if shell is not None:
             shell.let_go()
+            self.soon(self._resume)  # what waited on it has kept others from sending
 
     def _forget_session(self, session: int) -> None:
         for place in [place for place in self._links if place[0] == session]:

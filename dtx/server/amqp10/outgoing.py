@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dtx.server.amqp10.transactions import Retired
 
 _MAX_BACKLOG: Final = 1 << 20
-"""Octets that wait for the session window of a client; its links get nothing more meanwhile."""
+"""Octets that wait for the session windows of a client; its links get nothing more meanwhile."""
 
 
 class Outgoing:
@@ -61,7 +61,7 @@ class Outgoing:
         """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
         return (
             not self._connection.outbox.has_room
-            or self.session.backlog > _MAX_BACKLOG
+            or self.session.connection.backlog > _MAX_BACKLOG
             or len(self.unsettled) + len(self.retired) >= MAX_UNACKED
         )
 

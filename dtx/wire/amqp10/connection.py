@@ -6,9 +6,9 @@ a client's without SASL. The shell handles events in their order. Mistakes of th
 condition that the text names for them, and told as the end of what they end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
@@ -46,7 +46,7 @@ from dtx.wire.amqp10.performatives import (
 )
 from dtx.wire.amqp10.sasl import ANONYMOUS
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import MAX_EARLY, MAX_SASL, MIN_IDLE_SECONDS, Settings
+from dtx.wire.amqp10.settings import MAX_EARLY, MAX_EFFORT, MAX_SASL, MIN_IDLE_SECONDS, Settings
 from dtx.wire.amqp10.states import Error, told
 
 _CONNECTION: Final = "the connection"
@@ -66,6 +66,14 @@ class _Phase(Enum):
     OVER = auto()
 
 
+class _Rest(NamedTuple):
+    """Frames that were read and not looked at, and what came behind them."""
+
+    buffer: bytes
+    frames: Sequence[Frame]
+    failure: FrameError | None
+
+
 class Connection:
     """One end of a connection.
 
@@ -78,6 +86,8 @@ class Connection:
         names: the links that are attached, by name and our role.
         due: the sessions whose window is half used.
         unfinished: octets of messages of which the end has not come.
+        backlog: octets of messages that wait for the peer's windows, all sessions together.
+        effort: deliveries and links that were looked at since the last octets were taken.
     """
 
     def __init__(self, settings: Settings, now: float, *, client: bool = False) -> None:
@@ -94,7 +104,11 @@ class Connection:
         self._splitter = FrameSplitter(settings.max_frame_size)
         self._sessions: dict[int, Session] = {}
         self._by_remote: dict[int, Session] = {}
+        self._rest: _Rest | None = None
+        self._unread = b""
         self.unfinished = 0
+        self.backlog = 0
+        self.effort = 0
         self._received_at = self._sent_at = now
         self._remote_frame = MIN_MAX_FRAME
         self._remote_channel_max = 0xFFFF
@@ -148,15 +162,30 @@ class Connection:
         """Take what was read from the peer.
 
         Args:
-            data: any number of octets. While a login is being decided, the shell reads no more.
+            data: any number of octets. While a login is being decided, the shell reads no more; nor while this end is
+                ``behind``: then it calls this again soon, without octets.
             now: seconds.
 
         Returns:
             What it means, in order; before that, what came of calls since the last time.
         """
         self._received_at = now
-        self._take(data)
+        self.effort = 0
+        if self._rest is None:
+            self._take(data)
+        else:
+            self._unread += data
+            rest, self._rest = self._rest, None
+            self._each(*rest)
+            if self._rest is None:
+                unread, self._unread = self._unread, b""
+                self._take(unread)
         return self._told()
+
+    @property
+    def behind(self) -> bool:
+        """Whether frames have been read and not been looked at, because others shall have their turn."""
+        return self._rest is not None
 
     def _told(self) -> list[Event]:
         events, self._events = self._events, []
@@ -366,16 +395,15 @@ class Connection:
             buffer, frames = self._splitter.feed(data)
         except FrameError as error:
             buffer, frames, failure = error.buffer, error.frames, error
-        self._each(buffer, frames)
-        if failure is not None:
-            self._fail(failure)
-        # Not sooner: the peer cannot have heard of it when it sent what was read just now.
-        while self.due:
-            self.due.pop().open_window()
+        self._each(buffer, frames, failure)
 
-    def _each(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+    def _each(self, buffer: bytes, frames: Sequence[Frame], failure: FrameError | None) -> None:
+        """Look at frames as long as others can wait; *failure* is what came behind them."""
         view = memoryview(buffer)
-        for kind, channel, start, end in frames:
+        for number, (kind, channel, start, end) in enumerate(frames):
+            if self.effort > MAX_EFFORT:
+                self._rest = _Rest(buffer, frames[number:], failure)
+                return
             try:
                 if kind != AMQP:
                     raise FrameError("a frame of SASL behind its outcome")
@@ -383,6 +411,11 @@ class Connection:
                     self._on_frame(buffer, view, channel, start, end)
             except AmqpError as error:
                 self._fail(error)
+        if failure is not None:
+            self._fail(failure)
+        # Not sooner: the peer cannot have heard of it when it sent what was read just now.
+        while self.due:
+            self.due.pop().open_window()
 
     def _on_frame(self, buffer: bytes, view: memoryview, channel: int, start: int, end: int) -> None:
         if self.state is State.CLOSED:
@@ -450,6 +483,7 @@ class Connection:
         session.on_begin(begin, channel, answer=begin.remote_channel is not None)
 
     def _add(self) -> Session:
+        self.effort += len(self._sessions)
         channel = next(number for number in range(len(self._sessions) + 1) if number not in self._sessions)
         if channel > self._remote_channel_max:
             raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "no channel is left for another session")

@@ -52,7 +52,6 @@ class Session:
         context: whatever the shell keeps of it.
         incoming: link of each delivery that was received and that neither end has settled, by delivery id.
         outgoing: the same of what was sent.
-        backlog: octets of messages that wait for the peer's window; who sends stops when they are too many.
     """
 
     def __init__(self, connection: "Connection", channel: int) -> None:
@@ -62,7 +61,6 @@ class Session:
         self.state = State.UNUSED
         self.incoming: dict[int, int] = {}
         self.outgoing: dict[int, int] = {}
-        self.backlog = 0
         self.context: Any = None
         self._links: dict[int, Link] = {}
         self._by_remote: dict[int, Link] = {}
@@ -156,7 +154,7 @@ class Session:
         if message is None:
             return
         self.outgoing.pop(delivery_id, None)
-        self.backlog -= len(message.payload)
+        self.connection.backlog -= len(message.payload)
         message.payload = message.payload[:0]
         message.aborted = True
         if not message.started:
@@ -224,7 +222,7 @@ class Session:
         if not settled:
             self.outgoing[delivery_id] = link.handle
         self._pending.append(Outgoing(link, delivery_id, tag, payload, settled, state, message_format))
-        self.backlog += len(payload)
+        self.connection.backlog += len(payload)
         self._pump()
         return delivery_id
 
@@ -249,7 +247,7 @@ class Session:
         if message.aborted:
             fields["aborted"] = True
         rest = self.connection.send_transfer(self.channel, fields, message.payload)
-        self.backlog -= len(message.payload) - len(rest)
+        self.connection.backlog -= len(message.payload) - len(rest)
         message.payload = rest
         self._next_outgoing = serial.add(self._next_outgoing, 1)
         self._remote_window -= 1
@@ -265,19 +263,20 @@ class Session:
         if link.state is State.CLOSED:
             del self._links[link.handle]
         for known in (self.incoming, self.outgoing):
+            self.connection.effort += len(known)
             for delivery_id in [key for key, handle in known.items() if handle == link.handle]:
                 del known[delivery_id]
+        self.connection.backlog -= sum(len(message.payload) for message in self._pending if message.link is link)
         self._pending = deque(message for message in self._pending if message.link is not link)
-        self.backlog = sum(len(message.payload) for message in self._pending)
 
     def release(self) -> None:
         """Forget everything: the session is over."""
         for link in self._links.values():
             link.forget_partial()
             self.connection.release_name(link)
+        self.connection.backlog -= sum(len(message.payload) for message in self._pending)
         for known in (self._links, self._by_remote, self.incoming, self.outgoing, self._pending):
             known.clear()
-        self.backlog = 0
 
     def fail(self, error: AmqpError) -> None:
         """End the session because of the peer's mistake; the connection, where that has not been opened from here."""
@@ -363,6 +362,8 @@ class Session:
             # The link was stolen, by its own container (2.6.1)
             link.fail(AmqpError(Condition.STOLEN, f"link {attach.name!r} was attached once more"))
         if link is None or not answer:
+            if len(self.connection.names) >= self.connection.settings.max_links:
+                raise AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "the connection has too many links")
             link = self._add(attach.name, role)
         self._by_remote[attach.handle] = link
         try:
@@ -412,6 +413,7 @@ class Session:
         count = 0 if disposition.last is None else serial.distance(first, disposition.last)
         if count < 0:
             raise AmqpError(Condition.INVALID_FIELD, f"a disposition from {first} back to {disposition.last}")
+        self.connection.effort += min(count, len(known)) + 1
         if count < len(known):
             found = [number for offset in range(count + 1) if (number := serial.add(first, offset)) in known]
         else:

@@ -14,6 +14,9 @@ MAX_SASL: Final = 8192
 
 MAX_EARLY: Final = 1 << 20
 """Octets that a client may say before its login is decided: all that it says without an answer is the opening."""
+MAX_EFFORT: Final = 50_000
+"""Deliveries and links that are looked at before others get their turn, some ten milliseconds: a frame of thirty octets
+may name a hundred thousand deliveries, and what is read at once may be thousands of such frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class Settings:
         max_frame_size: largest frame the peer may send, octets, at least 512.
         channel_max: highest channel the peer may use: one fewer than its sessions.
         handle_max: highest handle the peer may use on a session: one fewer than its links.
+        max_links: links of all sessions together: each costs some KiB, and 256 sessions of 256 would be 65,536.
         idle_seconds: the peer is gone when it has sent nothing for so long; it is told half of that. None: it need not
             send.
         window: transfers of a session that the peer may send before it hears of more: bounds what is read ahead.
@@ -40,6 +44,7 @@ class Settings:
     max_frame_size: int = 131_072
     channel_max: int = 255
     handle_max: int = 255
+    max_links: int = 4096
     idle_seconds: float | None = 120.0
     window: int = 2048
     max_message_size: int = 16 << 20

@@ -469,7 +469,8 @@ def test_a_message_that_was_begun_is_aborted_and_one_that_was_not_is_as_if_it_ha
     session.abort(1)
     session.abort(1)
     session.abort(0)
-    assert (session.backlog, session.outgoing, link.queued, link.credit, link.delivery_count) == (0, {}, 0, 4, 1)
+    assert (session.connection.backlog, session.outgoing) == (0, {})
+    assert (link.queued, link.credit, link.delivery_count) == (0, 4, 1)
     assert peer.say(flow(next_incoming_id=1, incoming_window=5)) == [Writable(session=0)]
     (said,) = peer.heard()
     assert said.said == Transfer(handle=0, aborted=True)
@@ -480,9 +481,9 @@ def test_a_message_that_was_begun_is_aborted_and_one_that_was_not_is_as_if_it_ha
 def test_what_waits_on_a_link_goes_with_it() -> None:
     peer, session, link = receiver(5, window=0)
     link.send(b"a", b"abc")
-    assert session.backlog == 3
+    assert session.connection.backlog == 3
     peer.say(Detach(handle=0, closed=True))
-    assert (session.backlog, session.outgoing) == (0, {})
+    assert (session.connection.backlog, session.outgoing) == (0, {})
     link.detach()
     assert link.send(b"b", b"") is None
 

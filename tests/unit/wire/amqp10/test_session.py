@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10.composite import Composite
+from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import Connection
 from dtx.wire.amqp10.errors import Condition
-from dtx.wire.amqp10.events import Begun, Delivered, Disposed, Ended, Event, Writable
-from dtx.wire.amqp10.performatives import Begin, Detach, Disposition, End, Flow, Role
+from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Event, Writable
+from dtx.wire.amqp10.frames import AMQP, frame
+from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role
 from dtx.wire.amqp10.serial import MASK
+from dtx.wire.amqp10.settings import MAX_EFFORT
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, TransactionalState
 from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
 
@@ -132,12 +134,12 @@ def test_what_exceeds_the_peers_window_waits_for_it() -> None:
     for number in range(4):
         link.send(b"%d" % number, b"x" * 10, settled=True)
     assert [said.delivery_id for said in peer.said()] == [0, 1]
-    assert (session.backlog, link.queued, link.delivery_count, link.credit) == (20, 2, 2, 6)
+    assert (session.connection.backlog, link.queued, link.delivery_count, link.credit) == (20, 2, 2, 6)
     assert len(peer.say(flow(next_incoming_id=2, incoming_window=1))) == 0
     assert [said.delivery_id for said in peer.said()] == [2]
     assert peer.say(flow(next_incoming_id=2, incoming_window=2)) == [Writable(session=0)]
     assert [said.delivery_id for said in peer.said()] == [3]
-    assert session.backlog == 0
+    assert session.connection.backlog == 0
 
 
 def test_a_flow_that_was_sent_before_the_last_transfers_counts_them() -> None:
@@ -191,6 +193,50 @@ def test_an_endless_range_costs_what_there_is() -> None:
     assert (disposed.deliveries, disposed.settled, disposed.state) == (((0, 2), (0, 5)), False, None)
     assert list(session.incoming) == [1, 2, 5]
     assert peer.say(Disposition(role=Role.SENDER, first=7, settled=True)) == []
+
+
+def test_dispositions_of_much_leave_others_their_turn() -> None:
+    """Not of the text: a frame of thirty octets may name all that is unsettled, and one read is thousands of frames."""
+    peer, session, _ = sender(credit=1000)
+    peer.say(*[transfer(number) for number in range(1000)])
+    everything = Disposition(role=Role.SENDER, first=0, last=0x7FFF_FFFF, state=ACCEPTED)
+    frames = [frame(AMQP, 0, encode(everything))] * 100
+    told = [len(peer.raw(b"".join(frames)))]
+    assert told[0] < 100
+    last = frame(AMQP, 0, encode(Disposition(role=Role.SENDER, first=0, last=999, settled=True)))
+    told.append(len(peer.raw(last + b"no frame")))
+    while peer.server.behind:
+        told.append(len(peer.raw(b"")))
+    assert max(told) <= MAX_EFFORT // 1000 + 2
+    assert sum(told) == 100 + 1 + 1  # the last one is the end of the connection
+    assert session.incoming == {}
+    assert isinstance(peer.said()[-1], Close)
+
+
+def test_a_mistake_waits_for_the_frames_before_it() -> None:
+    peer, _, _ = sender(credit=1000)
+    peer.say(*[transfer(number) for number in range(1000)])
+    everything = Disposition(role=Role.SENDER, first=0, last=999)
+    events = peer.raw(frame(AMQP, 0, encode(everything)) * 60 + b"no frame")
+    assert all(isinstance(event, Disposed) for event in events)
+    *disposed, closed = peer.raw(b"")
+    assert len(events) + len(disposed) == 60
+    assert isinstance(closed, Closed)
+    assert not peer.server.behind
+
+
+def test_links_of_all_sessions_are_bounded_together() -> None:
+    peer = Peer(max_links=3).open()
+    for channel in (0, 1):
+        peer.begin(channel)
+    peer.say(attach("a", Role.SENDER, 0), attach("b", Role.RECEIVER, 1))
+    peer.heard()
+    *_, ended = peer.say(attach("c", Role.SENDER, 0), attach("d", Role.SENDER, 1), channel=1)
+    assert isinstance(ended, Ended)
+    assert ended.session == 1
+    assert ended.error is not None
+    assert ended.error.condition == Condition.RESOURCE_LIMIT_EXCEEDED
+    assert set(peer.server.names) == {("a", Role.RECEIVER), ("b", Role.SENDER)}
 
 
 def test_what_was_sent_is_disposed_by_its_receiver() -> None:
