@@ -67,6 +67,8 @@ def attach(connection: "Connection", session: Session, link: Link, asked: Attach
     if link.role.value is False:
         return _to_client(connection, session, link, asked)
     if isinstance(asked.target, Coordinator):
+        if asked.unsettled:
+            raise AmqpError(Condition.NOT_ALLOWED, "links to the coordinator cannot be resumed")
         return _with(connection.nodes.coordinate(), lambda _: _control(connection, session, link, asked))
     return _from_client(connection, session, link, asked)
 

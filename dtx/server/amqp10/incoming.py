@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from dtx.server.amqp10.addresses import Address, parse
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, parse
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.mapping import to_basic
 from dtx.server.amqp10.nodes import Destination
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 CREDIT: Final = 1000
 """Messages that a client may send before it hears of the first."""
 _FORMAT: Final = 0
+_FATAL: Final = (Condition.NOT_FOUND, Condition.UNAUTHORIZED_ACCESS)
+"""What is wrong with a target, and not with one message for it: what comes next would fare no better."""
 
 
 class Incoming:
@@ -102,6 +104,13 @@ class Incoming:
             self._connection.detach(self, error)
         else:
             self._spoil(transaction, self._connection.transactions.work(transaction), error.reason)
+        if number is not None and error.condition in _FATAL and not self._varies:
+            self._connection.detach(self, error)
+
+    @property
+    def _varies(self) -> bool:
+        """Whether each message says where it goes, so that the next one may go well."""
+        return self._address is None or (isinstance(self._address, ExchangeAddress) and self._address.key is None)
 
     @staticmethod
     def _spoil(transaction: Transaction, work: "Work", reason: str) -> None:

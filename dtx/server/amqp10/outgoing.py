@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.server.amqp10.mapping import from_basic
 from dtx.server.amqp10.nodes import Handed, Origin
 from dtx.server.standalone.limits import MAX_UNACKED
-from dtx.wire.amqp10.coordination import TXN_ID, Transaction
+from dtx.wire.amqp10.coordination import TXN_ID, Transaction, WorkRefused
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.link import Link
@@ -123,7 +123,7 @@ class Outgoing:
         """The client has a state for deliveries of this link.
 
         Raises:
-            WorkRefused: it names a transaction that is not live.
+            WorkRefused: it names a transaction that is not live, or a second one.
         """
         transaction, outcome = self._connection.coordination.retiring(self.session.channel, state, None)
         was_full = self.full
@@ -153,6 +153,11 @@ class Outgoing:
     ) -> None:
         final = self._final(outcome) or self._default
         work = self._connection.transactions.work(transaction)
+        for number in deliveries:
+            other = self.retired.get(number)
+            if other is not None and other.work is not work:  # not "a different non discharged transaction" (4.4.2)
+                reason = "a delivery has outcomes in two transactions"
+                raise WorkRefused(AmqpError(Condition.ROLLBACK, reason), transaction.control)
         for number in deliveries:
             if number in self.unsettled:
                 work.retire(self, number, self.unsettled.pop(number), final, settled=settled)

@@ -48,6 +48,7 @@ class Retired:
     """A delivery whose outcome belongs to a transaction.
 
     Args:
+        work: the transaction's.
         link: that sent it.
         number: its delivery id.
         taken: the message, as its node calls it.
@@ -55,6 +56,7 @@ class Retired:
         settled: whether the client can say nothing more of it.
     """
 
+    work: "Work"
     link: "Outgoing"
     number: int
     taken: object
@@ -207,7 +209,7 @@ class Work:
             outcome: what shall become of it.
             settled: whether the client has settled it.
         """
-        retired = Retired(link, number, taken, outcome, settled)
+        retired = Retired(self, link, number, taken, outcome, settled)
         held = self.entry.work
         if not settled:
             link.retired[number] = retired
