@@ -84,6 +84,24 @@ class Settings(BaseSettings):
     tls_ca: Path | None = _setting(
         None, _Group.CLIENTS, "Demand client certificates that this authority (PEM) has signed."
     )
+    tls_login: bool = _setting(
+        False,
+        _Group.CLIENTS,
+        "AMQP 1.0 without a broker: offer SASL EXTERNAL. The common name (CN) of the client certificate's subject is "
+        "the user, and no password is asked for. Needs tls_ca.",
+    )
+    anonymous_user: str | None = _setting(
+        None,
+        _Group.CLIENTS,
+        "AMQP 1.0 without a broker: offer SASL ANONYMOUS, and let those who come with it be this user.",
+    )
+    control_errors: Literal["strict", "lenient", "always"] = _setting(
+        "lenient",
+        _Group.CLIENTS,
+        "AMQP 1.0: which control links hear of a failed declare or discharge by a rejected outcome, and are not "
+        "detached: 'strict' those whose source lists that outcome, 'lenient' also those that list none at all, "
+        "'always' all.",
+    )
     require_tickets: bool = _setting(
         False,
         _Group.CLIENTS,
@@ -351,6 +369,8 @@ class Settings(BaseSettings):
             raise ValueError("admin_tls_cert and admin_tls_key go together, only one of them is given")
         if self.tls_ca is not None and self.tls_cert is None:
             raise ValueError("tls_ca needs tls_cert and tls_key")
+        if self.tls_login and self.tls_ca is None:
+            raise ValueError("tls_login needs tls_ca: a certificate that nobody has signed says nothing")
         if self.broker_ca is not None and self.broker is not None and not _is_amqps(self.broker):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
         if self.default_timeout > self.max_timeout:

@@ -22,6 +22,10 @@ class ClientTransport(Protocol):
     def peer(self) -> str:
         """The client's address, without its port; empty where the socket is closed already."""
 
+    @property
+    def certificate_name(self) -> str | None:
+        """Whom the client's certificate names, where it has shown one that an authority of ours has signed."""
+
     def write(self, data: bytes | memoryview) -> None:
         """Send."""
 

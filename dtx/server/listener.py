@@ -17,7 +17,7 @@ from typing import Final, cast
 from dtx.config import Address, ConfigError
 from dtx.server.front import ClientSession
 from dtx.server.memory import Leftovers
-from dtx.server.tls import TlsServer
+from dtx.server.tls import TlsServer, common_name
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol, protocol_header
@@ -164,6 +164,12 @@ class ClientConnection(asyncio.Protocol):
         """The client's address, without its port; empty where the socket is closed already."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]).partition("%")[0] if name else ""
+
+    @property
+    def certificate_name(self) -> str | None:
+        """Whom the client's certificate names, where it has shown one that an authority of ours has signed."""
+        found = None if self._transport is None else self._transport.get_extra_info("peercert")
+        return common_name(found) if found else None
 
     def arrival(self, header: bytes) -> Arrival:
         """How the client has come, with which protocol *header*."""

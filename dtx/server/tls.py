@@ -8,7 +8,7 @@ octets may be read before, and are lost.
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from dtx.telemetry import get_logger
@@ -16,6 +16,16 @@ from dtx.telemetry import get_logger
 _log = get_logger(part="listener")
 _AGAIN: Final = 1.0
 """Seconds before the next try to accept when the system has no more file descriptors, as asyncio has it."""
+
+
+def common_name(certificate: Mapping[str, Any]) -> str | None:
+    """The one common name (CN) of the subject of a certificate; ``None`` where it has none, or several.
+
+    Args:
+        certificate: as :meth:`ssl.SSLSocket.getpeercert` has it.
+    """
+    names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
+    return names[0] if len(names) == 1 and names[0] else None
 
 
 class TlsServer:

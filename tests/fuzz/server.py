@@ -76,6 +76,7 @@ class Wire:
 
     is_local = True
     peer = "127.0.0.1"
+    certificate_name: str | None = None
     unsent = 0
 
     def __init__(self) -> None:

@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
+from dtx.config import Settings as ServiceSettings
 from dtx.manager import TransactionManager, Who
 from dtx.server.amqp10.attaching import Control, Shell, attach
 from dtx.server.amqp10.channels import SessionFacts
@@ -31,6 +32,7 @@ from dtx.wire.amqp10.coordination import (
     DeclareAsked,
     DischargeAsked,
     PromoteAsked,
+    Rejects,
     Terminate,
     WorkRefused,
     discharged_id,
@@ -86,6 +88,18 @@ class Limits:
     frame_max: int
     max_message_bytes: int
     handshake_timeout: float
+    control_errors: Rejects
+
+    @classmethod
+    def of(cls, settings: ServiceSettings) -> Self:
+        """What *settings* say."""
+        return cls(
+            max_channels=settings.max_channels,
+            frame_max=settings.frame_max,
+            max_message_bytes=settings.max_message_bytes,
+            handshake_timeout=settings.handshake_timeout,
+            control_errors=Rejects(settings.control_errors),
+        )
 
 
 class Connection:
@@ -112,7 +126,7 @@ class Connection:
         self.stage = Stage.OPENING
         self.who = Who("", "")
         self.nodes = new_nodes(self)
-        self.coordination = Coordination(_CAPABILITIES)
+        self.coordination = Coordination(_CAPABILITIES, limits.control_errors)
         self.transactions = Transactions(self, self.coordination)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""

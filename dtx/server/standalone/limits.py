@@ -31,3 +31,5 @@ class ConnectionLimits:
     max_message_bytes: int
     handshake_timeout: float
     require_tickets: bool = False
+    tls_login: bool = False
+    anonymous_user: str | None = None

@@ -61,14 +61,11 @@ async def open_standalone(
             max_message_bytes=settings.max_message_bytes,
             handshake_timeout=settings.handshake_timeout,
             require_tickets=settings.require_tickets,
+            tls_login=settings.tls_login,
+            anonymous_user=settings.anonymous_user,
         ),
     )
-    limits_10 = Limits10(
-        max_channels=settings.max_channels,
-        frame_max=settings.frame_max,
-        max_message_bytes=settings.max_message_bytes,
-        handshake_timeout=settings.handshake_timeout,
-    )
+    limits_10 = Limits10.of(settings)
     connections: set[Connection | Connection10] = set()
 
     def new_session(transport: ClientConnection, header: bytes) -> Connection | Connection10 | None:

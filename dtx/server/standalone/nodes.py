@@ -35,7 +35,7 @@ from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import SaslCode
-from dtx.wire.amqp10.sasl import PLAIN, Login
+from dtx.wire.amqp10.sasl import ANONYMOUS, EXTERNAL, PLAIN, Anonymous, External, Login
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome, Rejected, told
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -55,8 +55,6 @@ class StandaloneNodes:
         home: the connection.
     """
 
-    mechanisms: tuple[str, ...] = (PLAIN,)
-
     def __init__(self, parts: Parts, home: Home) -> None:
         self.home = home
         self.broker = parts.broker
@@ -66,6 +64,10 @@ class StandaloneNodes:
         self.access: Access
         self.writes: Writes
         self._accounts = parts.accounts
+        self._tls_login = parts.limits.tls_login
+        self._anonymous_user = parts.limits.anonymous_user
+        offered = ((EXTERNAL, self._tls_login), (PLAIN, True), (ANONYMOUS, self._anonymous_user is not None))
+        self.mechanisms = tuple(name for name, does in offered if does)
         self._account: Account | None = None
         self._running = False
 
@@ -73,12 +75,24 @@ class StandaloneNodes:
 
     async def log_in(self, login: Login | None, transport: ClientTransport) -> SaslCode:
         """See :class:`Nodes`."""
-        if not isinstance(login, Credentials):
-            return SaslCode.AUTH
+        loopback, peer = transport.is_local, transport.peer
         try:
-            self._account = await self._accounts.authenticate(
-                login.user, login.password, loopback=transport.is_local, peer=transport.peer
-            )
+            match login:
+                case Credentials():
+                    found = self._accounts.authenticate(login.user, login.password, loopback=loopback, peer=peer)
+                    self._account = await found
+                case Anonymous() if self._anonymous_user is not None:
+                    self._account = await self._accounts.admit(self._anonymous_user, loopback=loopback, peer=peer)
+                case External() if self._tls_login:
+                    name = transport.certificate_name
+                    if name is None or login.user not in (None, name.encode()):
+                        _log.warning(
+                            "login refused", user=login.user, peer=peer, reason="not whom the certificate names"
+                        )
+                        return SaslCode.AUTH
+                    self._account = await self._accounts.admit(name, loopback=loopback, peer=peer)
+                case _:
+                    return SaslCode.AUTH
         except LoginRefused:
             return SaslCode.AUTH  # logged where it was judged
         except LogError as error:

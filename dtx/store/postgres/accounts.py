@@ -190,6 +190,27 @@ class Accounts:
         if not right:
             reason = "unknown user" if stored is None else "wrong password"
             self._refuse(user, peer, reason, "login refused: unknown user or wrong password")
+        return self._let_in(name, user, peer, loopback=loopback)
+
+    async def admit(self, user: str, *, loopback: bool, peer: str = "") -> Account:
+        """Let a client in of which something else than a password has told who it is.
+
+        Args:
+            user: name.
+            loopback: whether it connects from this machine.
+            peer: its address, without a port.
+
+        Raises:
+            LoginRefused: there is no such user, or it may not come in from there.
+            LogUnavailable: the database does not say who there is.
+        """
+        await asyncio.shield(self.refresh())
+        octets = user.encode("utf-8", "surrogateescape")
+        if user not in self.users.users:
+            self._refuse(octets, peer, "unknown user", "login refused: unknown user")
+        return self._let_in(user, octets, peer, loopback=loopback)
+
+    def _let_in(self, name: str, user: bytes, peer: str, *, loopback: bool) -> Account:
         if name in LOOPBACK_USERS and not loopback:
             self._refuse(user, peer, "not from this machine", f"user {name!r} can only connect from dtx's own machine")
         return Account(self, name)

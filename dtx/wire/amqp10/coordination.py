@@ -59,6 +59,17 @@ Control = tuple[int, int]
 """Session and link of a control link, as events name them."""
 
 
+class Rejects(Enum):
+    """Which sources of control links hear of an error by a rejected outcome; of the others the link is detached."""
+
+    STRICT = "strict"
+    """Those that list it, as the text says."""
+    LENIENT = "lenient"
+    """Those that list no outcomes, too: many clients list none, and do not mean that they take none."""
+    ALWAYS = "always"
+    """All."""
+
+
 class Phase(Enum):
     """Of a transaction."""
 
@@ -173,12 +184,12 @@ class Coordination:
 
     Args:
         capabilities: what is advertised, and no more is done.
-        lenient: a source that lists no outcomes takes a rejected one, too: many clients list none.
+        rejects: which control links hear of errors by a rejected outcome.
     """
 
-    def __init__(self, capabilities: frozenset[Capability], *, lenient: bool = True) -> None:
+    def __init__(self, capabilities: frozenset[Capability], rejects: Rejects = Rejects.LENIENT) -> None:
         self.capabilities = capabilities
-        self._lenient = lenient
+        self._setting = rejects
         self._live: dict[bytes, Transaction] = {}
         self._rejects: dict[Control, bool] = {}
 
@@ -190,7 +201,11 @@ class Coordination:
     def control_attached(self, control: Control, source: Source | Described | None) -> None:
         """A link to the coordinator has been attached."""
         outcomes = source.outcomes if isinstance(source, Source) else ()
-        self._rejects[control] = _REJECTED in outcomes or (self._lenient and not outcomes)
+        self._rejects[control] = (
+            _REJECTED in outcomes
+            or self._setting is Rejects.ALWAYS
+            or (self._setting is Rejects.LENIENT and not outcomes)
+        )
 
     def control_closed(self, control: Control) -> tuple[Transaction, ...]:
         """A control link is gone: "all such transactions are immediately rolled back" (4.1).

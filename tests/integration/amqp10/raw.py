@@ -15,7 +15,17 @@ from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached,
 from dtx.wire.amqp10.frames import SASL, FrameSplitter, frame
 from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role, SaslCode, SaslInit, SaslOutcome, SenderSettles, read_sasl
+from dtx.wire.amqp10.performatives import (
+    Role,
+    SaslChallenge,
+    SaslCode,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+    SenderSettles,
+    read_sasl,
+)
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import Declared, DeliveryState, Error, TransactionalState
@@ -35,6 +45,8 @@ class Raw:
         hostname: of open.
         user: who, and
         password: with what.
+        mechanism: of SASL.
+        response: to that, where it is not PLAIN.
         tls: for a server that speaks it.
         settings: of this end.
     """
@@ -46,6 +58,8 @@ class Raw:
         hostname: str | None = None,
         user: str = "guest",
         password: str = "guest",
+        mechanism: str = "PLAIN",
+        response: bytes | None = None,
         tls: ssl.SSLContext | None = None,
         **settings: Any,
     ) -> None:
@@ -54,14 +68,15 @@ class Raw:
             self.socket = tls.wrap_socket(self.socket, server_hostname=service.host)
         self.engine = Connection(Settings(container_id="raw", **settings), 0.0, client=True)
         self.events: list[Event] = []
-        self.login = self._log_in(user, password)
+        if mechanism == "PLAIN":
+            response = b"\x00" + user.encode() + b"\x00" + password.encode()
+        self.mechanisms: tuple[str, ...] = ()
+        self.login = self._log_in(SaslInit(mechanism=mechanism, initial_response=response))
         if self.login is SaslCode.OK:
             self.engine.open(hostname=hostname)
             self.flush()
 
-    def _log_in(self, user: str, password: str) -> SaslCode:
-        response = b"\x00" + user.encode() + b"\x00" + password.encode()
-        init = SaslInit(mechanism="PLAIN", initial_response=response)
+    def _log_in(self, init: SaslInit) -> SaslCode:
         self.socket.sendall(SASL_HEADER + frame(SASL, 0, encode(init)))
         assert self._exactly(8) == SASL_HEADER
         while True:
@@ -69,7 +84,11 @@ class Raw:
             rest = self._exactly(int.from_bytes(head[:4], "big") - 8)
             buffer, frames = FrameSplitter(8192).feed(head + rest)
             said = read_sasl(buffer, frames[0][2], frames[0][3])
-            if isinstance(said, SaslOutcome):
+            if isinstance(said, SaslMechanisms):
+                self.mechanisms = said.sasl_server_mechanisms
+            elif isinstance(said, SaslChallenge):
+                self.socket.sendall(frame(SASL, 0, encode(SaslResponse(response=b""))))
+            elif isinstance(said, SaslOutcome):
                 return said.code
 
     def _exactly(self, count: int) -> bytes:

@@ -69,6 +69,17 @@ async def test_guest_comes_in_from_this_machine_alone(open_accounts: Open) -> No
         await accounts.authenticate(b"guest", b"wrong", loopback=False)
 
 
+async def test_who_needs_no_password_is_let_in_by_name(open_accounts: Open, editor: AccountEditor) -> None:
+    accounts = await open_accounts()
+    with pytest.raises(LoginRefused, match="unknown user"):
+        await accounts.admit("alice", loopback=True)
+    editor.add_user("alice", b"secret")
+    assert (await accounts.admit("alice", loopback=False)).name == "alice"
+    with pytest.raises(LoginRefused, match="can only connect from"):
+        await accounts.admit("guest", loopback=False)
+    assert (await accounts.admit("guest", loopback=True)).name == "guest"
+
+
 async def test_guest_that_was_removed_stays_removed(open_accounts: Open, editor: AccountEditor) -> None:
     await open_accounts()
     editor.remove_user("guest")

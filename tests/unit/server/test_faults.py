@@ -19,6 +19,7 @@ class Socket:
 
     is_local = True
     peer = "127.0.0.1"
+    certificate_name: str | None = None
     unsent = 0
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from dtx.wire.amqp10.coordination import (
     Fate,
     Phase,
     PromoteAsked,
+    Rejects,
     Terminate,
     Transaction,
     Work,
@@ -49,7 +50,7 @@ REJECTING = Source(outcomes=("amqp:accepted:list", "amqp:rejected:list"))
 
 
 def coordination_of(capabilities: frozenset[Capability] = ALL, source: Source | None = REJECTING) -> Coordination:
-    found = Coordination(capabilities, lenient=False)
+    found = Coordination(capabilities, Rejects.STRICT)
     found.control_attached(CONTROL, source)
     return found
 
@@ -126,15 +127,23 @@ def test_an_error_is_rejected_where_the_source_supports_that_and_detached_elsewh
         assert condition(answer) == Condition.UNKNOWN_ID
 
 
-def test_a_source_that_lists_nothing_takes_rejections_if_that_is_wanted() -> None:
-    found = Coordination(ALL, lenient=True)
-    for source, expected in (
-        (Source(), Answer),
-        (Described(ULong(1), None), Answer),
-        (Source(outcomes=("amqp:accepted:list",)), Terminate),
-    ):
+@pytest.mark.parametrize(
+    ("rejects", "expected"),
+    [
+        (Rejects.STRICT, (Terminate, Terminate, Terminate, Answer)),
+        (Rejects.LENIENT, (Answer, Answer, Terminate, Answer)),
+        (Rejects.ALWAYS, (Answer, Answer, Answer, Answer)),
+    ],
+)
+def test_who_takes_rejections_is_a_setting(rejects: Rejects, expected: tuple[type, ...]) -> None:
+    found = Coordination(ALL, rejects)
+    accepting = Source(outcomes=("amqp:accepted:list",))
+    sources: tuple[Source | Described, ...] = (Source(), Described(ULong(1), None), accepting, REJECTING)
+    for source, kind in zip(sources, expected, strict=True):
         found.control_attached(CONTROL, source)
-        assert isinstance(discharge(found, txn_id=b"none"), expected)
+        answer = discharge(found, txn_id=b"none")
+        assert isinstance(answer, kind)
+        assert condition(answer) == Condition.UNKNOWN_ID
 
 
 @pytest.mark.parametrize(

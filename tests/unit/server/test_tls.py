@@ -1,0 +1,22 @@
+"""Whom a certificate names."""
+
+from typing import Any
+
+import pytest
+
+from dtx.server.tls import common_name
+
+
+@pytest.mark.parametrize(
+    ("certificate", "name"),
+    [
+        ({"subject": ((("organizationName", "o"),), (("commonName", "alice"),))}, "alice"),
+        ({"subject": ((("organizationName", "o"),),)}, None),
+        ({"subject": ((("commonName", "alice"),), (("commonName", "root"),))}, None),
+        ({"subject": ((("commonName", "alice"), ("commonName", "root")),)}, None),
+        ({"subject": ((("commonName", ""),),)}, None),
+        ({}, None),
+    ],
+)
+def test_a_certificate_has_one_common_name_or_names_nobody(certificate: dict[str, Any], name: str | None) -> None:
+    assert common_name(certificate) == name
