@@ -222,7 +222,7 @@ class SimSession:
         if self._process.alive and not self._broken.done():
             self._process.call(0, _break, self._broken)
 
-    async def run(self, bound: tuple[int, Group], *, meanwhile: Callable[[], None] | None = None, **_: object) -> None:
+    async def run(self, bound: tuple[int, Group], *, on_sent: Callable[[], None] | None = None) -> None:
         """One transaction there and back.
 
         Raises:
@@ -230,9 +230,9 @@ class SimSession:
             SessionLost: not known.
         """
         epoch, group = bound
-        await self.over(lambda: self.database.write(epoch, group, self._process), meanwhile)
+        await self.over(lambda: self.database.write(epoch, group, self._process), on_sent)
 
-    async def over(self, work: Callable[[], Any], meanwhile: Callable[[], None] | None = None) -> Any:
+    async def over(self, work: Callable[[], Any], on_sent: Callable[[], None] | None = None) -> Any:
         """Do *work* in the database; what happens in between is not known to whoever asked.
 
         Raises:
@@ -262,8 +262,8 @@ class SimSession:
                 process.call(self._delay(), _tell, answer, result, error)
 
         database.loop.in_world(self._delay(), arrive)
-        if meanwhile is not None:
-            meanwhile()
+        if on_sent is not None:
+            on_sent()
         done, _ = await asyncio.wait(
             [answer, self._broken], timeout=_ANSWER_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
