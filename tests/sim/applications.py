@@ -22,6 +22,8 @@ from tests.sim.scheduler import current
 _RB: Final = frozenset({XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT})
 _DONE: Final = frozenset({XaFlag.OK})
 _DOUBT: Final = frozenset({LogState.PREPARED, LogState.COMMITTING, LogState.ROLLING_BACK}) | WITH_OUTCOME
+_BRIEF: Final = 0.03
+"""How many branches have a timeout of a second."""
 _STAYS: Final = frozenset({LogState.PREPARED, LogState.HEURISTIC})
 """Nobody but a transaction manager or an operator ends these."""
 _HEURISTIC: Final = {
@@ -190,6 +192,7 @@ class Application(Asker):
                 branch.decision = "commit" if commit else "rollback"
                 longest = 3.0 if self._hesitates and self.random.random() < 0.2 else 0.1
                 await asyncio.sleep(longest * self.random.random() ** 4)
+                await self._dawdle(branch)  # its timeout has stopped for good
                 await self.complete(client, branch)
         finally:
             branch.working = False
@@ -198,6 +201,9 @@ class Application(Asker):
         random, xid = self.random, branch.xid
         if await client.start(xid) is not XaFlag.OK:
             return False
+        branch.brief = random.random() < _BRIEF
+        if branch.brief:
+            await client.set_timeout(xid, 1)
         joined = random.random() < self._joins
         if joined:
             await other.open()
@@ -214,7 +220,16 @@ class Application(Asker):
             if await other.end(xid) is not XaFlag.OK:
                 branch.decision = "rollback"
         branch.one_phase = branch.decision is None and random.random() < 0.15
-        return await client.end(xid) is XaFlag.OK
+        await self._dawdle(branch)
+        flag = await client.end(xid)
+        self.ledger.answers[f"end {flag.wire_name}"] += 1
+        await self._dawdle(branch)
+        return flag is XaFlag.OK
+
+    async def _dawdle(self, branch: Branch) -> None:
+        """Let the timeout of a branch that has a short one go by, now and then."""
+        if branch.brief and self.random.random() < 0.3:
+            await asyncio.sleep(0.5 + 2.5 * self.random.random())
 
     async def _consume(self, client: Client, branch: Branch) -> None:
         if client.channel.on_delivery is not None:

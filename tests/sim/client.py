@@ -6,7 +6,7 @@ from typing import Any, Final
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import content, keys, properties, requests, tables
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.calls import DtxMethod, SetTimeout, encode_call
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import split_xids
 from dtx.xa.codes import XaFlag
@@ -127,6 +127,10 @@ class Client:
         """dtx-coordination.forget."""
         payload = int(DtxMethod.FORGET).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire())
         await self.ask(payload, DtxMethod.FORGET_OK)
+
+    async def set_timeout(self, xid: Xid, seconds: int) -> None:
+        """dtx-coordination.set-timeout."""
+        await self.ask(encode_call(SetTimeout(xid=xid, timeout=seconds)), DtxMethod.SET_TIMEOUT_OK)
 
     async def _flag(self, method: DtxMethod, xid: Xid, rest: bytes = b"") -> XaFlag:
         payload = int(method).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest

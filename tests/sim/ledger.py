@@ -55,6 +55,8 @@ class Branch:
     answered: bool = False
     finished: bool = False
     working: bool = True
+    brief: bool = False
+    """It has a timeout of a second."""
     ordered: list[str] = field(default_factory=list)
     """What operators have ordered; each of it was done, or not."""
     given_up: list[bytes] = field(default_factory=list)

@@ -15,12 +15,13 @@ from dtx.manager.durable import BrokerDurable
 from dtx.manager.entry import Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
+from dtx.manager.upkeep import Upkeep
 from dtx.store.api import UnitOutcome
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.receipts import Receipts, Scan
 from dtx.xa.codes import Heuristic, XaFlag
-from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist
+from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist, Request, State
 from tests.sim.run import Shape
 
 Change = tuple[Any, str, Any]
@@ -285,6 +286,21 @@ def _retried_in_vain() -> Sequence[Change]:
     return [(Operators, "carry_out", hasty)]
 
 
+def _prepared_times_out() -> Sequence[Change]:
+    """What is prepared is rolled back when its transaction manager takes its time."""
+    revive = Upkeep._revive
+
+    def impatient(self: Upkeep) -> None:
+        for entry in list(self._branches):
+            if entry.branch.state is State.PREPARED and not entry.busy and not entry.doubt:
+                entry.busy = True
+                event = Request(operation=Operation.ROLLBACK, vote=entry.vote)
+                self._spawn(self._run(entry, event, lambda _: None, "dtx"))
+        revive(self)
+
+    return [(Upkeep, "_revive", impatient)]
+
+
 MUTATIONS: Final = (
     Mutation(name="an answer before its write", changes=_answer_first, shape=_SLOW),
     Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
@@ -305,5 +321,6 @@ MUTATIONS: Final = (
     Mutation(name="a redirected message goes where it was to go", changes=_goes_where_it_was_to_go, shape=_REFUSED),
     Mutation(name="redirects are not in the log", changes=_redirected_in_memory, shape=_REFUSED),
     Mutation(name="a retry is done when it has begun", changes=_retried_in_vain, shape=_REFUSED),
+    Mutation(name="what is prepared times out", changes=_prepared_times_out, shape=Shape(troubles=1)),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )
