@@ -173,7 +173,8 @@ class DetailForm(Form):
     """One branch with everything that is known of it."""
 
     branch: BranchForm
-    messages: list[MessageForm]
+    messages: list[MessageForm] = Field(description="A page of them, in the order of their positions.")
+    cursor: int | None = Field(description="For the next page of messages; null on the last one.")
     decided_by: str | None = Field(description="Who decided it heuristically.")
     decided_because: str | None
     journal: list[JournalForm]
@@ -185,6 +186,7 @@ class DetailForm(Form):
         return cls(
             branch=BranchForm.of(detail.branch),
             messages=[MessageForm.of(work, size) for work, size in zip(detail.work, detail.sizes, strict=True)],
+            cursor=detail.cursor,
             decided_by=None if decision is None else decision.actor,
             decided_because=None if decision is None else decision.reason,
             journal=[JournalForm.of(line.entry) for line in lines],

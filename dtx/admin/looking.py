@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
@@ -13,7 +13,7 @@ from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem
 from dtx.log.listing import Cursor, Sort, Wanted, gtrid_pattern, page
 from dtx.log.operator_tables import Role
-from dtx.log.reading import Detail, Line, LogReader
+from dtx.log.reading import Detail, Line, LogReader, Messages
 from dtx.log.records import LogState
 from dtx.manager.census import AGES, Census, count
 from dtx.telemetry import LaneNumbers
@@ -21,6 +21,14 @@ from dtx.xa.xid import Xid
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 Vhost = Annotated[forms.Name, Query(description="The virtual host: the same xid may be in two.")]
+
+
+LAST_POSITION: Final = 2**31 - 1
+"""Of a message in a branch."""
+MessageCursor = Annotated[
+    int | None,
+    Query(ge=0, le=LAST_POSITION, description="Of the answer before: messages behind that position."),
+]
 
 
 def desk_of(request: Request) -> Desk:
@@ -104,31 +112,44 @@ async def list_branches(who: Asker, desk: TheDesk, query: Annotated[BranchQuery,
 
 
 @router.get("/branches/{xid}", tags=["branches"])
-async def show_branch(who: Asker, desk: TheDesk, xid: str, vhost: Vhost = "/") -> forms.DetailForm:
-    """One branch with its messages and its journal."""
+async def show_branch(
+    who: Asker,
+    desk: TheDesk,
+    xid: str,
+    vhost: Vhost = "/",
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many messages at most.")] = 100,
+    cursor: MessageCursor = None,
+) -> forms.DetailForm:
+    """One branch with its journal and its messages, a page of them."""
     who.require(Role.VIEWER)
-    detail, lines = await _detail(desk, xid_of(xid), vhost, bodies=False)
-    return forms.DetailForm.of(detail, lines)
+    wanted = xid_of(xid)
+    messages = Messages(after=-1 if cursor is None else cursor, limit=limit, bodies=False)
 
-
-async def _detail(desk: Desk, xid: Xid, vhost: str, *, bodies: bool = True) -> tuple[Detail, list[Line]]:
     def ask(log: LogReader) -> tuple[list[Detail], list[Line]]:
-        return log.show(xid, vhost=vhost, rm=desk.rm, bodies=bodies), log.history(xid, vhost=vhost, rm=desk.rm)
+        return (
+            log.show(wanted, vhost=vhost, rm=desk.rm, messages=messages),
+            log.history(wanted, vhost=vhost, rm=desk.rm),
+        )
 
     found, lines = await desk.read(ask)
     if not found:
-        raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {xid}")
-    return found[0], lines
+        raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
+    return forms.DetailForm.of(found[0], lines)
 
 
 @router.get("/branches/{xid}/messages/{position}", tags=["branches"])
 async def export_message(who: Asker, desk: TheDesk, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
     """One message with its contents. It takes an operator: what messages say is not everybody's business."""
+    wanted = xid_of(xid)
 
     async def work() -> tuple[str, forms.Contents]:
         who.require(Role.OPERATOR)
-        detail, _ = await _detail(desk, xid_of(xid), vhost)
-        for item in detail.work:
+        # A number that no message can have is that of none; of the others, that one alone is read.
+        only = Messages(after=position - 1, limit=1) if 0 <= position <= LAST_POSITION else Messages(limit=0)
+        found = await desk.read(lambda log: log.show(wanted, vhost=vhost, rm=desk.rm, messages=only))
+        if not found:
+            raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
+        for item in found[0].work:
             if item.position == position:
                 return "exported", forms.Contents.exported(item)
         raise Problem(HTTPStatus.NOT_FOUND, f"the branch has no message {position} (xid {xid})")

@@ -98,6 +98,11 @@ BRANCH_COLUMNS: Final = (
     branch.c.one_phase, branch.c.publishes, branch.c.consumes, branch.c.bytes, branch.c.stuck, branch.c.outcome,
     branch.c.published, branch.c.consumed,
 )  # fmt: skip
+BRANCH_FACTS: Final = tuple(
+    null().label(column.name) if column in {branch.c.published, branch.c.consumed} else column
+    for column in BRANCH_COLUMNS
+)
+"""The same for people: without the slots of its messages, of which a branch may have a hundred thousand."""
 JOURNAL_COLUMNS: Final = (
     journal.c.event, journal.c.branch_id, journal.c.vhost, journal.c.format_id, journal.c.gtrid, journal.c.bqual,
     journal.c.owner, journal.c.at, journal.c.actor, journal.c.reason, journal.c.outcome, journal.c.one_phase,
@@ -163,7 +168,14 @@ def slots(packed: ColumnElement[Any], name: str) -> TableValuedAlias:
     return func.dtx.slots(packed).table_valued(*columns, name=name)
 
 
-def kept(branch_id: UUID | BindParameter[Any], *, sizes: bool = False) -> CompoundSelect[Any]:
+def slot_count(packed: ColumnElement[Any]) -> ColumnElement[int]:
+    """How many messages these are."""
+    return func.coalesce(func.octet_length(packed, type_=BigInteger) // _SLOT_OCTETS, 0)
+
+
+def kept(
+    branch_id: UUID | BindParameter[Any], *, sizes: bool = False, between: tuple[int, int] | None = None
+) -> CompoundSelect[Any]:
     """The messages of a branch of standalone mode, as rows of the work columns: those it publishes come first.
 
     Those are kept once for each queue that they go to, which is named then.
@@ -171,6 +183,7 @@ def kept(branch_id: UUID | BindParameter[Any], *, sizes: bool = False) -> Compou
     Args:
         branch_id: of the branch.
         sizes: no bodies; their octets are counted in a further column.
+        between: only positions from the first of these numbers to the last; others are not looked at.
     """
 
     def rows(packed: ColumnElement[Any], kind: WorkKind, offset: ColumnElement[Any]) -> Select[Any]:
@@ -188,10 +201,13 @@ def kept(branch_id: UUID | BindParameter[Any], *, sizes: bool = False) -> Compou
             .select_from(
                 branch.join(found, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)
             )
-            .where(branch.c.id == branch_id)
+            .where(
+                branch.c.id == branch_id,
+                *([] if between is None else [(found.c.ordinal + offset).between(*between)]),
+            )
         )  # fmt: skip
 
-    before = func.coalesce(func.octet_length(branch.c.published, type_=BigInteger) // _SLOT_OCTETS, 0)
+    before = slot_count(branch.c.published)
     return union_all(
         rows(branch.c.published, WorkKind.PUBLISH, literal(0)), rows(branch.c.consumed, WorkKind.CONSUME, before)
     ).order_by("position")

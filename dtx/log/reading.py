@@ -39,7 +39,7 @@ from dtx.log.engine import engine
 from dtx.log.keeping import Keep
 from dtx.log.process import is_dead
 from dtx.log.queries import (
-    BRANCH_COLUMNS,
+    BRANCH_FACTS,
     JOURNAL_COLUMNS,
     SIZED_WORK_COLUMNS,
     UNIT_COLUMNS,
@@ -48,6 +48,7 @@ from dtx.log.queries import (
     branch_record,
     journal_entry,
     kept,
+    slot_count,
     slots,
     unit_record,
     work_record,
@@ -134,9 +135,10 @@ class Detail:
     Args:
         rm: its resource manager.
         branch: with its units.
-        work: its messages; their bodies are empty where they were not asked for.
+        work: its messages, or a page of them; their bodies are empty where they were not asked for.
         sizes: octets of the bodies, in the same order.
         decision: where it was decided heuristically.
+        cursor: where the page of messages ends: the next one begins behind this position; ``None`` for the last.
     """
 
     rm: str
@@ -144,6 +146,22 @@ class Detail:
     work: tuple[Work, ...]
     sizes: tuple[int, ...]
     decision: Decision | None
+    cursor: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Which messages of a branch are shown.
+
+    Args:
+        after: those behind this position.
+        limit: how many at most; ``None`` for all.
+        bodies: whether they come with their bodies: these may be many megabytes.
+    """
+
+    after: int = -1
+    limit: int | None = None
+    bodies: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +211,9 @@ class Stored:
     dead_rows: int
     table_bytes: int
     vhosts: frozenset[str]
+
+
+_ALL: Final = Messages()
 
 
 class LogReader:
@@ -247,17 +268,17 @@ class LogReader:
         """
         names = concerned(branch)
         statement = (
-            select(*BRANCH_COLUMNS, branch.c.rm, age_of(branch), names.c.queues, names.c.exchanges)
+            select(*BRANCH_FACTS, branch.c.rm, age_of(branch), names.c.queues, names.c.exchanges)
             .select_from(branch.join(names, true()))
             .where(*where)
             .order_by(branch.c.started_at, branch.c.id)
             .limit(limit)
         )
         for row in self._stream(_filtered(statement, wanted or Filter())):
-            rm, age, queues, exchanges = row[len(BRANCH_COLUMNS) :]
+            rm, age, queues, exchanges = row[len(BRANCH_FACTS) :]
             yield InDoubt(
                 rm=rm,
-                branch=branch_record(row[: len(BRANCH_COLUMNS)], ()),
+                branch=branch_record(row[: len(BRANCH_FACTS)], ()),
                 age=float(age),
                 queues=tuple(queues or ()),
                 exchanges=tuple(exchanges or ()),
@@ -297,29 +318,32 @@ class LogReader:
             )
         ]
 
-    def show(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None, bodies: bool = True) -> list[Detail]:
+    def show(
+        self, xid: Xid, *, vhost: str | None = None, rm: str | None = None, messages: Messages = _ALL
+    ) -> list[Detail]:
         """What is logged of *xid* now: one branch for each vhost and resource manager that has it.
 
         Args:
             xid: of the branches.
             vhost: only in this one.
             rm: only of this one.
-            bodies: whether messages come with their bodies: they may be many megabytes.
+            messages: which of their messages.
         """
-        statement = _filtered(select(branch.c.rm, *BRANCH_COLUMNS).where(*_is(branch, xid)), Filter(rm=rm, vhost=vhost))
+        held = slot_count(branch.c.published) + slot_count(branch.c.consumed)
+        statement = _filtered(
+            select(branch.c.rm, held, *BRANCH_FACTS).where(*_is(branch, xid)), Filter(rm=rm, vhost=vhost)
+        )
         return [
-            self._detail(str(row[0]), row[1:], bodies=bodies)
+            self._detail(str(row[0]), int(row[1]), row[2:], messages)
             for row in self._all(statement.order_by(branch.c.rm, branch.c.vhost))
         ]
 
-    def _detail(self, rm: str, row: Any, *, bodies: bool) -> Detail:
+    def _detail(self, rm: str, held: int, row: Any, wanted: Messages) -> Detail:
         branch_id = row[0]
         units = self._all(select(*UNIT_COLUMNS).where(unit.c.branch_id == branch_id).order_by(unit.c.number))
-        columns = WORK_COLUMNS if bodies else SIZED_WORK_COLUMNS
-        pieces = self._all(select(*columns).where(work.c.branch_id == branch_id).order_by(work.c.position))
-        pieces = [*pieces, *self._all(kept(branch_id, sizes=not bodies))]
+        pieces, cursor = self._pieces(branch_id, held, wanted)
         found = tuple(work_record(piece[: len(WORK_COLUMNS)]) for piece in pieces)
-        sizes = tuple(len(item.body) for item in found) if bodies else tuple(int(piece[-1]) for piece in pieces)
+        sizes = tuple(len(item.body) for item in found) if wanted.bodies else tuple(int(piece[-1]) for piece in pieces)
         decided = heuristic_outcome.c
         decisions = self._all(
             select(decided.outcome, decided.actor, decided.reason, decided.at).where(decided.branch_id == branch_id)
@@ -336,7 +360,29 @@ class LogReader:
                 ),
                 None,
             ),
+            cursor=cursor,
         )
+
+    def _pieces(self, branch_id: Any, held: int, wanted: Messages) -> tuple[Sequence[Sequence[Any]], int | None]:
+        """Rows of messages, and the position behind which there are more: of a branch that names *held* slots, or none.
+
+        Slots are numbered without gaps, so a page of them is told by numbers.
+        """
+        after, limit = wanted.after, wanted.limit
+        if held:
+            between = None if limit is None else (after + 1, after + limit)
+            pieces = self._all(kept(branch_id, sizes=not wanted.bodies, between=between))
+            return pieces, None if between is None or between[1] >= held - 1 else between[1]
+        columns = WORK_COLUMNS if wanted.bodies else SIZED_WORK_COLUMNS
+        pieces = self._all(
+            select(*columns)
+            .where(work.c.branch_id == branch_id, work.c.position > after)
+            .order_by(work.c.position)
+            .limit(None if limit is None else limit + 1)
+        )
+        if limit is None or len(pieces) <= limit:
+            return pieces, None
+        return pieces[:limit], int(pieces[limit - 1][0])
 
     def history(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None) -> list[Line]:
         """The journal of *xid*, oldest first."""

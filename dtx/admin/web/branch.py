@@ -63,16 +63,17 @@ Host = Annotated[str, Query(max_length=255)]
 
 @router.get("/branch")
 async def show_branch(
-    visit: Visitor, xid: Words, vhost: Host = "/", start: Annotated[int, Query(alias="from", ge=0)] = 0
+    visit: Visitor,
+    xid: Words,
+    vhost: Host = "/",
+    start: Annotated[int, Query(alias="from", ge=0, le=looking.LAST_POSITION)] = 0,
 ) -> Response:
     """The branch as it is now, and what has become of that xid before."""
     wanted = looking.xid_of(xid)
     journal = await past.show_journal(visit.who, visit.desk, JournalQuery(xid=str(wanted), vhost=vhost, limit=_LINES))
-    detail = await _detail(visit, xid, vhost)
+    detail = await _detail(visit, xid, vhost, start, MESSAGES)
     if detail is None and not journal.lines:
         raise Problem(HTTPStatus.NOT_FOUND, f"nothing is known about {wanted} in virtual host {vhost}")
-    messages = [] if detail is None else detail.messages
-    shown = messages[start : start + MESSAGES]
     return visit.show(
         "branch.html",
         xid=wanted,
@@ -81,13 +82,11 @@ async def show_branch(
         branch=None if detail is None else detail.branch,
         lines=[(line, _told(line)) for line in journal.lines],
         cut=journal.cursor is not None,
-        messages=shown,
-        count=len(messages),
-        start=start,
+        messages=[] if detail is None else detail.messages,
         before=address("branch", xid=xid, vhost=vhost, **{"from": max(0, start - MESSAGES)}) if start else None,
-        after=address("branch", xid=xid, vhost=vhost, **{"from": start + MESSAGES})
-        if start + MESSAGES < len(messages)
-        else None,
+        after=None
+        if detail is None or detail.cursor is None
+        else address("branch", xid=xid, vhost=vhost, **{"from": detail.cursor + 1}),
         offered=() if detail is None else _OFFERED.get(detail.branch.state, ()),
         headlines=_HEADLINES,
         asked_now=[] if detail is None else _asked_now(detail.branch),
@@ -95,9 +94,10 @@ async def show_branch(
     )
 
 
-async def _detail(visit: Visit, xid: str, vhost: str) -> forms.DetailForm | None:
+async def _detail(visit: Visit, xid: str, vhost: str, start: int, most: int) -> forms.DetailForm | None:
+    """The branch and *most* of its messages from position *start* on, if it is in the log."""
     try:
-        return await looking.show_branch(visit.who, visit.desk, xid, vhost)
+        return await looking.show_branch(visit.who, visit.desk, xid, vhost, most, start - 1 if start else None)
     except Problem as problem:
         if problem.status is not HTTPStatus.NOT_FOUND:
             raise
@@ -239,7 +239,8 @@ async def _decide_page(
     wanted = looking.xid_of(xid)
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
-    detail = await _detail(visit, xid, vhost)
+    position = given.get("position", "")
+    detail = await _detail(visit, xid, vhost, int(position) if position.isdecimal() and len(position) < 10 else 0, 1)
     if detail is None and problem is None:
         raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
     return visit.show(
@@ -250,7 +251,7 @@ async def _decide_page(
         action=action,
         headline=_HEADLINES[action],
         branch=None if detail is None else detail.branch,
-        message=_message(detail, given.get("position", "")),
+        message=_message(detail, position),
         given=given,
         forecast=forecast,
         problem=problem,

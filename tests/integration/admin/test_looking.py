@@ -11,7 +11,7 @@ from dtx.log.operator_tables import Role
 from dtx.wire.amqp09.calls import Recover
 from tests.integration.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
-from tests.support.crash import Scene, StandaloneStage
+from tests.support.crash import Scene, StandaloneStage, work
 from tests.support.operator import Operator
 from tests.support.raw import RawClient
 
@@ -60,6 +60,30 @@ def test_a_client_is_seen_with_what_its_channels_work_for(scene: Scene) -> None:
         assert viewer.get("/api/associations", state="idle")["associations"] == []
         assert viewer.get("/api/connections", user="nobody")["connections"] == []
     assert viewer.ask("GET", "/api/connections/0").status == 404
+
+
+def test_messages_of_a_branch_are_seen_page_by_page(scene: Scene) -> None:
+    viewer, operator = somebody(scene, Role.VIEWER), somebody(scene, Role.OPERATOR)
+    for queue in ("in", "out"):
+        scene.declare(queue)
+    scene.fill("in", b"one", b"two")
+    with scene.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a", b"bb", b"ccc"]}, consume={"in": 2})
+        assert xa.prepare(xid) is XaFlag.OK
+    path = f"/api/branches/{xid}"
+    seen: list[tuple[str, int]] = []
+    cursor = None
+    for count in (2, 2, 1):
+        found = viewer.get(path, vhost=scene.vhost, limit=2, cursor=cursor)
+        assert len(found["messages"]) == count
+        seen += [(message["kind"], message["bytes"]) for message in found["messages"]]
+        cursor = found["cursor"]
+    assert cursor is None
+    assert sorted(seen) == [("consume", 3), ("consume", 3), ("publish", 1), ("publish", 2), ("publish", 3)]
+    assert viewer.ask("GET", path, vhost=scene.vhost, limit=1001).status == 422
+    assert viewer.ask("GET", path, vhost=scene.vhost, cursor=2**31).status == 422
+    assert operator.ask("GET", f"{path}/messages/{2**70}", vhost=scene.vhost).status == 404
+    assert operator.get(f"{path}/messages/1", vhost=scene.vhost)["position"] == 1
 
 
 def test_a_connection_that_an_operator_closes_is_told_why(scene: Scene) -> None:

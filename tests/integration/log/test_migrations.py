@@ -24,7 +24,7 @@ from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
 
-HEAD = "0009"
+HEAD = "0010"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:

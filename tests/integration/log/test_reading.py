@@ -9,9 +9,11 @@ import pytest
 from sqlalchemy import text
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.reading import Decision, Detail, Filter, LogReader
-from dtx.log.records import JournalEvent, LogState
+from dtx.log.listing import Wanted, page
+from dtx.log.reading import Decision, Detail, Filter, LogReader, Messages
+from dtx.log.records import Insert, JournalEvent, LogState
 from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
 from tests.integration.log.conftest import OpenLog
 from tests.support.branches import (
     a_branch,
@@ -23,6 +25,7 @@ from tests.support.branches import (
     a_xid,
     an_insert,
 )
+from tests.support.stored import a_message, puts
 
 
 async def test_branches_in_doubt_are_listed_oldest_first(open_log: OpenLog, migrated_postgres_url: str) -> None:
@@ -82,7 +85,7 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
                 decision=Decision(outcome=Heuristic.HAZARD, actor="alice", reason="lost", at=line.at),
             )
         ]
-        (sized,) = reader.show(branch.xid, vhost="/", bodies=False)
+        (sized,) = reader.show(branch.xid, vhost="/", messages=Messages(bodies=False))
         assert sized.work == tuple(replace(item, body=b"") for item in work)
         assert sized.sizes == tuple(len(item.body) for item in work)
         assert [detail.branch.vhost for detail in reader.show(branch.xid)] == ["/", "elsewhere"]
@@ -92,6 +95,64 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
         assert [found.entry.event for found in lines] == [JournalEvent.PREPARED, JournalEvent.HEURISTIC]
         assert lines[1].entry == line
         assert len(reader.history(branch.xid)) == 3
+
+
+def positions(reader: LogReader, xid: Xid, limit: int) -> list[list[int]]:
+    """Of the messages on each page."""
+    found: list[list[int]] = []
+    cursor: int | None = -1
+    while cursor is not None:
+        (detail,) = reader.show(xid, messages=Messages(after=cursor, limit=limit, bodies=False))
+        found.append([item.position for item in detail.work])
+        assert len(detail.sizes) == len(detail.work)
+        cursor = detail.cursor
+    return found
+
+
+async def test_messages_are_shown_page_by_page(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log()
+    brokered, local = a_branch(publishes=4), a_branch(publishes=3, consumes=2)
+    await log.write(an_insert(brokered, a_publish(0), a_publish(3), a_publish(7), a_consume(8)))
+    messages = [a_message(body=b"%d" % number) for number in range(5)]
+    local = replace(
+        local, published=tuple(item.slot for item in messages[:3]), consumed=tuple(item.slot for item in messages[3:])
+    )
+    await log.write(Insert(branch=local, journal=a_line(local), change=puts(*messages)))
+    with LogReader(migrated_postgres_url) as reader:
+        assert positions(reader, brokered.xid, 2) == [[0, 3], [7, 8]]
+        assert positions(reader, brokered.xid, 3) == [[0, 3, 7], [8]]
+        assert positions(reader, local.xid, 2) == [[0, 1], [2, 3], [4]]
+        assert positions(reader, local.xid, 5) == [[0, 1, 2, 3, 4]]
+        (one,) = reader.show(local.xid, messages=Messages(after=2, limit=1))
+        assert [item.body for item in one.work] == [b"3"]
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("DELETE FROM dtx.message WHERE position = %s", [messages[2].position])
+    with LogReader(migrated_postgres_url) as reader:  # what is gone leaves a gap, and ends nothing
+        assert positions(reader, local.xid, 1) == [[0], [1], [], [3], [4]]
+
+
+async def test_a_branch_of_very_many_messages_is_listed_and_shown_all_the_same(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    """What its row names is kept compressed: to unpack it for each message takes a time that grows with its square."""
+    log = await open_log()
+    branch = a_branch(published=(), consumed=())
+    await log.write(Insert(branch=branch, journal=a_line(branch)))
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute(
+            "UPDATE dtx.branch SET published = (SELECT string_agg(int8send(5) || int8send(n), '' ORDER BY n) "
+            "FROM generate_series(1, 100000) n)"
+        )
+        connection.execute(
+            "INSERT INTO dtx.message (queue, position, rm, exchange, routing_key, flags, properties, body) "
+            "VALUES (5, 70001, 'rm', 'last', '', 1, '', 'found')"
+        )
+    with LogReader(migrated_postgres_url, patience=30) as reader:
+        (listed,) = page(reader, "rm", Wanted(exchange=b"last"))
+        assert (listed.exchanges, listed.branch.published) == ((b"last",), None)
+        (shown,) = reader.show(branch.xid, messages=Messages(after=69_999, limit=10))
+        assert [(item.position, item.body) for item in shown.work] == [(70_000, b"found")]
+        assert shown.cursor == 70_009
 
 
 async def test_the_holder_of_the_lease_is_shown(open_log: OpenLog, migrated_postgres_url: str) -> None:

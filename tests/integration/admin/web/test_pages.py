@@ -110,6 +110,10 @@ def test_a_branch_of_many_messages_is_shown_in_pieces(tour: Tour, site: Standalo
     expect(olga.page.locator("#live-messages tbody td").first).to_have_text("100")
     olga.open(f"branch?xid={xid}&from=200")
     assert olga.page.locator("#live-messages tbody tr").count() == 50
+    expect(olga.page.locator("#live-messages caption")).to_have_text("Messages 200 to 249")
+    assert olga.page.get_by_role("link", name="Next messages").count() == 0
+    olga.follow("Before")
+    expect(olga.page.locator("#live-messages tbody td").first).to_have_text("100")
 
 
 def test_contents_are_safe_to_look_at_and_can_be_kept(tour: Tour, site: StandaloneStage, tmp_path: Path) -> None:
