@@ -186,6 +186,8 @@ class Connection:
 
     def _catch_up(self) -> None:
         """What the client has sent is more work than others shall wait for: it goes on in each turn of the loop."""
+        if self._late is not None:
+            return  # events wait already; then they call this
         self._take(lambda: self._engine.receive(b"", time.monotonic()))
         self._charge(self._engine.unfinished)
         if not self._engine.behind:
@@ -233,6 +235,8 @@ class Connection:
         late, self._late = self._late or [], None
         self.release(_LATE)
         self._take(lambda: late)
+        if self._engine.behind:
+            self._catch_up()
 
     def flush(self) -> None:
         """What was handled goes to the log, and to the client."""
