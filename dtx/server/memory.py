@@ -32,7 +32,7 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-_FEW: Final = 300
+FEW: Final = 300
 """Connections whose leftovers are not worth a look at everything: some megabytes."""
 _SHARE: Final = 4
 """The part of those that are there (a fourth) that must have left before it is worth one."""
@@ -78,7 +78,7 @@ class Leftovers:
     def add(self) -> None:
         """A connection has ended."""
         self._left += 1
-        if self._timer is None and self._left >= max(_FEW, self._live() // _SHARE):
+        if self._timer is None and self._left >= max(FEW, self._live() // _SHARE):
             wait = max(_LATER, self._rest_until - self._clock())
             self._timer = asyncio.get_running_loop().call_later(wait, self._look)
 
