@@ -29,6 +29,8 @@ class Kind(StrEnum):
     TAKEN_OVER = "another dtx takes over behind the vote"
     SEVERED = "the broker ends dtx's connections under phase two"
     MENDED = "phase two is stuck, an operator redirects a message"
+    LINKED = "joined by a client of AMQP 1.0"
+    LOCAL = "a local transaction of AMQP 1.0"
 
     @property
     def publishes(self) -> bool:
@@ -43,17 +45,27 @@ class Kind(StrEnum):
     @property
     def decides(self) -> bool:
         """Whether its transaction manager may want either."""
-        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH, Kind.JOINED)
+        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH, Kind.JOINED, Kind.LINKED)
+
+    @property
+    def joined(self) -> bool:
+        """Whether a second connection works for it."""
+        return self in (Kind.JOINED, Kind.LINKED)
 
     @property
     def one_phase(self) -> bool:
         """Whether the resource manager decides."""
-        return self in (Kind.ONE_PHASE, Kind.ONE_PHASE_PUBLISH, Kind.ONE_PHASE_CONSUME)
+        return self in (Kind.ONE_PHASE, Kind.ONE_PHASE_PUBLISH, Kind.ONE_PHASE_CONSUME, Kind.LOCAL)
 
     @property
     def needs_broker(self) -> bool:
         """Whether there is nothing like it without one."""
         return self in (Kind.SEVERED, Kind.MENDED)
+
+    @property
+    def needs_no_broker(self) -> bool:
+        """Whether there is nothing like it with one: AMQP 1.0 has no alongside mode yet."""
+        return self in (Kind.LINKED, Kind.LOCAL)
 
     @property
     def operator(self) -> "Decision | None":
@@ -133,6 +145,7 @@ _EVERYWHERE: Final = frozenset(
         Kind.ONE_PHASE,
         Kind.HEURISTIC_COMMIT,
         Kind.HEURISTIC_ROLLBACK,
+        Kind.LINKED,
     }
 )
 """What is tried under every condition; the rest is there for points that nothing else reaches."""
@@ -165,7 +178,11 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
 
 def cases(mode: Mode) -> tuple[Case, ...]:
     """All of one mode."""
-    kinds = [which for which in _KINDS if mode == "alongside" or not which[0].needs_broker]
+    kinds = [
+        (kind, decision)
+        for kind, decision in _KINDS
+        if not (kind.needs_no_broker if mode == "alongside" else kind.needs_broker)
+    ]
     whole = (Case(mode, kind, decision) for kind, decision in kinds)
     half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
     return (*whole, *half)

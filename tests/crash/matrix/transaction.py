@@ -34,7 +34,9 @@ from dtx.client import (
 )
 from dtx.client.blocking import Coordination
 from dtx.failpoint import DIED
+from dtx.wire.amqp10.states import ACCEPTED
 from tests.crash.matrix.cases import Case, Condition, Decision, Kind
+from tests.crash.matrix.links import committed, is_rolled_back, links
 from tests.crash.matrix.operator import decide, redirect
 from tests.crash.matrix.stages import FULL, GONE, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
@@ -103,7 +105,9 @@ class Transaction:
         self.faults: list[str] = []
         self._stage = stage
         self._number = number
-        joined = self.kind is Kind.JOINED
+        self._before: set[Xid] = set()
+        """Local transactions of clients of AMQP 1.0 that were committed before it."""
+        joined = self.kind.joined
         refusing = stage.condition is Condition.REFUSING and self.kind.publishes
         self.sources = SOURCES[: 2 if joined else 1] if self.kind.consumes else ()
         self.targets = (*TARGETS[: 2 if joined else 1], *([FULL] if refusing else [])) if self.kind.publishes else ()
@@ -158,6 +162,9 @@ class Transaction:
             self._recover()
 
     def _work(self) -> None:
+        if self.kind is Kind.LOCAL:
+            self._work_locally()
+            return
         if self.kind is Kind.MENDED:
             self._stage.open_exchange(exists=True)
         with self._stage.connected() as first:
@@ -173,6 +180,8 @@ class Transaction:
                 self._do(channel, 0)
                 if self.kind is Kind.JOINED:
                     self._join()
+                if self.kind is Kind.LINKED:
+                    self._link()
                 xa.end(self.xid)
                 if self.kind is Kind.ABANDONED:
                     xa.rollback(self.xid)
@@ -256,6 +265,36 @@ class Transaction:
             self._do(channel, 1)
             xa.end(self.xid)
 
+    def _link(self) -> None:
+        """The second part, as a client of AMQP 1.0 does it."""
+        with links(self._stage, self.xid.to_wire()) as second:
+            second.work(self.sources[1:], {TARGETS[1]: self.published(TARGETS[1])})
+            if second.discharge() != ACCEPTED:
+                raise ConnectionError("the association was not ended")
+
+    def _work_locally(self) -> None:
+        """All of it, as a client of AMQP 1.0 does it."""
+        self._before = committed(self._stage.database)
+        with links(self._stage) as client:
+            self.step = Step.BEGUN
+            client.work(self.sources, {queue: self.published(queue) for queue in self.targets})
+            self.step = Step.ASKED
+            outcome = client.discharge()
+            if outcome != ACCEPTED and not is_rolled_back(outcome):
+                raise ConnectionError(f"the discharge was answered {outcome}")
+            self._look_up()
+            if (outcome == ACCEPTED) is not (self.outcome is Decision.COMMIT):
+                self.faults.append(f"the discharge was answered {outcome}, and the journal knows of a {self.outcome}")
+
+    def _look_up(self) -> None:
+        """What has become of a local transaction: nobody can ask dtx, the journal says it."""
+        found = committed(self._stage.database) - self._before
+        if found and self.step is not Step.ASKED:
+            self.faults.append("a local transaction was committed, and nobody asked for that")
+        if found:
+            (self.xid,) = found
+        self._ended(Decision.COMMIT if found else Decision.ROLLBACK)
+
     def _do(self, channel: BlockingChannel, part: int) -> None:
         for queue in self.sources[part : part + 1]:
             for _ in range(2):
@@ -276,6 +315,9 @@ class Transaction:
         self._await_quiet()
         with self._stage.connected() as connection, Coordinator(connection, timeout=PATIENCE) as manager:
             listed = self._scan(manager)
+            if self.kind is Kind.LOCAL:
+                self._look_up()
+                return
             if not self.voted and listed and not self.kind.one_phase:
                 # Nobody has heard the vote, so nobody has decided to commit.
                 self.step, self.voted, self.decision = Step.VOTED, True, Decision.ROLLBACK
