@@ -6,8 +6,12 @@ from contextlib import AsyncExitStack
 from dtx.config import Settings
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
+from dtx.server.alongside.amqp10.nodes import BrokerNodes
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session
+from dtx.server.amqp10.connection import Connection as Connection10
+from dtx.server.amqp10.connection import Limits as Limits10
+from dtx.server.amqp10.nodes import Home
 from dtx.server.listener import ClientConnection, NewSession
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.management import Management
@@ -83,6 +87,7 @@ async def open_alongside(
     manager = TransactionManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
+    limits_10 = Limits10.of(settings)
     session_limits = SessionLimits(
         max_channels=settings.max_channels,
         frame_max=settings.frame_max,
@@ -91,10 +96,15 @@ async def open_alongside(
         handshake_timeout=settings.handshake_timeout,
     )
 
-    def new_session(connection: ClientConnection, header: bytes) -> Session | None:
-        if header not in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
+    def nodes(home: Home) -> BrokerNodes:
+        return BrokerNodes(store, metrics, settings.max_kept_bytes, home)
+
+    def new_session(connection: ClientConnection, header: bytes) -> Session | Connection10 | None:
+        if header in (Protocol.AMQP_0_9_1.value, Protocol.AMQP_0_9.value):
+            return Session(manager, store, metrics, session_limits, connection, header)
+        if header == Protocol.AMQP_1_0_TLS.value:
             return None
-        return Session(manager, store, metrics, session_limits, connection, header)
+        return Connection10(manager, limits_10, nodes, connection, header)
 
     return manager, new_session, lambda: store.lanes
 

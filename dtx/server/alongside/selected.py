@@ -15,7 +15,8 @@ from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
 from dtx.server.demarcation import Demarcation
 from dtx.server.failpoints import replying
-from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.capture import check_consume, check_publish
+from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.work import Delivery, HeldPublish
@@ -30,8 +31,6 @@ from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
 _BASIC: Final = keys.BASIC_RETURN >> 16
-_ADDED: Final = 1024
-"""Octets that a header frame of dtx's has at most besides the properties of its publisher (see messages.py)."""
 
 
 class _Capture:
@@ -275,10 +274,6 @@ class SelectedChannel(Channel):
             capture.charged = size
             budget.used += size
             return
-        if not self._republishable(capture.raw):
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED, f"headers of {len(capture.raw)} octets are too large for a branch"
-            )
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return
@@ -286,23 +281,12 @@ class SelectedChannel(Channel):
             self._overflow(entry, work.excess(size))
         capture.charged = size
         budget.used += size
-        view = properties.read(capture.raw)
-        target = capture.publish
-        if view.reply_to == REPLY_TO or (not target.exchange and target.routing_key.startswith(REPLY_TO + b".")):
-            raise XaError(
-                ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"
-            )
-        user = view.user_id
-        if user is not None and not self.session.may_republish(user):
-            raise XaError(
-                ReplyCode.PRECONDITION_FAILED,
-                "dtx's own user at the broker lacks the tag 'impersonator': it cannot publish a message with a user-id",
-            )
+        target, store = capture.publish, self.session.store
+        check_publish(self._lane, store.broker.user, target.exchange, target.routing_key, capture.raw)
 
-    def _republishable(self, raw: bytes) -> bool:
-        """Whether dtx could publish these properties: for a frame too large the broker would end its connection."""
-        session = self.session
-        return len(raw) + _ADDED <= session.store.lane(session.who.vhost).frame_max
+    @property
+    def _lane(self) -> Lane:
+        return self.session.store.lane(self.session.who.vhost)
 
     def _overflow(self, entry: Entry, reason: str) -> None:
         self.session.manager.doom(entry, reason)
@@ -366,15 +350,12 @@ class SelectedChannel(Channel):
 
     def _consumable(self, entry: Entry, delivery: Delivery, count: int, size: int) -> None:
         """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
-        if messages.from_stream(delivery.properties):
-            raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
-        if not self._republishable(delivery.properties):
-            self._overflow(entry, f"headers of {len(delivery.properties)} octets are too large to be put back")
-        if delivery.body is None:
-            self._overflow(
-                entry,
-                "unsettled deliveries exceed --max-kept-bytes or --max-held-bytes; consume with a prefetch (basic.qos)",
-            )
+        try:
+            check_consume(self._lane, delivery)
+        except XaError as error:
+            if error.code is ReplyCode.RESOURCE_ERROR:
+                self._overflow(entry, error.reason)
+            raise
         work = entry.work
         if work is not None and not work.fits(size, count, charged=True) and entry.branch.state is State.ACTIVE:
             self._overflow(entry, work.excess(size, count))

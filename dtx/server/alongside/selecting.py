@@ -2,17 +2,13 @@
 
 import asyncio
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
-from dtx import failpoint
-from dtx.failpoint import Point
 from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
+from dtx.server.alongside.lock import declare_lock
 from dtx.server.alongside.selected import SelectedChannel
-from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.taking import TakingChannel
-from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
-from dtx.wire.amqp09 import keys, properties, requests
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -84,25 +80,7 @@ class Selecting:
     async def _declare_lock(self) -> None:
         """The lock, the side channel, and the proof that receipts will work."""
         session = self._session
-        receipts = session.store.lane(session.who.vhost).receipts
-        lock = f"dtx.lock.{session.store.settings.rm}.{uuid4()}"
-        side = await OwnChannel(session.upstream).open()
-        failpoint.at(Point.LOCK_BEFORE)
-        try:
-            await side.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
-            failpoint.at(Point.LOCK_AFTER)
-            await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
-            # The user-id makes the broker say whether the login's name is really who it let in.
-            raw = properties.build({properties.Property.USER_ID: session.who.user.encode()})
-            probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
-            await side.send_raw(probe, keys.TX_ROLLBACK_OK)
-        except ChannelClosed as closed:
-            raise XaError(
-                ReplyCode.ACCESS_REFUSED,
-                "select needs the permissions to configure 'dtx.lock.*' and to write 'amq.default': "
-                f"{words(closed.close)}",
-            ) from closed
-        session.upstream.lock = lock
+        side = await declare_lock(session.upstream, session.store, session.who, "select")
         self.validator = Validator(session.upstream, side.number)
 
 

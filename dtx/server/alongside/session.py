@@ -392,11 +392,6 @@ class Session:
         (self.metrics.validation_hits if judgement is None else self.metrics.validation_misses).inc()
         return judgement
 
-    def may_republish(self, user: bytes) -> bool:
-        """Whether dtx may publish a message with this user-id at commit."""
-        lane = self.store.lane(self.who.vhost)
-        return lane.impersonates or user == self.store.broker.user.encode()
-
     # -- to the client
 
     def to_client(self, data: bytes) -> None:

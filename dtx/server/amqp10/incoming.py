@@ -146,7 +146,7 @@ class Incoming:
         if not isinstance(outcome, Accepted):
             work.withdraw(message)
             if number is None:
-                self._spoil(transaction, work, "a message was refused")
+                self._spoil(transaction, work, _reason(outcome))
         self._answer(number, provisional(transaction, outcome))
         self._connection.pump()
 
@@ -172,3 +172,9 @@ class Incoming:
     def refuse(self, error: AmqpError) -> None:
         """End the link with *error*."""
         self._link.detach(told(error))
+
+
+def _reason(outcome: Outcome) -> str:
+    """Why a message was refused."""
+    error = outcome.error if isinstance(outcome, Rejected) else None
+    return error.description if error is not None and error.description else "a message was refused"

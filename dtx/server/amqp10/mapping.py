@@ -37,12 +37,13 @@ from dtx.wire.amqp10.values import Value
 MAX_HEAD: Final = 48 << 10
 """Octets of a message beside its body: kept twice, they must fit one frame of AMQP 0-9, 128 KiB as a rule."""
 
-_KEPT: Final = b"x-amqp-1.0-"
-_PROPERTIES: Final = _KEPT + b"properties"
-_NAMED: Final = _KEPT + b"app-properties"
-_ANNOTATIONS: Final = _KEPT + b"message-annotations"
-_FOOTER: Final = _KEPT + b"footer"
-_BODY: Final = _KEPT + b"body"
+KEPT: Final = b"x-amqp-1.0-"
+"""How the names of headers begin that are the sections of a message as they came."""
+_PROPERTIES: Final = KEPT + b"properties"
+_NAMED: Final = KEPT + b"app-properties"
+_ANNOTATIONS: Final = KEPT + b"message-annotations"
+_FOOTER: Final = KEPT + b"footer"
+_BODY: Final = KEPT + b"body"
 _OURS: Final = frozenset((b"x-exchange", b"x-routing-key"))
 """Annotations that dtx makes itself, as RabbitMQ does."""
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
@@ -163,7 +164,7 @@ def _annotated(annotations: dict[str, Any]) -> _Table:
         key, field = name.encode(), to_field(value)
         if field is not None and len(key) <= _MAX_SHORT and _is_annotation(key) and key not in _OURS:
             found[key] = field
-    return {key: field for key, field in found.items() if not key.startswith(_KEPT)}
+    return {key: field for key, field in found.items() if not key.startswith(KEPT)}
 
 
 def _is_annotation(key: bytes) -> bool:
@@ -367,7 +368,7 @@ def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str,
     shown = _annotated(said)
     found = {name: value for name, value in said.items() if _still(headers, name.encode(), shown)}
     for key, entry in headers.items():
-        if key.startswith(_KEPT) or not key.isascii():
+        if key.startswith(KEPT) or not key.isascii():
             continue
         name = key.decode()
         if _is_annotation(key):

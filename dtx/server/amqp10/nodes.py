@@ -2,7 +2,7 @@
 
 Protocol and messages meet here. On this side are sessions, links, deliveries and transactions; on the other side queues
 and exchanges, in dtx itself (:mod:`dtx.server.standalone.nodes`) or in a broker behind it
-(:mod:`dtx.server.alongside.nodes`). What a side cannot say at once it says with an awaitable, and the connection
+(:mod:`dtx.server.alongside.amqp10.nodes`). What a side cannot say at once it says with an awaitable, and the connection
 handles nothing more until it is done.
 """
 

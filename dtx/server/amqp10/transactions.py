@@ -437,7 +437,7 @@ class Transactions:
 
     def _ended(self, asked: DischargeAsked, work: Work, flag: XaFlag) -> None:
         manager, who = self._connection.manager, self._connection.who
-        failure = None if flag is XaFlag.OK else rolled_back(flag)
+        failure = None if flag is XaFlag.OK else asked.transaction.doom or rolled_back(flag)
         if not work.local:
             self._done(asked, work, failure)
         elif failure is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,6 +96,7 @@ class ServiceConnection(Upstream):
         self._name = name
         self._step: asyncio.Future[bytes] | None = None
         self._wanted = 0
+        self._agreed = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
         self.server_properties = b""
         self.gone = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the connection is lost."""
@@ -107,15 +109,41 @@ class ServiceConnection(Upstream):
             OSError, UpstreamLost: the broker is not there, or went away.
             LoginRefused: wrong credentials, or no access to the vhost.
         """
+        await self.authenticate()
+        await self.open(vhost)
+
+    async def authenticate(self) -> None:
+        """Connect and authenticate; :meth:`open` comes next.
+
+        Raises:
+            OSError, UpstreamLost: the broker is not there, or went away.
+            LoginRefused: wrong credentials.
+        """
         await self._broker.connect(self)
+        await self._within_time(self._authenticate())
+
+    async def open(self, vhost: str) -> None:
+        """Open *vhost*, after the login.
+
+        Raises:
+            OSError, UpstreamLost: the broker went away.
+            LoginRefused: no access to the vhost.
+        """
+        agreed = self._agreed
+        self.start_heartbeats(agreed.heartbeat)
+        frames = method_frame(0, handshake.encode_tune_ok(agreed))
+        frames += method_frame(0, handshake.encode_open(vhost.encode()))
+        await self._within_time(self._say(frames, keys.CONNECTION_OPEN_OK))
+
+    async def _within_time(self, work: Awaitable[object]) -> None:
         try:
             async with asyncio.timeout(self._broker.connect_timeout):
-                await self._handshake(vhost)
+                await work
         except BaseException:
             self.abort("login failed")
             raise
 
-    async def _handshake(self, vhost: str) -> None:
+    async def _authenticate(self) -> None:
         broker = self._broker
         start = handshake.decode_start(await self._say(Protocol.AMQP_0_9_1.value, keys.CONNECTION_START))
         self.server_properties = start.server_properties
@@ -134,10 +162,7 @@ class ServiceConnection(Upstream):
         )
         self.channel_max, self.frame_max = agreed.channel_max, agreed.frame_max
         self.splitter.max_frame = agreed.frame_max
-        self.start_heartbeats(agreed.heartbeat)
-        frames = method_frame(0, handshake.encode_tune_ok(agreed))
-        frames += method_frame(0, handshake.encode_open(vhost.encode()))
-        await self._say(frames, keys.CONNECTION_OPEN_OK)
+        self._agreed = agreed
 
     def _properties(self) -> bytes:
         capabilities = b"".join(tables.entry(name, b"t", b"\x01") for name in _CAPABILITIES)
@@ -146,6 +171,8 @@ class ServiceConnection(Upstream):
         return b"".join((*entries, tables.entry(b"capabilities", b"F", capabilities)))
 
     async def _say(self, data: bytes, wanted: int) -> bytes:
+        if self.is_lost:
+            raise UpstreamLost("the broker closed the connection")
         self._wanted = wanted
         self._step = asyncio.get_running_loop().create_future()
         self.write(data)

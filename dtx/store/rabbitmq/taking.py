@@ -7,7 +7,7 @@ everything that goes out passes a gate.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
@@ -79,6 +79,15 @@ class _Frames:
     """Needs tx.commit behind it."""
     last: bool
     """channel.close: nothing goes with it, not even a commit."""
+    act: Callable[[], None] | None = None
+    """Called when it is committed, where it needs that, and all that came before it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    delivery: Delivery
+    branch: object
+    released: Callable[[], None] | None
 
 
 @dataclass(slots=True)
@@ -113,16 +122,20 @@ class TakingChannel:
         self.owner: Owner | None = None
         self.gone: str | None = None
         """Why the channel is no more; ``None`` while it is."""
+        self.on_message: Callable[[Delivery, Content], None] | None = None
+        """Takes deliveries as whole messages; those that are too large to be kept, too."""
         self._max_kept = max_kept
         self._keeper = keeper
         self._kept = 0
         self._budget = budget
         self._open: dict[int, Delivery] = {}
-        self._held: dict[int, tuple[Delivery, object]] = {}
+        self._held: dict[int, _Held] = {}
         self._last_tag = 0
         self._queue: deque[_Frames | _UnitRequest] = deque()
         self._waiting = 0
         self._committing = False
+        self._acts: list[Callable[[], None]] = []
+        """Called when what is being committed is."""
         self._selecting: asyncio.Future[None] | None = None
         self._unit: _UnitRequest | None = None
         self._consumers: dict[bytes, _Consumer] = {}
@@ -221,10 +234,22 @@ class TakingChannel:
         # The broker closes the whole connection (540) for a nack of what a stream delivered.
         self.nack([delivery for delivery in deliveries if not messages.from_stream(delivery.properties)], requeue=True)
 
-    def hold(self, deliveries: Sequence[Delivery], branch: object) -> None:
-        """Acknowledge within *branch*: nothing is sent before it is prepared."""
+    def hold(self, deliveries: Sequence[Delivery], branch: object, released: Callable[[], None] | None = None) -> None:
+        """Acknowledge within *branch*: nothing is sent before it is prepared.
+
+        Args:
+            deliveries: not settled.
+            branch: named where they are lost.
+            released: called for each that a roll-back gives back, which is unsettled again then, and not requeued.
+        """
         for delivery in deliveries:
-            self._held[delivery.tag] = (self._open.pop(delivery.tag), branch)
+            self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call *act* when all that was sent so far is committed; never, where that gets lost."""
+        if self.gone is None:
+            self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
+            self._flush()
 
     def _settle(self, deliveries: Sequence[Delivery], payloads: Sequence[bytes]) -> None:
         if not deliveries or self.gone is not None:
@@ -234,8 +259,8 @@ class TakingChannel:
         self._send(b"".join([method_frame(self.number, payload) for payload in payloads]), dirty=True)
 
     def _forget(self, delivery: Delivery) -> None:
-        known = self._open.pop(delivery.tag, None) or self._held.pop(delivery.tag, None)
-        if known is not None and delivery.body is not None:
+        known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
+        if known and delivery.body is not None:
             self._kept -= delivery.size
             self._budget.used -= delivery.size
 
@@ -243,7 +268,12 @@ class TakingChannel:
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Give held deliveries back; those that were taken, or went with the channel, are not ours any more."""
-        self.nack([delivery for delivery in deliveries if delivery.tag in self._held], requeue=True)
+        held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
+        self.nack([each.delivery for each in held if each.released is None], requeue=True)
+        for each in held:
+            if each.released is not None:
+                self._open[each.delivery.tag] = self._held.pop(each.delivery.tag).delivery
+                each.released()
         self._close_if_idle()
 
     def take(
@@ -293,11 +323,13 @@ class TakingChannel:
                 )
                 return
             frames, dirty, last = [item.data], item.dirty, item.last
+            acts = [item.act]
             while self._queue and not last:
                 following = self._queue[0]
                 if isinstance(following, _UnitRequest) or following.last:
                     break
                 frames.append(following.data)
+                acts.append(following.act)
                 dirty |= following.dirty
                 self._queue.popleft()
             if dirty:
@@ -310,8 +342,16 @@ class TakingChannel:
             self.upstream.write(b"".join(frames))
             if failpoint.armed and dirty:
                 failpoint.at(Point.SETTLE_SENT)
+            self._acts = [act for act in acts if act is not None]
+            if not dirty:
+                self._act()
         if not self._queue:
             self._nothing_waits()
+
+    def _act(self) -> None:
+        acts, self._acts = self._acts, []
+        for act in acts:
+            act()
 
     def _nothing_waits(self) -> None:
         if self._waiting:
@@ -327,6 +367,7 @@ class TakingChannel:
             for delivery in unit.deliveries:
                 self._forget(delivery)
             _tell(unit.done, UnitOutcome.HAPPENED)
+        self._act()
         self._flush()
         self._close_if_idle()
         if self.owner is None and self.rests:
@@ -429,7 +470,7 @@ class TakingChannel:
         else:
             left = message.size - len(payload)
             message.size = left
-            if not self._skip:
+            if not self._skip or self.on_message is not None:
                 message.body += payload
         if left <= 0:
             self._content = self._delivery = None
@@ -443,6 +484,8 @@ class TakingChannel:
         self._open[delivery.tag] = delivery
         if self.owner is None:
             self._give_back([delivery])
+        elif self.on_message is not None:
+            self.on_message(delivery, message)
 
     # -- the end
 
@@ -499,7 +542,8 @@ class TakingChannel:
                 _tell(item.done, UnitOutcome.NEVER)
         self._queue.clear()
         self._nothing_waits()
-        branches = {id(branch): branch for _, branch in self._held.values()}
+        branches = {id(held.branch): held.branch for held in self._held.values()}
+        self._acts.clear()
         self._open.clear()
         self._held.clear()
         self._budget.used -= self._kept

@@ -1,25 +1,35 @@
-"""One dtx without a broker for clients of AMQP 1.0, which leave it alive."""
+"""One dtx in each mode for clients of AMQP 1.0, which leave it alive."""
 
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.broker import MODES, Mode
 from tests.support.client import connected
 from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 if TYPE_CHECKING:
     from tests.integration.amqp10.client import Client
 
 
+@pytest.fixture(scope="package", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What keeps the messages: clients see no difference, but where a test says so."""
+    return cast("Mode", request.param)
+
+
 @pytest.fixture(scope="package")
-def service(postgres: PostgresServer) -> Iterator[DtxService]:
+def service(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[DtxService]:
     """The service."""
+    node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
     database = postgres.create_database()
-    with DtxService(database=database) as running:
+    options = () if node is None else ("--management", node.management_url)
+    with DtxService(broker=None if node is None else node.url(), database=database, options=options) as running:
         yield running
     postgres.drop_database(database)
 

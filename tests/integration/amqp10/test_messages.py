@@ -1,4 +1,4 @@
-"""Messages between clients of AMQP 1.0 and 0-9-1, without a broker."""
+"""Messages between clients of AMQP 1.0 and 0-9-1."""
 
 import pytest
 from pika import BasicProperties
@@ -6,6 +6,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from proton.utils import LinkDetached, SendException
 
 from tests.integration.amqp10.client import AtMostOnce, Client, Delivery, Message
+from tests.support.broker import only_standalone
 from tests.support.client import take_all
 from tests.support.processes import wait_until
 
@@ -125,6 +126,7 @@ def test_a_message_larger_than_a_frame_is_put_together(client: Client, queue: st
     assert client.receiver(queue).receive().body == body
 
 
+@only_standalone
 def test_a_full_queue_rejects_and_spoils_a_transaction(client: Client, channel: BlockingChannel, queue: str) -> None:
     full = f"{queue}-full"
     channel.queue_declare(full, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})

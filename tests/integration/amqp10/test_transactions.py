@@ -1,4 +1,4 @@
-"""Local transactions of AMQP 1.0, without a broker."""
+"""Local transactions of AMQP 1.0."""
 
 from pika.adapters.blocking_connection import BlockingChannel
 

@@ -1,0 +1,197 @@
+"""Links from clients: messages for exchanges of a broker.
+
+Every message is judged on the side channel before it is published or held, as it is for a branch of AMQP 0-9: so a
+message that the broker refuses is rejected by itself, where a publish would cost the channel and all that is under way
+on it. What was judged good is remembered there, so that is a question now and then.
+"""
+
+from asyncio import CancelledError, Future, get_running_loop
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.amqp10.addresses import Address, QueueAddress
+from dtx.server.amqp10.errors import amqp_error
+from dtx.server.amqp10.mapping import KEPT, Content
+from dtx.server.amqp10.nodes import Sender
+from dtx.store.rabbitmq import capture
+from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
+from dtx.store.rabbitmq.validation import Judgement
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome, Rejected, told
+from dtx.xa.codes import XaError
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.amqp10.nodes import BrokerNodes
+
+_MAX_WAITING: Final = 1 << 20
+"""Octets of messages that wait to be judged; beyond it the client is not read from."""
+_FRAME: Final = 64
+"""Octets of a header frame besides its properties, at most."""
+
+
+class _Waiting(NamedTuple):
+    delivery: int | None
+    message: HeldPublish
+    judgement: Judgement | None
+
+
+class _Name(NamedTuple):
+    """How the confirm channel knows a message."""
+
+    delivery: int | None
+    queue: bytes | None
+    """That it was for, without an exchange between."""
+
+
+class BrokerDestination:
+    """What one link from a client publishes.
+
+    Args:
+        nodes: of the connection.
+        number: of a channel that is open and in confirm mode.
+        shown: see :class:`~dtx.server.amqp10.nodes.Destination`.
+        made: the queue that goes with the link.
+    """
+
+    def __init__(self, nodes: "BrokerNodes", number: int, shown: str | None, made: bytes | None) -> None:
+        self.shown = shown
+        self._nodes = nodes
+        self._made = made
+        self._sender: Sender
+        self._line: deque[_Waiting] = deque()
+        self._octets = 0
+        self._closing = False
+        self._channel = ConfirmChannel(nodes.upstream, number, KEPT, self)
+
+    def begin(self, sender: Sender) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        self._sender = sender
+
+    def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
+        """See :class:`~dtx.server.amqp10.nodes.Destination`; the broker judges it later."""
+        if len(content.properties) + _FRAME > self._nodes.upstream.frame_max:
+            raise AmqpError(
+                Condition.MESSAGE_SIZE_EXCEEDED, f"{len(content.properties)} octets beside the body of a message"
+            )
+        if isinstance(address, QueueAddress):
+            exchange, key = b"", address.name
+        else:
+            exchange = address.name
+            key = address.key if address.key is not None else (subject or "").encode()
+        return HeldPublish(exchange, key, False, content.properties, content.body)
+
+    # -- outside of transactions
+
+    def send(self, delivery: int | None, message: HeldPublish) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        judgement = self._nodes.judged(message.exchange, message.routing_key, message.properties)
+        if judgement is None and not self._line:
+            self._publish(delivery, message)
+            return
+        self._line.append(_Waiting(delivery, message, judgement))
+        self._octets += len(message.body)
+        if self._octets > _MAX_WAITING:
+            self._nodes.home.hold(self)
+        if judgement is not None:
+            judgement.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        """Publish what is judged, in order."""
+        line = self._line
+        while line and (line[0].judgement is None or line[0].judgement.done()):
+            delivery, message, judgement = line.popleft()
+            self._octets -= len(message.body)
+            if judgement is None or (not judgement.cancelled() and judgement.result() is None):
+                self._publish(delivery, message)
+            elif not judgement.cancelled():
+                self._refuse(delivery, broker_error(cast("Close", judgement.result())))
+        if self._octets <= _MAX_WAITING:
+            self._nodes.home.release(self)
+        if self._closing and not line:
+            self._close()
+
+    def _publish(self, delivery: int | None, message: HeldPublish) -> None:
+        queue = None if message.exchange else message.routing_key
+        self._channel.publish(_Name(delivery, queue), message)
+
+    def _refuse(self, delivery: int | None, error: AmqpError) -> None:
+        if delivery is None:
+            self._sender.fail(error)
+        else:
+            self._sender.answer((delivery,), Rejected(error=told(error)))
+
+    def told(self, names: Sequence[object], fate: Fate) -> None:
+        """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
+        found = cast("Sequence[_Name]", names)
+        if fate is Fate.RETURNED:
+            for name in found:
+                self._returned(name)
+            return
+        deliveries = [name.delivery for name in found if name.delivery is not None]
+        if not deliveries:
+            return
+        if fate is Fate.CONFIRMED:
+            self._sender.answer(deliveries, ACCEPTED)
+        else:
+            error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue did not take the message (reject-publish)")
+            self._sender.answer(deliveries, Rejected(error=told(error)))
+
+    def _returned(self, name: _Name) -> None:
+        if name.queue is not None:
+            self._refuse(name.delivery, self._nodes.no_queue(name.queue))
+        elif name.delivery is not None:
+            self._sender.answer((name.delivery,), RELEASED)
+
+    def closed(self, close: Close) -> None:
+        """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
+        self._sender.fail(broker_error(close))
+
+    # -- in transactions
+
+    def judge(self, message: HeldPublish) -> Outcome | Future[Outcome]:
+        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        nodes = self._nodes
+        lane = nodes.store.lane(nodes.home.who.vhost)
+        own_user = nodes.store.broker.user
+        capture.check_publish(lane, own_user, message.exchange, message.routing_key, message.properties)
+        judgement = nodes.judged(message.exchange, message.routing_key, message.properties)
+        known = bool(message.exchange) or nodes.knows(message.routing_key)
+        if judgement is None and known:
+            return ACCEPTED
+        verdict: Future[Outcome] = get_running_loop().create_future()
+        nodes.home.manager.spawn(self._judge(message, judgement, known, verdict))
+        return verdict
+
+    async def _judge(
+        self, message: HeldPublish, judgement: Judgement | None, known: bool, verdict: Future[Outcome]
+    ) -> None:
+        try:
+            close = None if judgement is None else await judgement
+            if close is not None:
+                raise broker_error(close)
+            if not known:
+                await self._nodes.find_queue(message.routing_key)
+        except (AmqpError, XaError) as error:
+            verdict.set_result(Rejected(error=told(amqp_error(error))))
+        except CancelledError:  # the connection is lost
+            verdict.cancel()
+            raise
+        else:
+            verdict.set_result(ACCEPTED)
+
+    # -- the end
+
+    def close(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Destination`."""
+        self._closing = True
+        if not self._line:
+            self._close()
+
+    def _close(self) -> None:
+        self._nodes.close_publishing(self._channel)
+        if self._made is not None:
+            self._nodes.drop_queue(self._made)

@@ -1,0 +1,311 @@
+"""Links to clients: messages from a queue of a broker, as far as the client's credit goes, and never farther.
+
+Theory of operation. AMQP 0-9-1 has a prefetch, which is how many deliveries of a consumer may be unacknowledged, and
+not how many may come: an acknowledgement makes room for one more, though the client may not want one. So there is an
+account of the *room*, what the consumer may still be sent, and it is never more than the credit of the link. Where
+an acknowledgement would make it more, the consumer is cancelled before; where it has become little, it is
+cancelled, too, and another one begins, with a prefetch that the credit allows. With a large credit that is half of it,
+so that a client that settles first and grants credit afterwards needs no new consumer each time. A prefetch that can
+be changed (that of a whole channel) is none that quorum queues take.
+
+What one read of the client brings is weighed together: mostly it settles deliveries and grants as many new ones.
+A link that is drained has no consumer; its messages are asked for, one by one (basic.get), until there is none.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
+
+from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.amqp10.mapping import Content
+from dtx.server.amqp10.nodes import Handed, Receiver, Working
+from dtx.store.rabbitmq import capture
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import Content as Incoming
+from dtx.store.work import Delivery, HeldWork
+from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.xa.codes import ReplyCode, XaError
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.amqp10.nodes import BrokerNodes
+
+_SMALL: Final = 16
+"""A credit up to which the prefetch is all of it."""
+_MAX_PREFETCH: Final = 500
+"""Messages that may be on their way to one link: they are in memory until the client's session takes them."""
+_GETS: Final = 16
+"""Messages that are asked for at once while a link is drained."""
+_NONE: Final = -1
+"""The number of no consumer: what was got."""
+_METHOD: Final = 1
+"""Type of a frame."""
+
+
+def _prefetch(credit: int) -> int:
+    """Of a consumer for a link with so much credit."""
+    return min(credit if credit <= _SMALL else credit // 2, _MAX_PREFETCH)
+
+
+class Phase(Enum):
+    """What is asked of the broker."""
+
+    IDLE = auto()
+    CONSUMING = auto()
+    CANCELLING = auto()
+    """Messages may still come of the consumer."""
+    GETTING = auto()
+    CLOSED = auto()
+
+
+class BrokerOrigin:
+    """A queue as the source of one link.
+
+    Args:
+        nodes: of the connection.
+        taking: a channel of its own, in tx mode.
+        queue: name.
+        shown: see :class:`~dtx.server.amqp10.nodes.Origin`.
+        made: whether the queue goes with the link.
+    """
+
+    def __init__(
+        self, nodes: "BrokerNodes", taking: TakingChannel, queue: bytes, shown: str | None, *, made: bool
+    ) -> None:
+        self.shown = shown
+        self._nodes = nodes
+        self._taking = taking
+        self._queue = queue
+        self._made = made
+        self._receiver: Receiver
+        self._phase = Phase.IDLE
+        self._consumer = 0
+        """Number of the present consumer, or the last one."""
+        self._room = 0
+        """Messages that it may still be sent, as far as is known here."""
+        self._from: dict[int, int] = {}
+        """By delivery tag, the consumer that an unsettled one came from."""
+        self._ahead: deque[tuple[Delivery, Handed]] = deque()
+        """Messages that the client cannot be sent at present."""
+        self._gets = 0
+        self._empty = False
+        self._drain_asked = False
+        self._freed = 0
+        """Deliveries of the consumer that are about to be settled: each makes room for another."""
+        self._to_do: list[Callable[[], None]] = []
+        taking.owner = self
+        taking.on_message = self._arrived
+
+    def begin(self, receiver: Receiver) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._receiver = receiver
+
+    # -- credit
+
+    def follow(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._drain_asked = self._receiver.draining
+        self._touch()
+
+    def resume(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._drain_asked = self._receiver.draining
+        while self._ahead and self._takes:
+            self._hand_over(*self._ahead.popleft())
+        self._touch()
+
+    @property
+    def _takes(self) -> bool:
+        return self._receiver.credit > 0 and not self._receiver.full
+
+    def _touch(self) -> None:
+        self._nodes.touch(self)
+
+    def flush(self) -> None:
+        """What the client has said in one read, all together."""
+        if self._phase is Phase.CLOSED:
+            return
+        wanted = self._receiver.credit - len(self._ahead)
+        freed, self._freed = self._freed, 0
+        if self._phase is Phase.CONSUMING:
+            self._room += freed
+            if self._room > wanted or self._receiver.draining or self._is_scarce(wanted):
+                self._cancel()
+        self._do()
+        if self._receiver.credit <= 0 and self._ahead:
+            back = [delivery for delivery, _ in self._ahead]
+            self._ahead.clear()
+            self._taking.nack(back, requeue=True)
+        self._next()
+
+    def _is_scarce(self, wanted: int) -> bool:
+        return wanted > 0 and (self._room == 0 or self._room < _prefetch(wanted) // 4)
+
+    def _do(self) -> None:
+        to_do, self._to_do = self._to_do, []
+        for act in to_do:
+            act()
+
+    def _next(self) -> None:
+        """Ask the broker for what the client wants, where nothing else is under way."""
+        receiver = self._receiver
+        wanted = receiver.credit - len(self._ahead)
+        if self._phase is Phase.GETTING:
+            while receiver.draining and not self._empty and self._gets < min(wanted, _GETS) and not receiver.full:
+                self._gets += 1
+                self._taking.request(keys.BASIC_GET, requests.get(self._queue))
+            if self._gets == 0 and not (receiver.draining and wanted > 0 and not self._empty):
+                self._phase = Phase.IDLE
+        if self._phase is not Phase.IDLE:
+            return
+        if receiver.draining:
+            if not self._drain_asked or self._ahead:
+                return
+            if wanted <= 0 or self._empty:
+                self._empty = self._drain_asked = False
+                receiver.drained()
+            elif not receiver.full:
+                self._phase = Phase.GETTING
+                self._next()
+        else:
+            self._empty = False
+            if wanted > 0 and not receiver.full:
+                self._consume(_prefetch(wanted))
+
+    def _consume(self, prefetch: int) -> None:
+        self._phase = Phase.CONSUMING
+        self._consumer += 1
+        self._room = prefetch
+        self._taking.request(keys.BASIC_QOS, requests.qos(prefetch))
+        self._taking.request(keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer))
+
+    def _cancel(self) -> None:
+        self._phase = Phase.CANCELLING
+        self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
+
+    # -- messages
+
+    def _arrived(self, delivery: Delivery, message: Incoming) -> None:
+        if self._phase is Phase.GETTING:
+            self._gets -= 1
+            self._from[delivery.tag] = _NONE
+        else:
+            self._room -= 1
+            self._from[delivery.tag] = self._consumer
+        body = delivery.body if delivery.body is not None else bytes(message.body)
+        handed = Handed(
+            Content(delivery.properties, body), delivery.exchange, delivery.routing_key, delivery.redelivered
+        )
+        if self._ahead or not self._takes:
+            self._ahead.append((delivery, handed))
+        else:
+            self._hand_over(delivery, handed)
+        self._touch()
+
+    def _hand_over(self, delivery: Delivery, handed: Handed) -> None:
+        self._receiver.deliver(delivery, handed)
+
+    # -- the channel, as its owner
+
+    def forward(self, buffer: bytes, start: int, end: int) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
+        if buffer[start] != _METHOD or self._phase is Phase.CLOSED:
+            return
+        key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+        if key == keys.BASIC_GET_EMPTY:
+            self._gets -= 1
+            self._empty = True
+            self._touch()
+        elif key == keys.BASIC_CANCEL_OK:
+            if content.consumer_tag(buffer[start + 7 : end - 1]) == b"%d" % self._consumer:
+                self._phase = Phase.IDLE
+                self._room = 0
+            self._touch()
+        elif key == keys.BASIC_CANCEL:
+            self._deleted()
+
+    def _deleted(self) -> None:
+        name = self._queue.decode("utf-8", "replace")
+        self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"queue '{name}' was deleted"))
+
+    def upstream_closed(self, close: Close) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
+        if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
+            self._deleted()
+        else:
+            self._receiver.fail(broker_error(close))
+
+    def upstream_close_ok(self) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
+
+    # -- outcomes
+
+    def accept(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        deliveries = cast("Sequence[Delivery]", taken)
+        self._settle(deliveries, partial(self._taking.ack, deliveries))
+
+    def reject(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        deliveries = cast("Sequence[Delivery]", taken)
+        self._settle(deliveries, partial(self._taking.nack, deliveries, requeue=False))
+
+    def requeue(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        deliveries = cast("Sequence[Delivery]", taken)
+        self._settle(deliveries, partial(self._taking.nack, deliveries, requeue=True))
+
+    def _settle(self, deliveries: Sequence[Delivery], act: Callable[[], None]) -> None:
+        for delivery in deliveries:
+            self._freed += self._from.pop(delivery.tag, _NONE) == self._consumer
+        self._later(act)
+
+    def _later(self, act: Callable[[], None]) -> None:
+        if self._phase is Phase.CLOSED:
+            act()
+        else:
+            self._to_do.append(act)
+            self._touch()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._later(lambda: self._taking.then(act))
+
+    # -- branches
+
+    def keep(self, taken: object, work: Working, held: HeldWork, released: Callable[[], None]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        delivery = cast("Delivery", taken)
+        capture.check_consume(self._nodes.lane, delivery)
+        if not held.fits(delivery.size, charged=True):
+            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(delivery.size))
+        # It is acknowledged when the branch is prepared, and makes room then: before that, the consumer must have gone.
+        number = self._from.pop(delivery.tag, _NONE)
+        self._freed += number == self._consumer
+        self._taking.hold((delivery,), work, partial(self._released, delivery, number, released))
+        held.add_consume(delivery)
+        self._touch()
+
+    def _released(self, delivery: Delivery, number: int, released: Callable[[], None]) -> None:
+        if number == self._consumer:
+            self._freed -= 1
+        self._from[delivery.tag] = number
+        released()
+        self._touch()
+
+    # -- the end
+
+    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - it is what the channel gives back
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        if self._phase is Phase.CONSUMING:
+            self._cancel()  # or what returns to the queue would come again
+        self._phase = Phase.CLOSED
+        self._do()
+        self._ahead.clear()
+        self._from.clear()
+        self._taking.detach()
+        if self._made:
+            self._nodes.drop_queue(self._queue)

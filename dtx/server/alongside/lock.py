@@ -1,0 +1,49 @@
+"""The lock of a client's connection to the broker, and the proof that its receipts will work."""
+
+from uuid import uuid4
+
+from dtx import failpoint
+from dtx.failpoint import Point
+from dtx.manager import Who
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.store import RabbitStore
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
+from dtx.wire.amqp09 import keys, properties, requests
+from dtx.xa.codes import ReplyCode, XaError
+
+
+async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: str) -> OwnChannel:
+    """Declare the lock of *upstream*; branches can consume on it from now on.
+
+    Args:
+        upstream: the client's connection to the broker.
+        store: with the lane of its vhost.
+        who: the client says that it is.
+        what: needs it, for people.
+
+    Returns:
+        A channel in tx mode.
+
+    Raises:
+        XaError: 403 without the permissions that receipts need, or when the client is somebody else.
+        UpstreamLost: the connection is gone.
+    """
+    receipts = store.lane(who.vhost).receipts
+    lock = f"dtx.lock.{store.settings.rm}.{uuid4()}"
+    side = await OwnChannel(upstream).open()
+    failpoint.at(Point.LOCK_BEFORE)
+    try:
+        await side.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+        failpoint.at(Point.LOCK_AFTER)
+        await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        # The user-id makes the broker say whether the login's name is really who it let in.
+        raw = properties.build({properties.Property.USER_ID: who.user.encode()})
+        probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
+        await side.send_raw(probe, keys.TX_ROLLBACK_OK)
+    except ChannelClosed as closed:
+        raise XaError(
+            ReplyCode.ACCESS_REFUSED,
+            f"{what} needs the permissions to configure 'dtx.lock.*' and to write 'amq.default': {words(closed.close)}",
+        ) from closed
+    upstream.lock = lock
+    return side

@@ -1,0 +1,167 @@
+"""A channel in confirm mode: what became of each message, for who cannot be told of returned ones apart.
+
+RabbitMQ says of a message that no queue took that it was returned, and then that it was confirmed. A return names no
+number, so it is matched with what is under way by all that routing and readers can tell apart: exchange, routing key,
+body, and the sections of the sender's message that are kept as headers. Two messages that are equal in that are
+interchangeable: whichever of them was returned, one is in the queue and one is not.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from dtx.store.rabbitmq.upstream import Content, Upstream
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.content import MANDATORY, Close
+from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame
+
+_BASIC: Final = keys.BASIC_PUBLISH >> 16
+_Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
+
+
+class Fate(Enum):
+    """What became of a message."""
+
+    CONFIRMED = auto()
+    """It is in its queues, as safe as they keep it."""
+    RETURNED = auto()
+    """There is no queue for it."""
+    REFUSED = auto()
+    """A queue did not take it (basic.nack)."""
+
+
+class Owner(Protocol):
+    """Who publishes."""
+
+    def told(self, names: Sequence[object], fate: Fate) -> None:
+        """The broker has told what became of messages, by the names that they were given."""
+
+    def closed(self, close: Close) -> None:
+        """The broker has closed the channel: what became of the rest is not known."""
+
+
+@dataclass(slots=True, eq=False)
+class _Underway:
+    name: object
+    identity: _Identity
+    returned: bool = False
+
+
+class ConfirmChannel:
+    """Publishes for one owner.
+
+    Args:
+        upstream: the connection to the broker.
+        number: of a channel that is open and in confirm mode.
+        kept: how the names of headers begin that are the sender's own sections.
+        owner: see there.
+    """
+
+    def __init__(self, upstream: Upstream, number: int, kept: bytes, owner: Owner) -> None:
+        self._upstream = upstream
+        self._number = number
+        self._kept = kept
+        self._owner = owner
+        self._sent = 0
+        self._underway: dict[int, _Underway] = {}
+        self._content: Content | None = None
+        self._closing: Callable[[], None] | None = None
+        self._open = True
+        upstream.handlers[number] = self
+
+    def publish(self, name: object, message: HeldPublish) -> None:
+        """Publish a message; *name* is what the owner calls it."""
+        if not self._open:
+            return
+        self._sent += 1
+        identity = self._identity(message.exchange, message.routing_key, message.properties, message.body)
+        self._underway[self._sent] = _Underway(name, identity)
+        number = self._number
+        method = method_frame(number, requests.publish(message.exchange, message.routing_key, MANDATORY))
+        header = header_frame(number, _BASIC, len(message.body), message.properties)
+        self._upstream.write(b"".join((method, header, *body_frames(number, message.body, self._upstream.frame_max))))
+
+    def _identity(self, exchange: bytes, routing_key: bytes, raw: bytes, body: bytes | bytearray) -> _Identity:
+        headers = properties.read(raw).headers
+        kept = tuple(sorted((entry.key, entry.value) for entry in headers if entry.key.startswith(self._kept)))
+        return exchange, routing_key, len(body), hash(bytes(body)), kept
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Close the channel; *then* is called when the broker has done all that it was sent. Idempotent."""
+        if not self._open or self._upstream.is_lost:
+            then()
+            return
+        self._open = False
+        self._closing = then
+        self._upstream.write(method_frame(self._number, requests.close(keys.CHANNEL_CLOSE, 200, b"done")))
+
+    # -- from the broker
+
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame from the broker."""
+        payload = buffer[start + 7 : end - 1]
+        if key in (BODY, HEADER):
+            if self._content is not None and self._content.add(key, payload):
+                message, self._content = self._content, None
+                self._returned(message)
+        elif key == keys.BASIC_RETURN:
+            self._content = Content(payload)
+        elif key in (keys.BASIC_ACK, keys.BASIC_NACK):
+            taken = key == keys.BASIC_ACK
+            settle = content.ack(payload) if taken else content.nack(payload)
+            self._confirmed(settle.delivery_tag, multiple=settle.multiple, taken=taken)
+        elif key == keys.CHANNEL_CLOSE:
+            self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+            if self._open:  # else the broker's close-ok follows
+                self._end()
+                self._owner.closed(content.close(payload))
+        elif key == keys.CHANNEL_CLOSE_OK:
+            self._end()
+
+    def _returned(self, message: Content) -> None:
+        returned = content.returned(message.method)
+        identity = self._identity(returned.exchange, returned.routing_key, message.properties, message.body)
+        for sent in self._underway.values():
+            if not sent.returned and sent.identity == identity:
+                sent.returned = True
+                return
+        # Nobody may be told that it was taken, so nobody is told anything.
+        self._upstream.abort("the broker returned a message that was not sent")
+
+    def _confirmed(self, tag: int, *, multiple: bool, taken: bool) -> None:
+        underway = self._underway
+        if not multiple:
+            tags = [tag] if tag in underway else []
+        elif tag == 0:
+            tags = list(underway)
+        else:
+            tags = []
+            for number in underway:  # in their order
+                if number > tag:
+                    break
+                tags.append(number)
+        found: dict[Fate, list[object]] = {}
+        for number in tags:
+            sent = underway.pop(number)
+            fate = Fate.RETURNED if sent.returned else Fate.CONFIRMED if taken else Fate.REFUSED
+            found.setdefault(fate, []).append(sent.name)
+        for fate, names in found.items():
+            self._owner.told(names, fate)
+
+    def _end(self) -> None:
+        self._open = False
+        self._underway.clear()
+        self._upstream.free(self._number)
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            closing()
+
+    def lost(self, reason: str) -> None:  # noqa: ARG002 - the connection says so to its client
+        """The connection is gone."""
+        self._open = False
+        self._underway.clear()
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            closing()
