@@ -181,6 +181,8 @@ def _judge_heuristic(branch: Branch, outcome: Heuristic, wrong: Callable[[str], 
         wrong(f"{branch.xid} is heuristically {outcome}, and operators have ordered {branch.ordered}")
     if branch.answered:
         wrong(f"{branch.decision} of {branch.xid} was answered as done, and it is heuristically {outcome}")
+    if not branch.may_be_forgotten:  # nothing is in the log any more: see above
+        wrong(f"{branch.xid} is heuristically {outcome}, and was forgotten though nobody had asked for that")
 
 
 def _goes_on(branch: Branch, outcome: Heuristic, way: set[LogState]) -> bool:

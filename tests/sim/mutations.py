@@ -286,19 +286,29 @@ def _retried_in_vain() -> Sequence[Change]:
     return [(Operators, "carry_out", hasty)]
 
 
-def _prepared_times_out() -> Sequence[Change]:
-    """What is prepared is rolled back when its transaction manager takes its time."""
+def _impatient(state: State, operation: Operation) -> Sequence[Change]:
+    """Every few seconds dtx does by itself what others have to ask for."""
     revive = Upkeep._revive
 
     def impatient(self: Upkeep) -> None:
         for entry in list(self._branches):
-            if entry.branch.state is State.PREPARED and not entry.busy and not entry.doubt:
+            if entry.branch.state is state and not entry.busy and not entry.doubt:
                 entry.busy = True
-                event = Request(operation=Operation.ROLLBACK, vote=entry.vote)
+                event = Request(operation=operation, vote=entry.vote)
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
         revive(self)
 
     return [(Upkeep, "_revive", impatient)]
+
+
+def _prepared_times_out() -> Sequence[Change]:
+    """What is prepared is rolled back when its transaction manager takes its time."""
+    return _impatient(State.PREPARED, Operation.ROLLBACK)
+
+
+def _outcomes_are_forgotten() -> Sequence[Change]:
+    """What an operator has decided is forgotten though no transaction manager has heard of it."""
+    return _impatient(State.HEURISTIC, Operation.FORGET)
 
 
 MUTATIONS: Final = (
@@ -322,5 +332,6 @@ MUTATIONS: Final = (
     Mutation(name="redirects are not in the log", changes=_redirected_in_memory, shape=_REFUSED),
     Mutation(name="a retry is done when it has begun", changes=_retried_in_vain, shape=_REFUSED),
     Mutation(name="what is prepared times out", changes=_prepared_times_out, shape=Shape(troubles=1)),
+    Mutation(name="heuristic outcomes are forgotten", changes=_outcomes_are_forgotten, shape=_ORDERS),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )
