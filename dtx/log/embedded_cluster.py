@@ -257,6 +257,10 @@ def make_cluster(programs: Programs, account: Account, data_dir: Path) -> None:
     cluster = data_dir / "postgres"
     if cluster.exists():
         if cluster.stat().st_uid != account.uid:
+            if cluster.stat().st_uid == 0:  # restored by root, for example
+                raise EmbeddedPostgresError(
+                    f"{cluster} belongs to root, and PostgreSQL refuses to run as root: chown -R {account.name} {cluster}"
+                )
             owner = Account(uid=cluster.stat().st_uid, gid=0, switch=True).name
             raise EmbeddedPostgresError(f"{cluster} belongs to the user {owner}: run dtx as {owner}")
         made_by = (cluster / "PG_VERSION").read_text().strip()

@@ -4,20 +4,23 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from dtx.client import XA_HEURMIX, XA_HEURRB, XAER_NOTA
+from dtx.client import XA_HEURHAZ, XA_HEURMIX, XA_HEURRB, XAER_NOTA, XAER_RMFAIL, XaFlag
+from dtx.log.embedded_cluster import find_programs
 from dtx.log.operators import OperatorLog
 from tests.integration.admin.conftest import orphan
 from tests.integration.admin.test_cli_bulk import prepared
 from tests.integration.admin.test_orders import stuck
 from tests.support.broker import StandaloneBroker
-from tests.support.crash import Scene, Stage, StandaloneStage
+from tests.support.crash import Scene, Stage, StandaloneStage, work
 from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.runbooks import Runbook, runbooks
 from tests.support.service import ADMIN
@@ -98,6 +101,42 @@ def test_a_branch_is_stuck(rabbitmq: RabbitNode, postgres: PostgresServer) -> No
         assert stage.states() == {}
 
 
+def test_a_branch_is_stuck_and_nobody_knows_what_came_in(rabbitmq: RabbitNode, postgres: PostgresServer) -> None:
+    """A full queue refuses at tx.commit, behind which the others may have taken theirs: the outcome is a hazard."""
+    with Stage(rabbitmq, postgres, options=ADMIN) as stage:
+        stage.declare("out")
+        stage.declare("full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+        stage.fill("full", b"in the way")
+        with stage.connected() as connection:
+            xa, xid = work(connection.channel(), publish={"out": [b"a"], "full": [b"b"]})
+            assert xa.prepare(xid) is XaFlag.OK
+        with stage.coordinator() as coordinator, pytest.raises(XAER_RMFAIL, match="partial tx completion"):
+            coordinator.commit(xid)
+        book = Runbook(STUCK, stage.service, words(stage))
+        assert "partial tx completion" in book.next("branches --stuck").stdout
+        book.next("show", xid)
+        assert book.next("retry", xid, check=False).returncode == 1
+        book.skip("redirect")
+        book.skip("retry")
+        book.next("export", xid)
+        assert "its transaction manager is told xa-heurhaz" in book.next("discard", xid).stdout
+        assert "done: xa-heurhaz" in book.next("retry", xid).stdout
+        with stage.coordinator() as coordinator, pytest.raises(XA_HEURHAZ):
+            coordinator.commit(xid)
+        book.next("forget", xid)
+        book.next("export XID --archived", xid)
+        book.finish()
+        kept = [json.loads(path.read_text()) for path in sorted((stage.service.directory / "kept").glob("*.json"))]
+        found = {
+            properties.headers["x-dtx-id"] for _, properties, _ in stage.take("out") if properties.headers is not None
+        }
+        assert found == {f"{kept[0]['branch']}/{kept[0]['position']}"}  # whether it came once or more often
+        assert stage.bodies("full") == [b"in the way"]
+        archived = stage.service.directory / "archived"
+        assert [path.read_bytes() for path in archived.glob("*.body")] == [b"b"]
+        assert stage.states() == {}
+
+
 def test_the_transaction_manager_has_lost_its_log(scene: Stage | StandaloneStage) -> None:
     with scene:
         decided, *others = prepared(scene, [b"one", b"two", b"three"])
@@ -137,25 +176,25 @@ def test_the_active_dtx_has_failed(postgres: PostgresServer) -> None:
 
 @pytest.mark.parametrize("mode", ["standalone", "alongside"])
 def test_postgresql_was_restored_from_a_backup(
-    request: pytest.FixtureRequest, own_postgres: PostgresServer, mode: str, tmp_path: Path
+    request: pytest.FixtureRequest, own_postgres: PostgresServer, mode: str
 ) -> None:
     scene: Stage | StandaloneStage = (
         StandaloneStage(own_postgres, options=ADMIN)
         if mode == "standalone"
         else Stage(request.getfixturevalue("rabbitmq"), own_postgres, options=ADMIN)
     )
+    archive = Archive(own_postgres)
     with scene:
+        archive.back_up()
         committed, open_still = prepared(scene, [b"committed after T", b"open"])
         consumed = orphan(scene)
-        assert scene.service.stop() == 0
-        backup(own_postgres, tmp_path)
-        scene.service.start()
+        moment = archive.now()
         with scene.coordinator() as coordinator:
             coordinator.commit(committed)
             coordinator.commit(consumed)
         (late,) = prepared(scene, [b"prepared after T"])
         scene.service.kill9()
-        restore(own_postgres, tmp_path)
+        archive.restore(moment)
 
         left = scene.another_service(start=False)
         book = Runbook(RESTORED, left, words(scene))
@@ -193,20 +232,63 @@ def test_postgresql_was_restored_from_a_backup(
         assert bodies == [b"committed after T", b"published"] + [b"published"] * (mode == "alongside")
 
 
-def backup(server: PostgresServer, directory: Path) -> None:
-    """As it is at this moment, T."""
-    server.stop()
-    shutil.copytree(server.data_dir / "postgres", directory / "backup", symlinks=True)
-    server.start()
+class Archive:
+    """A base backup and what was written after it, by the settings of the runbook.
 
+    Args:
+        server: is started again with archiving.
+    """
 
-def restore(server: PostgresServer, directory: Path) -> None:
-    """Back to T."""
-    server.stop()
-    place = server.data_dir / "postgres"
-    status = place.stat()
-    shutil.rmtree(place)
-    shutil.copytree(directory / "backup", place, symlinks=True)
-    for path in (place, *place.rglob("*")):
-        os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
-    server.start()
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._cluster = server.data_dir / "postgres"
+        self._owner = self._cluster.stat()
+        self._place = server.data_dir.parent / "backup"
+        (self._place / "wal").mkdir(parents=True)
+        self._give(self._place)
+        settings = dict(line.split(" = ", 1) for line in runbooks("ini")[RESTORED])
+        assert list(settings) == [
+            "archive_mode", "archive_command", "restore_command", "recovery_target_time", "recovery_target_action",
+        ]  # fmt: skip
+        self._settings = {name: self._here(value) for name, value in settings.items()}
+        server.configure(**{name: self._settings[name].strip("'") for name in ("archive_mode", "archive_command")})
+
+    def _here(self, value: str) -> str:
+        return value.replace("/backup", str(self._place))
+
+    def _give(self, place: Path) -> None:
+        for path in (place, *place.rglob("*")):
+            os.chown(path, self._owner.st_uid, self._owner.st_gid, follow_symlinks=False)
+
+    def back_up(self) -> None:
+        """Make the base backup, while everything runs."""
+        program = find_programs().directory / "pg_basebackup"
+        words = ("--dbname", self._server.url, "--pgdata", str(self._place / "base"), "--wal-method", "none")
+        subprocess.run([program, *words, "--checkpoint", "fast", "--no-sync"], check=True, capture_output=True)
+
+    def now(self) -> str:
+        """A moment, by PostgreSQL's clock."""
+        with self._server.connection() as connection:
+            found = connection.execute("SELECT clock_timestamp()").fetchone()
+        assert found is not None
+        return str(found[0])
+
+    def restore(self, moment: str) -> None:
+        """The data directory is lost; what is in the archive comes back as it was at *moment*."""
+        with self._server.connection() as connection:
+            found = connection.execute("SELECT pg_walfile_name(pg_switch_wal())").fetchone()
+            assert found is not None
+            archived = self._place / "wal" / str(found[0])
+            wait_until(lambda: archived.exists() and archived.stat().st_size == 16 << 20, what="the last file of WAL")
+        self._server.stop()
+        shutil.rmtree(self._cluster)
+        shutil.copytree(self._place / "base", self._cluster, symlinks=True)
+        (self._cluster / "recovery.signal").touch()
+        recovery = {**self._settings, "recovery_target_time": f"'{moment}'"}
+        with (self._cluster / "postgresql.auto.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in recovery.items())
+        self._give(self._cluster)
+        self._server.start()
+        with self._server.connection() as connection:
+            asked = "SELECT pg_is_in_recovery()"
+            wait_until(lambda: connection.execute(asked).fetchone() == (False,), what="the end of the recovery")

@@ -11,18 +11,19 @@ from tests.support.service import DtxService
 
 README = Path(__file__).parents[2] / "README.md"
 _SECTION = re.compile(r"^## Runbooks\n(.*?)^## ", re.MULTILINE | re.DOTALL)
-_BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_BLOCK = r"^ *```{}\n(.*?)^ *```$"
 
 
-def runbooks() -> dict[str, list[str]]:
-    """By title, the commands of each."""
+def runbooks(kind: str = "sh") -> dict[str, list[str]]:
+    """By title, the lines of each: commands, or what else the blocks of *kind* have."""
+    block = re.compile(_BLOCK.format(kind), re.MULTILINE | re.DOTALL)
     section = _SECTION.search(README.read_text(encoding="utf-8"))
     assert section is not None
     _, *parts = re.split(r"^### ", section[1], flags=re.MULTILINE)
     found = {}
     for part in parts:
         title, _, rest = part.partition("\n")
-        lines = [line.strip() for block in _BLOCK.findall(rest) for line in block.splitlines()]
+        lines = [line.strip() for text in block.findall(rest) for line in text.splitlines()]
         found[title] = [line for line in lines if line]
     return found
 
