@@ -258,8 +258,9 @@ def make_cluster(programs: Programs, account: Account, data_dir: Path) -> None:
     if cluster.exists():
         if cluster.stat().st_uid != account.uid:
             if cluster.stat().st_uid == 0:  # restored by root, for example
+                command = f"chown -R {account.name} {cluster}"
                 raise EmbeddedPostgresError(
-                    f"{cluster} belongs to root, and PostgreSQL refuses to run as root: chown -R {account.name} {cluster}"
+                    f"{cluster} belongs to root, and PostgreSQL refuses to run as root: give it back by {command}"
                 )
             owner = Account(uid=cluster.stat().st_uid, gid=0, switch=True).name
             raise EmbeddedPostgresError(f"{cluster} belongs to the user {owner}: run dtx as {owner}")

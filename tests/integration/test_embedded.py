@@ -343,7 +343,7 @@ def test_as_root_a_directory_that_is_closed_to_others_is_refused_in_one_sentence
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
 def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(data_dir: Path) -> None:
     (data_dir / "postgres").mkdir(parents=True)
-    with pytest.raises(EmbeddedPostgresError, match=r"belongs to root, and PostgreSQL refuses .*: chown -R \w+ /"):
+    with pytest.raises(EmbeddedPostgresError, match=r"belongs to root, and PostgreSQL refuses .* by chown -R \w+ /"):
         EmbeddedPostgres(data_dir).start()
 
 
