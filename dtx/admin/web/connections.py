@@ -63,7 +63,8 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
     """End a client's connection."""
     form = await read_form(request, visit)
     order = build(DisconnectForm, {"reason": form.one("reason")})
-    number = form.one("number")
-    was = await clients.close_connection(visit.who, visit.desk, int(number) if number.isdecimal() else 0, order)
+    typed = form.one("number")
+    number = int(typed) if typed.isdecimal() and len(typed) < 19 else 0
+    was = await clients.close_connection(visit.who, visit.desk, number, order)
     visit.session.notice = f"Connection {was.id} of {was.user} from {was.address} is closed."
     return go_to(address("connections"))

@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from fastapi.routing import APIRoute
 
+from dtx.admin.web import branch, branches, connections, entrance, overview, records
 from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
@@ -64,21 +66,45 @@ def mark_of(text: str) -> str:
     return found[1]
 
 
-PAGES = (
-    "",
-    "branches",
-    "branch?xid=1:61:",
-    "decide?xid=1:61:&action=commit",
-    "message?xid=1:61:&position=0",
-    "bulk",
-    "outcomes",
-    "archive",
-    "connections",
-    "connection?number=1",
-    "audit",
-    "transaction?gtrid=61",
-    "live",
-)
+_ARCHIVED = "branch=00000000-0000-0000-0000-000000000000&position=0"
+PAGES = {
+    "": Role.VIEWER,
+    "branches": Role.VIEWER,
+    "branch?xid=1:61:": Role.VIEWER,
+    "decide?xid=1:61:&action=commit": Role.OPERATOR,
+    "message?xid=1:61:&position=0": Role.OPERATOR,
+    "message/body?xid=1:61:&position=0": Role.OPERATOR,
+    "bulk": Role.COORDINATOR,
+    "outcomes": Role.VIEWER,
+    "archive": Role.VIEWER,
+    f"archive/message?{_ARCHIVED}": Role.OPERATOR,
+    f"archive/body?{_ARCHIVED}": Role.OPERATOR,
+    "connections": Role.VIEWER,
+    "connection?number=999999": Role.VIEWER,
+    "connection/close?number=999999": Role.OPERATOR,
+    "audit": Role.COORDINATOR,
+    "transaction?gtrid=61": Role.VIEWER,
+    "live": Role.VIEWER,
+}
+"""Who may look at which."""
+FORMS = {
+    "decide": Role.OPERATOR,
+    "bulk": Role.COORDINATOR,
+    "connection/close": Role.OPERATOR,
+    "sign-out": Role.VIEWER,
+}
+"""Who may send which."""
+
+
+def test_every_page_and_every_form_is_here() -> None:
+    there: dict[str, set[str]] = {"GET": set(), "POST": set()}
+    for part in (entrance, overview, branches, branch, records, connections):
+        for route in part.router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods:
+                there[method].add(route.path.removeprefix("/"))
+    assert there["GET"] == {page.partition("?")[0] for page in PAGES} | {"sign-in", "static/{name}"}
+    assert there["POST"] == {*FORMS, "sign-in"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -225,7 +251,27 @@ def test_a_browser_that_tells_no_origin_sends_no_form(site: StandaloneStage) -> 
     connection.close()
 
 
-@pytest.mark.parametrize("path", ["decide", "bulk", "connection/close", "sign-out"])
+@pytest.mark.parametrize("name", ["vera", "olga", "carla"])
+def test_pages_and_forms_are_refused_to_whom_they_are_not_for(site: StandaloneStage, people: None, name: str) -> None:
+    url, having = site.service.admin_url, {"vera": Role.VIEWER, "olga": Role.OPERATOR, "carla": Role.COORDINATOR}[name]
+    cookie = sign_in(url, name, PASSWORDS[name])
+    mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
+    for page, role in PAGES.items():
+        if page != "live":  # it does not end
+            status = ask(url, f"/console/{page}", Cookie=cookie).status
+            assert (status == 403) != having.includes(role), (page, status)
+            assert status < 500
+    fields = {"mark": mark, "xid": str(new_xid()), "action": "rollback", "reason": "x", "stage": "do"}
+    for number in ("1", "9" * 5000, "one"):
+        for path, role in FORMS.items():
+            if path != "sign-out":
+                status = ask(url, f"/console/{path}", {**fields, "number": number}, Cookie=cookie).status
+                assert (status == 403) != having.includes(role), (path, status)
+                assert status < 500
+    assert ask(url, "/console/sign-out", fields, Cookie=cookie).status == 303
+
+
+@pytest.mark.parametrize("path", FORMS)
 def test_a_form_without_the_mark_of_the_session_does_nothing(site: StandaloneStage, path: str) -> None:
     url = site.service.admin_url
     mine, other = sign_in(url, "guest", "guest"), sign_in(url, "guest", "guest")
