@@ -1,26 +1,48 @@
-"""Links to receivers: messages of a node, as far as the client's credit goes."""
+"""Links to receivers: messages of a node, as far as the client's credit goes.
+
+A link may be told to acquire in a transaction: then each delivery names it, and what becomes of the transaction becomes
+of the delivery and of its outcome together (4.4.3, 4.4.4.3). Nothing is sent in one that can only be rolled back.
+"""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dtx.server.amqp10.mapping import from_basic
 from dtx.server.amqp10.nodes import Handed, Origin
 from dtx.server.standalone.limits import MAX_UNACKED
-from dtx.wire.amqp10.coordination import TXN_ID, Transaction, WorkRefused
+from dtx.wire.amqp10.coordination import Transaction, WorkRefused, provisional
+from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, DeliveryState, Modified, Outcome, Rejected, Released, told
+from dtx.wire.amqp10.states import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    DeliveryState,
+    Modified,
+    Outcome,
+    Rejected,
+    Released,
+    told,
+)
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection
-    from dtx.server.amqp10.transactions import Retired
+    from dtx.server.amqp10.transactions import Retired, Work
 
 _MAX_BACKLOG: Final = 1 << 20
 """Octets that wait for the session windows of a client; its links get nothing more meanwhile."""
+
+
+class _InWork(NamedTuple):
+    """A transaction, and what it does."""
+
+    transaction: Transaction
+    work: "Work"
 
 
 class Outgoing:
@@ -52,6 +74,10 @@ class Outgoing:
         """What was taken from the node and is the client's, by delivery id."""
         self.retired: dict[int, Retired] = {}
         """Deliveries whose outcome belongs to a transaction, and that the client has not settled."""
+        self._acquires: _InWork | None = None
+        """What is sent belongs to it."""
+        self._acquired: dict[int, _InWork] = {}
+        """Those of the unsettled deliveries that were sent in a transaction."""
         node.begin(self)
 
     # -- messages
@@ -63,6 +89,7 @@ class Outgoing:
             not self._connection.outbox.has_room
             or self.session.connection.backlog > _MAX_BACKLOG
             or len(self.unsettled) + len(self.retired) >= MAX_UNACKED
+            or (self._acquires is not None and not self._acquires.work.is_active)
         )
 
     @property
@@ -79,17 +106,23 @@ class Outgoing:
         """See :class:`~dtx.server.amqp10.nodes.Receiver`. The node may be amid its own work, so it is asked later."""
         payload = from_basic(message.content, message.exchange, message.routing_key, redelivered=message.redelivered)
         self._sent += 1
+        acquires = self._acquires
+        state = None if acquires is None else provisional(acquires.transaction, ACCEPTED if self._settled else None)
         try:
-            number = self._link.send(self._sent.to_bytes(8, "big"), payload, settled=self._settled)
+            number = self._link.send(self._sent.to_bytes(8, "big"), payload, settled=self._settled, state=state)
         except AmqpError as error:  # larger than what the client takes
             self._connection.soon(partial(self._give_up, taken, error))
             return
         if number is None:
             self._connection.soon(lambda: self.node.requeue((taken,)))
-        elif self._settled:
-            self.node.accept((taken,))
-        else:
+        elif not self._settled:
             self.unsettled[number] = taken
+            if acquires is not None:
+                self._acquired[number] = acquires
+        elif acquires is not None:
+            acquires.work.retire(self, number, taken, ACCEPTED, settled=True, kind=Kind.ACQUISITION)
+        else:
+            self.node.accept((taken,))
         self._connection.pump()
 
     def _give_up(self, taken: object, error: AmqpError) -> None:
@@ -110,12 +143,42 @@ class Outgoing:
         """The client has said how much it takes.
 
         Raises:
-            AmqpError: not-implemented, it wants to acquire in a transaction ("If the link endpoint does not support
-                transactional acquisition, the link MUST be terminated with a not-implemented error").
+            AmqpError: unknown-id, it wants to acquire in a transaction that is not live.
         """
-        if event.flow.properties and event.flow.properties.get(TXN_ID) is not None:
-            raise AmqpError(Condition.NOT_IMPLEMENTED, "messages are not acquired in transactions, only retired")
+        try:
+            named = self._connection.coordination.acquiring(self.session.channel, event.flow.properties)
+        except WorkRefused as refusal:
+            raise refusal.error from None
+        if named is not None:
+            self._acquires = _InWork(named, self._connection.transactions.work(named))
+            self._acquires.work.acquires(self)
         self.node.follow()
+
+    # -- what is sent in a transaction
+
+    def acquire_no_more(self, work: "Work") -> None:
+        """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
+        if self._acquires is not None and self._acquires.work is work:
+            self._acquires = None
+            self._connection.soon(self.resume)
+
+    def discharged(self, work: "Work", *, committed: bool) -> None:
+        """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
+        for number in [number for number, one in self._acquired.items() if one.work is work]:
+            if self._acquired.pop(number, None) is not None and not committed:
+                self.give_back(number, self.unsettled.pop(number))
+
+    def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
+        """A delivery was sent in a transaction that is rolled back: it has not been."""
+        has_part = self.session.abort(number)
+        self.node.requeue((taken,))
+        if not settled and number in self.session.outgoing:
+            self.settle((number,), RELEASED)
+        if has_part:
+            # "MUST abort … before completing the discharge" (4.4.3), and there is no window to say so on the link
+            reason = "the rest of a delivery was rolled back"
+            self._connection.detach(self, AmqpError(Condition.ROLLBACK, reason))
+        self._connection.soon()
 
     # -- outcomes
 
@@ -125,7 +188,12 @@ class Outgoing:
         Raises:
             WorkRefused: it names a transaction that is not live, or a second one.
         """
-        transaction, outcome = self._connection.coordination.retiring(self.session.channel, state, None)
+        coordination, channel = self._connection.coordination, self.session.channel
+        transaction, outcome = coordination.retiring(channel, state, None)
+        if self._acquired:
+            for number in deliveries:
+                acquired = self._acquired.get(number)
+                coordination.retiring(channel, state, None if acquired is None else acquired.transaction)
         was_full = self.full
         if transaction is not None:
             self._retire(transaction, deliveries, outcome, settled=settled)
@@ -142,6 +210,9 @@ class Outgoing:
         final = self._final(outcome)
         if final is None and not settled:
             return
+        for number in [number for number in deliveries if number in self._acquired]:
+            # settled without an outcome, or it would have to name the transaction
+            self._hold(self._acquired[number].work, number, self._default, settled=True)
         known = [number for number in deliveries if number in self.unsettled]
         self.apply([self.unsettled.pop(number) for number in known], final or self._default)
         if not settled and known:
@@ -160,9 +231,14 @@ class Outgoing:
                 raise WorkRefused(AmqpError(Condition.ROLLBACK, reason), transaction.control)
         for number in deliveries:
             if number in self.unsettled:
-                work.retire(self, number, self.unsettled.pop(number), final, settled=settled)
+                self._hold(work, number, final, settled=settled)
             elif settled and number in self.retired:
                 self.retired.pop(number).settled = True
+
+    def _hold(self, work: "Work", number: int, outcome: Outcome, *, settled: bool) -> None:
+        acquired = self._acquired.pop(number, None) is not None
+        kind = Kind.ACQUISITION if acquired else Kind.RETIREMENT
+        work.retire(self, number, self.unsettled.pop(number), outcome, settled=settled, kind=kind)
 
     @staticmethod
     def _final(outcome: DeliveryState | None) -> Outcome | None:
@@ -207,6 +283,8 @@ class Outgoing:
         self.retired.clear()
         taken = list(self.unsettled.values())
         self.unsettled.clear()
+        self._acquired.clear()
+        self._acquires = None
         self.node.close(taken)
 
     def fail(self, error: AmqpError) -> None:

@@ -19,12 +19,15 @@ from dtx.server.failpoints import saying
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp10.coordination import (
+    FATES,
     Coordination,
     DeclareAsked,
     DischargeAsked,
+    Fate,
     PromoteAsked,
     Transaction,
 )
+from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.states import RELEASED, Accepted, Outcome
 from dtx.wire.amqp10.values import Value
@@ -54,6 +57,7 @@ class Retired:
         taken: the message, as its node calls it.
         outcome: that the client wants.
         settled: whether the client can say nothing more of it.
+        kind: whether it was also sent in the transaction.
     """
 
     work: "Work"
@@ -62,6 +66,7 @@ class Retired:
     taken: object
     outcome: Outcome
     settled: bool
+    kind: Kind
 
 
 class Work:
@@ -82,6 +87,9 @@ class Work:
         self._held: dict[Retired, None] = {}
         self._others: list[Retired] = []
         """Those that are not accepted: nothing is consumed, and nobody votes about them."""
+        self._acquirers: dict[Outgoing, None] = {}
+        """Links that send, or have sent, in it."""
+        self._ending = False
         self._verdicts: set[Future[Outcome]] = set()
         """About messages that may have to be left out."""
 
@@ -122,7 +130,7 @@ class Work:
         entry, own = self.entry, self.entry.work
         if entry.busy or entry.doubt:
             return False
-        if own is None or not self._is_active:
+        if own is None or not self.is_active:
             raise rolled_back(XaFlag.RBTIMEOUT if entry.branch.state is State.TIMED_OUT else XaFlag.RBROLLBACK)
         joined = self._join(xid)
         if joined is None:
@@ -160,7 +168,8 @@ class Work:
     # -- work
 
     @property
-    def _is_active(self) -> bool:
+    def is_active(self) -> bool:
+        """Whether it takes work: it has neither ended nor been rolled back."""
         return self.entry.work is not None and self.entry.branch.state is State.ACTIVE
 
     def publish(self, message: HeldPublish) -> None:
@@ -170,7 +179,7 @@ class Work:
             XaError: 506, it is too much for the transaction, which is rolled back.
         """
         work = self.entry.work
-        if work is None or not self._is_active:
+        if work is None or not self.is_active:
             return  # rolled back already, as the discharge will say
         size = len(message.body) + len(message.properties)
         if not work.fits(size):
@@ -199,7 +208,19 @@ class Work:
         if self.entry.work is not None:
             self.entry.work.withdraw(message)
 
-    def retire(self, link: "Outgoing", number: int, taken: object, outcome: Outcome, *, settled: bool) -> None:
+    def acquires(self, link: "Outgoing") -> None:
+        """What *link* sends belongs to it from now on."""
+        self._acquirers[link] = None
+
+    def ending(self) -> None:
+        """Its discharge has come: nothing is sent in it any more."""
+        self._ending = True
+        for link in self._acquirers:
+            link.acquire_no_more(self)
+
+    def retire(
+        self, link: "Outgoing", number: int, taken: object, outcome: Outcome, *, settled: bool, kind: Kind
+    ) -> None:
         """Hold the outcome of a delivery.
 
         Args:
@@ -208,15 +229,16 @@ class Work:
             taken: the message; the link keeps it no more.
             outcome: what shall become of it.
             settled: whether the client has settled it.
+            kind: whether it was also sent in the transaction.
         """
-        retired = Retired(self, link, number, taken, outcome, settled)
+        retired = Retired(self, link, number, taken, outcome, settled, kind)
         held = self.entry.work
         if not settled:
             link.retired[number] = retired
-        if held is None or not self._is_active:
-            _revert(retired)
-        elif not isinstance(outcome, Accepted):
+        if (self._ending and kind is Kind.ACQUISITION) or (self.is_active and not isinstance(outcome, Accepted)):
             self._others.append(retired)
+        elif held is None or not self.is_active:
+            _revert(retired)
         else:
             try:
                 link.node.keep(taken, self, held, partial(self._released, retired))
@@ -246,6 +268,12 @@ class Work:
         if self.local:
             self._held.clear()
         _settle(done)
+        self._discharged(committed=True)
+
+    def _discharged(self, *, committed: bool) -> None:
+        for link in self._acquirers:
+            link.discharged(self, committed=committed)
+        self._acquirers.clear()
 
     def failed(self) -> None:
         """The transaction is rolled back; the manager releases what is held for the branch."""
@@ -253,6 +281,7 @@ class Work:
         self._others.clear()
         for retired in others:
             _revert(retired)
+        self._discharged(committed=False)
 
     def give_up(self) -> None:
         """It was rolled back when messages had left their queues: they have returned there, to be taken again."""
@@ -265,6 +294,7 @@ class Work:
     def lose(self) -> None:
         """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
         connection = self._connection
+        self.ending()
         self.failed()
         connection.manager.channel_lost(self, [self.entry])
         if self.local:
@@ -285,13 +315,18 @@ def _settle(done: Sequence[Retired]) -> None:
 
 
 def _revert(retired: Retired) -> None:
-    """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled."""
+    """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled, or was
+    sent in the transaction.
+    """
     link = retired.link
     link.retired.pop(retired.number, None)
-    if retired.settled or not link.is_open:
-        link.apply_default(retired.taken)
-    else:
-        link.unsettled[retired.number] = retired.taken
+    match FATES[retired.kind, retired.settled or not link.is_open, False]:
+        case Fate.RETURN:
+            link.give_back(retired.number, retired.taken, settled=retired.settled)
+        case Fate.DEFAULT:
+            link.apply_default(retired.taken)
+        case _:
+            link.unsettled[retired.number] = retired.taken
 
 
 def _nobody(answer: XaFlag | XaError) -> None:
@@ -410,6 +445,7 @@ class Transactions:
 
     def discharge(self, asked: DischargeAsked) -> None:
         """End a transaction, and answer."""
+        self._works[asked.transaction.txn_id].ending()
         if asked.transaction.txn_id in self._promoting:
             self._promoting[asked.transaction.txn_id] = asked
             return

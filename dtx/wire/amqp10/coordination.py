@@ -400,7 +400,7 @@ class Coordination:
         outcome = state.outcome if isinstance(state, TransactionalState) else state
         if (
             acquired_in is not None
-            and acquired_in.phase is not Phase.DISCHARGING
+            and self._live.get(acquired_in.txn_id) is acquired_in
             and outcome is not None
             and found is not acquired_in
         ):

@@ -148,11 +148,15 @@ class Session:
             end = last if last != first else None
             self.send(Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable))
 
-    def abort(self, delivery_id: int) -> None:
-        """Give up a message that has not been sent to its end (2.7.5, aborted)."""
+    def abort(self, delivery_id: int) -> bool:
+        """Give up a message that has not been sent to its end (2.7.5, aborted).
+
+        Returns:
+            Whether the peer has a part of it, and hears of that as soon as its window lets it.
+        """
         message = next((one for one in self._pending if one.delivery_id == delivery_id), None)
         if message is None:
-            return
+            return False
         self.outgoing.pop(delivery_id, None)
         self.connection.backlog -= len(message.payload)
         message.payload = message.payload[:0]
@@ -161,6 +165,7 @@ class Session:
             self._pending.remove(message)
             message.link.queued -= 1
             message.link.credit += 1
+        return message.started
 
     def is_partial(self, txn_id: bytes) -> bool:
         """Whether a delivery has come in part that belongs to this transaction."""

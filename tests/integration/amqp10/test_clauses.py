@@ -13,6 +13,7 @@ from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Rejected, TransactionalSt
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Durability, ExpiryPolicy, Source, Target
 from dtx.wire.amqp10.values import Described, ULong
 from tests.integration.amqp10.raw import Raw
+from tests.support.broker import only_standalone
 from tests.support.client import connected, take_all
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -165,6 +166,7 @@ def test_outcomes_of_postings_are_told_before_the_discharge_is_accepted(raw: Raw
     assert heard == [*posted, discharge]
 
 
+@only_standalone
 def test_an_outcome_that_can_not_be_had_any_more_forbids_the_discharge(raw: Raw, channel: BlockingChannel) -> None:
     """4.4.4.1: "If the resource can no longer apply the outcome … it MUST NOT allow the successful discharge"."""
     queue = channel.queue_declare(
@@ -183,6 +185,7 @@ def test_an_outcome_that_can_not_be_had_any_more_forbids_the_discharge(raw: Raw,
     assert take_all(channel, queue) == [b"one"]
 
 
+@only_standalone
 def test_a_posting_that_no_queue_takes_is_released_in_the_transaction(raw: Raw) -> None:
     session = raw.begin()
     control, sender = raw.control(session), raw.sender(session, "/exchanges/amq.direct/nowhere")

@@ -179,19 +179,6 @@ def test_a_partial_delivery_forbids_the_discharge(raw: Raw, channel: BlockingCha
     assert take_all(channel, queue) == []
 
 
-def test_acquisition_in_a_transaction_is_not_implemented(raw: Raw, queue: str) -> None:
-    """4.4.3: "If the link endpoint does not support transactional acquisition, the link MUST be terminated"."""
-    session = raw.begin()
-    control = raw.control(session)
-    txn_id = raw.declare(session, control)
-    link, _ = raw.receiver(session, queue, credit=0)
-    link.grant(1, properties={"txn-id": txn_id})
-    error = raw.detached(link)
-    assert error is not None
-    assert error.condition == "amqp:not-implemented"
-    assert raw.discharge(session, control, txn_id) == ACCEPTED
-
-
 @pytest.mark.parametrize("outcome", [Released(), Rejected(), Modified(delivery_failed=True, undeliverable_here=True)])
 @pytest.mark.parametrize("settled", [False, True])
 def test_no_outcome_is_applied_when_the_transaction_fails(

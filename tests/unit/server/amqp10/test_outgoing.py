@@ -7,6 +7,7 @@ from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.standalone.nodes import QueueOrigin
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.wire.amqp09.properties import EMPTY
+from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.performatives import Flow
 from dtx.wire.amqp10.states import Released
@@ -21,8 +22,9 @@ class Link:
         self.sent: list[bytes] = []
         self.drains = 0
 
-    def send(self, tag: bytes, payload: bytes, *, settled: bool) -> int:
+    def send(self, tag: bytes, payload: bytes, *, settled: bool, state: object) -> int:
         assert self.credit > 0, "sent without credit"
+        assert state is None, "sent in a transaction"
         self.credit -= 1
         self.sent.append(payload)
         return len(self.sent)
@@ -55,7 +57,8 @@ class Place:
 
     def __init__(self) -> None:
         self.index = Index()
-        self.outbox = self
+        self.outbox = self.connection = self
+        self.coordination = Coordination(frozenset())
 
     def now(self) -> float:
         return 0.0
