@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPError
 
 from dtx.client import Coordinator, XAException, Xid
@@ -18,9 +19,12 @@ from tests.integration.amqp10.raw import Raw
 from tests.support.client import connected, new_xid, take_all
 from tests.support.failpoints import ArmedService
 from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
 
 OLD, NEW = [b"old"], [b"new"]
-LOCAL: Final = {
+QUEUE: Final = "amqp10-crashes"
+STANDALONE_LOCAL: Final = {
     Point.HELD_CONSUME: OLD,
     Point.LOG_ONE_PHASE_BEFORE: OLD,
     Point.LOG_ONE_PHASE_AFTER: NEW,
@@ -29,22 +33,46 @@ LOCAL: Final = {
     Point.REPLY_COMMIT_SENT: NEW,
 }
 """What is in the queue after the next start."""
-DISTRIBUTED: Final = {
+ALONGSIDE_LOCAL: Final = {
+    Point.HELD_CONSUME: OLD,
+    Point.TAKING_ACKED: OLD,
+    Point.TAKING_COMMITTED: NEW,
+    Point.UNIT_SENT: NEW,
+    Point.REPLY_COMMIT_BEFORE: NEW,
+}
+"""The same with a broker. Once the receipt shows that the messages were taken, what is asked for goes on."""
+STANDALONE_DISTRIBUTED: Final = {
     Point.REPLY_END_SENT: OLD,
     Point.LOG_PREPARED_BEFORE: OLD,
     Point.LOG_PREPARED_AFTER: NEW,
     Point.REPLY_PREPARE_SENT: NEW,
 }
-"""The same where the transaction manager commits what has voted."""
+"""What is in the queue where the transaction manager commits what has voted."""
+ALONGSIDE_DISTRIBUTED: Final = {Point.REPLY_END_SENT: OLD, Point.TAKING_COMMITTED: NEW, Point.REPLY_PREPARE_SENT: NEW}
+
+
+def cells(standalone: dict[Point, list[bytes]], alongside: dict[Point, list[bytes]]) -> pytest.MarkDecorator:
+    """A test for each of them, with the service of its mode."""
+    found = [("standalone", *cell) for cell in standalone.items()] + [
+        ("alongside", *cell) for cell in alongside.items()
+    ]
+    ids = [f"{mode}-{point.label}" for mode, point, _ in found]
+    return pytest.mark.parametrize(("armed", "point", "left"), found, indirect=["armed"], ids=ids)
 
 
 @pytest.fixture(scope="module")
-def armed(postgres: PostgresServer) -> Iterator[ArmedService]:
-    """A service for one crash after the other."""
+def armed(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[ArmedService]:
+    """A service of one mode, for one crash after the other."""
+    node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if request.param == "alongside" else None
     database = postgres.create_database()
-    with ArmedService(database=database, start=False) as service:
+    options = () if node is None else ("--management", node.management_url)
+    broker = None if node is None else node.url()
+    with ArmedService(broker=broker, database=database, options=options, start=False) as service:
         yield service
     postgres.drop_database(database)
+    if node is not None:
+        with node.channel() as direct:
+            direct.queue_delete(QUEUE)
 
 
 def die_at(service: ArmedService, point: Point, xid: Xid | None) -> None:
@@ -53,14 +81,14 @@ def die_at(service: ArmedService, point: Point, xid: Xid | None) -> None:
     service.start()
     with connected(service.url()) as connection:
         channel = connection.channel()
-        channel.queue_delete("q")
-        channel.queue_declare("q", durable=True)
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, durable=True)
         channel.confirm_delivery()
-        channel.basic_publish("", "q", b"old", BasicProperties(delivery_mode=2))
+        channel.basic_publish("", QUEUE, b"old", BasicProperties(delivery_mode=2))
     with Raw(service) as raw, contextlib.suppress(OSError, AssertionError):
         session = raw.opened().begin()
-        control, sender = raw.control(session), raw.sender(session, "q")
-        raw.receiver(session, "q")
+        control, sender = raw.control(session), raw.sender(session, QUEUE)
+        raw.receiver(session, QUEUE)
         got = raw.take()
         txn_id = raw.declare(session, control, None if xid is None else xid.to_wire())
         durable = message.head(message.Header(durable=True)) + message.data(b"new")
@@ -76,24 +104,33 @@ def die_at(service: ArmedService, point: Point, xid: Xid | None) -> None:
     service.start()
 
 
-@pytest.mark.parametrize("point", LOCAL, ids=lambda point: point.label)
-def test_a_local_transaction_is_done_as_a_whole_or_not_at_all(armed: ArmedService, point: Point) -> None:
+def whole(connection: BlockingConnection) -> list[bytes]:
+    """What is in the queue, once nothing more becomes of it: each end leaves one message."""
+    channel = connection.channel()
+    wait_until(lambda: channel.queue_declare(QUEUE, passive=True).method.message_count == 1)
+    return take_all(channel, QUEUE)
+
+
+@cells(STANDALONE_LOCAL, ALONGSIDE_LOCAL)
+def test_a_local_transaction_is_done_as_a_whole_or_not_at_all(
+    armed: ArmedService, point: Point, left: list[bytes]
+) -> None:
     die_at(armed, point, None)
     with connected(armed.url()) as connection:
-        assert take_all(connection.channel(), "q") == LOCAL[point]
-        assert list(Coordinator(connection).recover()) == []
+        assert whole(connection) == left
+        wait_until(lambda: not list(Coordinator(connection).recover()))
     armed.kill9()
 
 
-@pytest.mark.parametrize("point", DISTRIBUTED, ids=lambda point: point.label)
-def test_a_branch_that_has_voted_is_there_and_no_other(armed: ArmedService, point: Point) -> None:
+@cells(STANDALONE_DISTRIBUTED, ALONGSIDE_DISTRIBUTED)
+def test_a_branch_that_has_voted_is_there_and_no_other(armed: ArmedService, point: Point, left: list[bytes]) -> None:
     xid = new_xid()
     die_at(armed, point, xid)
     with connected(armed.url()) as connection:
         manager = Coordinator(connection)
-        voted = list(manager.recover())
-        assert voted == ([xid] if DISTRIBUTED[point] == NEW else [])
-        for each in voted:
-            manager.commit(each)
-        assert take_all(connection.channel(), "q") == DISTRIBUTED[point]
+        if left == NEW:
+            wait_until(lambda: list(manager.recover()) == [xid])
+            manager.commit(xid)
+        assert whole(connection) == left
+        wait_until(lambda: not list(manager.recover()))
     armed.kill9()
