@@ -7,7 +7,7 @@ from typing import Final
 from dtx.wire.amqp10 import message, reading
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import Connection
-from dtx.wire.amqp10.coordination import Coordination, discharged_id
+from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.frames import AMQP, SASL, frame
@@ -49,7 +49,6 @@ def value(data: bytes) -> None:
     request = Delivered(
         session=0, link=0, delivery_id=0, tag=b"", message_format=0, payload=memoryview(data), settled=False, states=()
     )
-    discharged_id(data)
     Coordination(frozenset(TransactionCapability)).asked(request)
 
 

@@ -35,7 +35,6 @@ from dtx.wire.amqp10.coordination import (
     Rejects,
     Terminate,
     WorkRefused,
-    discharged_id,
 )
 from dtx.wire.amqp10.coordination import (
     Control as ControlPlace,
@@ -149,6 +148,7 @@ class Connection:
         self._transport: ClientTransport | None = transport
         self._holding: set[object] = set()
         self._awaited = False
+        self._taking = False
         self._charged = 0
         self._loop = asyncio.get_running_loop()
         self._tick_timer: asyncio.TimerHandle | None = None
@@ -206,11 +206,13 @@ class Connection:
             self.flush()
 
     def _take(self, work: Callable[[], Iterable[Event]]) -> None:
+        self._taking = True
         try:
             self._handle(work())
         except Exception:  # noqa: BLE001 - logged; the client is told no more than that
             _log.exception("connection failed", connection=self.id)
             self._close(INTERNAL)
+        self._taking = False
         self.flush()
 
     def _handle(self, events: Iterable[Event]) -> None:
@@ -252,6 +254,8 @@ class Connection:
         """Flush at the end of this turn of the loop, behind *work*."""
         if work is not None:
             self._loop.call_soon(work)
+        elif self._taking:
+            return  # that ends with it
         if not self._awaited:
             self._awaited = True
             self._loop.call_soon(self.flush)
@@ -424,9 +428,7 @@ class Connection:
             shell.delivered(event)
         elif isinstance(shell, Control):
             shell.replenish()
-            txn_id = discharged_id(event.payload)
-            partial = txn_id is not None and self._engine.is_partial(txn_id)
-            asked = self.coordination.asked(event, partial=partial)
+            asked = self.coordination.asked(event, self._engine.is_partial)
             if isinstance(asked, DeclareAsked):
                 self.transactions.declare(asked)
             elif isinstance(asked, PromoteAsked):

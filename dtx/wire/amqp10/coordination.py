@@ -13,7 +13,7 @@ outcome is declared with the same txn-id. A local transaction whose promotion is
 discharge that was sent behind it, without waiting, must not commit alone what was to be decided elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -223,13 +223,12 @@ class Coordination:
 
     # The control link.
 
-    def asked(self, delivered: Delivered, *, partial: bool = False) -> Asked:
+    def asked(self, delivered: Delivered, is_partial: Callable[[bytes], bool] = lambda _: False) -> Asked:
         """A message to the coordinator.
 
         Args:
             delivered: as it came.
-            partial: whether a delivery has come in part that belongs to the transaction that is discharged; see
-                :func:`discharged_id`.
+            is_partial: whether a delivery has come in part that belongs to a transaction, of which the id is given.
         """
         control = delivered.session, delivered.link
         try:
@@ -239,7 +238,7 @@ class Coordination:
                 return Terminate(control=control, error=told(_not_allowed("transactional work on the control link")))
             request = read_request(delivered.payload)
             if isinstance(request, Discharge):
-                return self._discharge(control, delivered.delivery_id, request.txn_id, request.fail, partial)
+                return self._discharge(control, delivered.delivery_id, request.txn_id, request.fail, is_partial)
             if isinstance(request.global_id, Described) and request.global_id.descriptor == PROMOTE:
                 return self._promote(control, delivered.delivery_id, request.global_id.value)
             self._check_declare(control, request.global_id)
@@ -278,9 +277,11 @@ class Coordination:
         found.phase = Phase.PROMOTING
         return asked
 
-    def _discharge(self, control: Control, delivery_id: int, txn_id: bytes, fail: bool, partial: bool) -> Asked:
+    def _discharge(
+        self, control: Control, delivery_id: int, txn_id: bytes, fail: bool, is_partial: Callable[[bytes], bool]
+    ) -> Asked:
         found = self._find(txn_id)
-        if partial and not fail:
+        if not fail and is_partial(txn_id):
             # "It is an error for the controller to attempt to discharge a transaction against which a partial delivery
             # has been posted." A discharge that fails it "MUST always" complete: the part goes with it.
             return Terminate(control=control, error=told(_rollback("a delivery of the transaction is not complete")))
@@ -441,15 +442,6 @@ def read_request(payload: bytes | memoryview) -> Declare | Discharge:
     found: Declare | Discharge
     found, _ = composite.decode(view, part.value, part.end, _REQUESTS)
     return found
-
-
-def discharged_id(payload: bytes | memoryview) -> bytes | None:
-    """The transaction that a message to a coordinator discharges; ``None`` for any other message."""
-    try:
-        request = read_request(payload)
-    except AmqpError:
-        return None
-    return request.txn_id if isinstance(request, Discharge) else None
 
 
 def provisional(transaction: Transaction, outcome: Outcome | None = None) -> TransactionalState:

@@ -14,7 +14,6 @@ from dtx.wire.amqp10.coordination import (
     PromoteAsked,
     Terminate,
     Transaction,
-    discharged_id,
     provisional,
 )
 from dtx.wire.amqp10.events import Attached, Delivered, Event, Flowed
@@ -66,9 +65,7 @@ class Resource:
 
     def _delivered(self, session: Session, event: Delivered) -> None:
         if (event.session, event.link) in self.coordination._rejects:
-            txn_id = discharged_id(event.payload)
-            partial = txn_id is not None and self.engine.is_partial(txn_id)
-            self._do(session, self.coordination.asked(event, partial=partial))
+            self._do(session, self.coordination.asked(event, self.engine.is_partial))
             return
         transaction = self.coordination.posting(event.session, event.states)
         state = ACCEPTED if transaction is None else provisional(transaction, ACCEPTED)

@@ -22,7 +22,6 @@ from dtx.wire.amqp10.coordination import (
     Work,
     WorkRefused,
     default_outcome,
-    discharged_id,
     provisional,
     read_request,
 )
@@ -151,13 +150,10 @@ def test_who_takes_rejections_is_a_setting(rejects: Rejects, expected: tuple[typ
 )
 def test_what_is_no_request_is_rejected(payload: bytes) -> None:
     assert condition(coordination_of().asked(message(payload))) == Condition.DECODE_ERROR
-    assert discharged_id(payload) is None
 
 
 def test_requests_are_read() -> None:
     assert read_request(value(Discharge(txn_id=b"t"))) == Discharge(txn_id=b"t")
-    assert discharged_id(value(Discharge(txn_id=b"t"))) == b"t"
-    assert discharged_id(value(Declare())) is None
 
 
 @pytest.mark.parametrize("fail", [False, True])
@@ -201,7 +197,7 @@ def test_a_discharge_against_a_partial_delivery_ends_the_control_link() -> None:
     """4.4.1: "the control link MUST be terminated with the transaction-rollback error"."""
     found = coordination_of()
     transaction = declare(found)
-    answer = discharge(found, partial=True)
+    answer = discharge(found, is_partial=lambda _: True)
     assert isinstance(answer, Terminate)
     assert condition(answer) == Condition.ROLLBACK
     assert found.control_closed(CONTROL) == (transaction,)
@@ -210,7 +206,7 @@ def test_a_discharge_against_a_partial_delivery_ends_the_control_link() -> None:
 def test_a_failing_discharge_against_a_partial_delivery_completes() -> None:
     found = coordination_of()
     declare(found)
-    assert isinstance(discharge(found, fail=True, partial=True), DischargeAsked)
+    assert isinstance(discharge(found, fail=True, is_partial=lambda _: True), DischargeAsked)
 
 
 def test_a_closed_control_link_rolls_back_what_it_declared_and_nothing_else() -> None:
