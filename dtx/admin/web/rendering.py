@@ -67,7 +67,8 @@ def _when(at: datetime | None) -> Markup:
 
 
 def _ago(at: datetime | None) -> str:
-    return _NOTHING if at is None else human_duration(max(0.0, (datetime.now(UTC) - at).total_seconds()))
+    """In whole seconds: the page has been under way for a part of one."""
+    return _NOTHING if at is None else human_duration(max(0, round((datetime.now(UTC) - at).total_seconds())))
 
 
 def _duration(seconds: float | None) -> str:
