@@ -73,5 +73,5 @@ def export(
         raise CommandError(
             Exit.FAILED, f"{xid} has {expected} of the {len(set(positions))} messages that were asked for"
         )
-    click.echo(f"{stream.count} messages{'' if to is None else f' in {to}'}", err=True)
+    click.echo(f"{stream.count} message{'' if stream.count == 1 else 's'}{'' if to is None else f' in {to}'}", err=True)
     return Exit.OK

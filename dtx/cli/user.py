@@ -283,7 +283,7 @@ def _password(name: str, *, stdin: bool) -> dict[str, str]:
 def _show(users: list[dict[str, Any]]) -> None:
     table = new_table("user", "tags", "vhost", *_WORDS)
     for found in users:
-        rows = [(each["vhost"], *(repr(each[word]) for word in _WORDS)) for each in found["permissions"]]
+        rows = [(each["vhost"], *(_quoted(each[word]) for word in _WORDS)) for each in found["permissions"]]
         for number, row in enumerate(rows or [("", "", "", "")]):
             head = (found["name"], ", ".join(found["tags"])) if number == 0 else ("", "")
             table.add_row(*(Text(safe(cell)) for cell in (*head, *row)))
@@ -298,10 +298,15 @@ def _show_topics(users: list[dict[str, Any]]) -> None:
     table = new_table("user", "vhost", "topic exchange", *_WORDS[1:])
     for found in users:
         for each in found["topic_permissions"]:
-            cells = (found["name"], each["vhost"], each["exchange"], *(repr(each[word]) for word in _WORDS[1:]))
+            cells = (found["name"], each["vhost"], each["exchange"], *(_quoted(each[word]) for word in _WORDS[1:]))
             table.add_row(*(Text(safe(cell)) for cell in cells))
     show_table(table)
 
 
 def _words(permission: dict[str, str], words: tuple[str, ...]) -> str:
-    return ", ".join(f"{word} '{safe(permission[word])}'" for word in words)
+    return ", ".join(f"{word} {safe(_quoted(permission[word]))}" for word in words)
+
+
+def _quoted(pattern: str) -> str:
+    """As it was given to grant; an empty one is seen, too."""
+    return f"'{pattern}'"

@@ -102,6 +102,8 @@ def test_a_user_is_made_granted_listed_and_removed(dtx: Dtx) -> None:
             "topic_permissions": [],
         },
     ]
+    dtx("user", "grant", "alice", "--vhost", "shop", "--configure", r"^\w+\.x$")
+    assert r"'^\w+\.x$'" in dtx("user", "list"), "a pattern is shown as it is given"
     table = dtx("user", "list")
     assert table.splitlines()[0].split() == ["user", "tags", "vhost", "configure", "write", "read"]
     assert "'^orders$'" in table
