@@ -14,6 +14,7 @@ from pika.exceptions import AMQPError
 
 from dtx.client import Xid
 from tests.support.broker import Broker
+from tests.support.processes import wait_until
 
 _numbers = itertools.count(1)
 _RUN = secrets.token_bytes(6)
@@ -41,11 +42,22 @@ def bodies(node: Broker, queue: str) -> list[bytes]:
     return [body for body, _, _ in node.take_all(queue)]
 
 
-def take_all(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Take everything out of a queue, through dtx; in order."""
+def take_all(channel: BlockingChannel, queue: str, *, at_least: int = 0) -> list[bytes]:
+    """Take everything out of a queue, through dtx; in order.
+
+    Args:
+        channel: to take it with.
+        queue: its name.
+        at_least: wait for so many messages: what a broker is given back, it has a moment later.
+    """
     found: list[bytes] = []
-    while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
-        found.append(body)
+
+    def take() -> bool:
+        while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
+            found.append(body)
+        return len(found) >= at_least
+
+    wait_until(take, what=f"{at_least} messages in {queue}")
     return found
 
 

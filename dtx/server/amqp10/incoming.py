@@ -18,7 +18,7 @@ from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import Accepted, DeliveryState, Outcome, Rejected, told
+from dtx.wire.amqp10.states import ACCEPTED, Accepted, DeliveryState, Outcome, Rejected, told
 from dtx.xa.codes import XaError
 
 if TYPE_CHECKING:
@@ -138,16 +138,20 @@ class Incoming:
         transaction: Transaction,
         work: "Work",
         message: HeldPublish,
-        verdict: Future[Outcome],
+        verdict: Future[AmqpError | None],
     ) -> None:
         if verdict.cancelled():
+            work.doom("nobody knows whether one of its messages could be taken")
             return
-        outcome = verdict.result()
-        if not isinstance(outcome, Accepted):
+        error = verdict.result()
+        if error is None:
+            self._answer(number, provisional(transaction, ACCEPTED))
+        else:
             work.withdraw(message)
             if number is None:
-                self._spoil(transaction, work, _reason(outcome))
-        self._answer(number, provisional(transaction, outcome))
+                self._spoil(transaction, work, error.reason)
+            else:
+                self._refuse(number, error, transaction)
         self._connection.pump()
 
     # -- what becomes of them
@@ -157,6 +161,11 @@ class Incoming:
         if self._open:
             self._session.dispose(Role.RECEIVER, deliveries, outcome, settled=True)
             self._connection.pump()
+
+    def reject(self, delivery: int | None, error: AmqpError) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        self._refuse(delivery, error, None)
+        self._connection.pump()
 
     def fail(self, error: AmqpError) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Sender`."""
@@ -172,9 +181,3 @@ class Incoming:
     def refuse(self, error: AmqpError) -> None:
         """End the link with *error*."""
         self._link.detach(told(error))
-
-
-def _reason(outcome: Outcome) -> str:
-    """Why a message was refused."""
-    error = outcome.error if isinstance(outcome, Rejected) else None
-    return error.description if error is not None and error.description else "a message was refused"

@@ -68,6 +68,9 @@ class Sender(Protocol):
     def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
         """Tell the client what became of messages, by their delivery ids."""
 
+    def reject(self, delivery: int | None, error: AmqpError) -> None:
+        """A message cannot be taken: tell the client, or end the link where it does not want to hear of messages."""
+
     def fail(self, error: AmqpError) -> None:
         """End the link. Idempotent."""
 
@@ -97,10 +100,11 @@ class Destination(Protocol):
     def send(self, delivery: int | None, message: HeldPublish) -> None:
         """Put *message*; the sender hears what becomes of it as *delivery*, of ``None`` nothing."""
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[Outcome]:
+    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """What a transaction may do with *message*: hold it (accepted), or leave it out.
 
-        A future has the answer later, and is cancelled where nobody will know; until then the message is held.
+        A future says later whether it has to be left out, and why; it is cancelled where nobody will know. Until then
+        the message is held.
 
         Raises:
             XaError: it cannot be taken.

@@ -90,7 +90,7 @@ class Work:
         self._acquirers: dict[Outgoing, None] = {}
         """Links that send, or have sent, in it."""
         self._ending = False
-        self._verdicts: set[Future[Outcome]] = set()
+        self._verdicts: set[Future[AmqpError | None]] = set()
         """About messages that may have to be left out."""
 
     # -- begin and end
@@ -188,7 +188,7 @@ class Work:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
         work.add_publish(message)
 
-    def wait_for(self, verdict: Future[Outcome]) -> None:
+    def wait_for(self, verdict: Future[AmqpError | None]) -> None:
         """A message is held of which nobody knows yet whether it may be: nothing is decided before."""
         self._verdicts.add(verdict)
         verdict.add_done_callback(self._verdicts.discard)

@@ -36,7 +36,7 @@ from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import ANONYMOUS, EXTERNAL, PLAIN, Anonymous, External, Login
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome, Rejected, told
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
@@ -263,7 +263,7 @@ class Publications:
         if delivery is not None:
             self._sender.answer((delivery,), RELEASED)
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[Outcome]:
+    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`Destination`: what no queue takes is left out."""
         return ACCEPTED if message.queues else RELEASED
 
@@ -282,8 +282,9 @@ class Publications:
     def refused(self, number: int) -> None:
         """A full queue does not take a message."""
         if number != _SETTLED:
-            error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue is full (reject-publish)")
-            self._sender.answer((number,), Rejected(error=told(error)))
+            self._sender.reject(
+                number, AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue is full (reject-publish)")
+            )
 
     def say_confirms(self) -> None:
         """All that is known at present was told."""

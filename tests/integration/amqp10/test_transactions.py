@@ -71,7 +71,7 @@ def test_a_settled_retirement_that_is_rolled_back_releases_the_message(
     transaction.update(delivery, Delivery.ACCEPTED)
     delivery.settle()
     assert client.end(transaction, outcome, fail=True) == "aborted"
-    assert take_all(channel, queue) == [b"one"]
+    assert take_all(channel, queue, at_least=1) == [b"one"]
 
 
 def test_other_outcomes_are_applied_by_the_discharge(client: Client, channel: BlockingChannel, queue: str) -> None:
@@ -82,7 +82,7 @@ def test_other_outcomes_are_applied_by_the_discharge(client: Client, channel: Bl
     transaction.update(delivery, Delivery.RELEASED)
     assert take_all(channel, queue) == []
     assert client.end(transaction, outcome) == "committed"
-    assert take_all(channel, queue) == [b"one"]
+    assert take_all(channel, queue, at_least=1) == [b"one"]
 
 
 def test_transactions_share_a_session_and_do_not_mix(client: Client, channel: BlockingChannel, queue: str) -> None:
@@ -105,4 +105,4 @@ def test_a_client_that_leaves_has_committed_nothing(client: Client, channel: Blo
     client.send(transaction, sender, "two")
     transaction.update(delivery, Delivery.ACCEPTED)
     client.blocking.close()
-    assert take_all(channel, queue) == [b"one"]
+    assert take_all(channel, queue, at_least=1) == [b"one"]

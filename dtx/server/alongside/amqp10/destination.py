@@ -21,7 +21,7 @@ from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome, Rejected, told
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class BrokerDestination:
             if judgement is None or (not judgement.cancelled() and judgement.result() is None):
                 self._publish(delivery, message)
             elif not judgement.cancelled():
-                self._refuse(delivery, broker_error(cast("Close", judgement.result())))
+                self._sender.reject(delivery, broker_error(cast("Close", judgement.result())))
         if self._octets <= _MAX_WAITING:
             self._nodes.home.release(self)
         if self._closing and not line:
@@ -118,12 +118,6 @@ class BrokerDestination:
         queue = None if message.exchange else message.routing_key
         self._channel.publish(_Name(delivery, queue), message)
 
-    def _refuse(self, delivery: int | None, error: AmqpError) -> None:
-        if delivery is None:
-            self._sender.fail(error)
-        else:
-            self._sender.answer((delivery,), Rejected(error=told(error)))
-
     def told(self, names: Sequence[object], fate: Fate) -> None:
         """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
         found = cast("Sequence[_Name]", names)
@@ -131,18 +125,19 @@ class BrokerDestination:
             for name in found:
                 self._returned(name)
             return
-        deliveries = [name.delivery for name in found if name.delivery is not None]
-        if not deliveries:
-            return
         if fate is Fate.CONFIRMED:
-            self._sender.answer(deliveries, ACCEPTED)
-        else:
-            error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue did not take the message (reject-publish)")
-            self._sender.answer(deliveries, Rejected(error=told(error)))
+            deliveries = [name.delivery for name in found if name.delivery is not None]
+            if deliveries:
+                self._sender.answer(deliveries, ACCEPTED)
+            return
+        error = AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, "a queue did not take the message (reject-publish)")
+        for name in found:
+            if name.delivery is not None:
+                self._sender.reject(name.delivery, error)
 
     def _returned(self, name: _Name) -> None:
         if name.queue is not None:
-            self._refuse(name.delivery, self._nodes.no_queue(name.queue))
+            self._sender.reject(name.delivery, self._nodes.no_queue(name.queue))
         elif name.delivery is not None:
             self._sender.answer((name.delivery,), RELEASED)
 
@@ -152,7 +147,7 @@ class BrokerDestination:
 
     # -- in transactions
 
-    def judge(self, message: HeldPublish) -> Outcome | Future[Outcome]:
+    def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
         nodes = self._nodes
         lane = nodes.store.lane(nodes.home.who.vhost)
@@ -162,26 +157,26 @@ class BrokerDestination:
         known = bool(message.exchange) or nodes.knows(message.routing_key)
         if judgement is None and known:
             return ACCEPTED
-        verdict: Future[Outcome] = get_running_loop().create_future()
+        verdict: Future[AmqpError | None] = get_running_loop().create_future()
         nodes.home.manager.spawn(self._judge(message, judgement, known, verdict))
         return verdict
 
     async def _judge(
-        self, message: HeldPublish, judgement: Judgement | None, known: bool, verdict: Future[Outcome]
+        self, message: HeldPublish, judgement: Judgement | None, known: bool, verdict: Future[AmqpError | None]
     ) -> None:
         try:
             close = None if judgement is None else await judgement
             if close is not None:
                 raise broker_error(close)
             if not known:
-                await self._nodes.find_queue(message.routing_key)
+                await self._nodes.find_target(message.routing_key)
         except (AmqpError, XaError) as error:
-            verdict.set_result(Rejected(error=told(amqp_error(error))))
+            verdict.set_result(amqp_error(error))
         except CancelledError:  # the connection is lost
             verdict.cancel()
             raise
         else:
-            verdict.set_result(ACCEPTED)
+            verdict.set_result(None)
 
     # -- the end
 
@@ -193,5 +188,6 @@ class BrokerDestination:
 
     def _close(self) -> None:
         self._nodes.close_publishing(self._channel)
-        if self._made is not None:
-            self._nodes.drop_queue(self._made)
+        made, self._made = self._made, None
+        if made is not None:
+            self._nodes.drop_queue(made)

@@ -184,7 +184,7 @@ class BrokerNodes:
 
     async def _check_target(self, address: Address) -> None:
         if isinstance(address, QueueAddress):
-            await self.find_queue(address.name)
+            await self.find_target(address.name)
             exchange, key = b"", address.name
         else:
             exchange, key = address.name, address.key or b""
@@ -213,7 +213,7 @@ class BrokerNodes:
         try:
             queue = await self._new_queue() if address is None else address.name
             if not made:
-                await self.find_queue(queue)
+                await self._find_queue(queue)
             channel = await OwnChannel(self.upstream).open()
             taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.manager.budget, queue, self)
             await taking.start_tx()
@@ -249,18 +249,23 @@ class BrokerNodes:
         """Whether *queue* was there a moment ago."""
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
-    async def find_queue(self, queue: bytes) -> None:
-        """Refuse a queue that is not there, or another connection's own.
+    async def _find_queue(self, queue: bytes) -> None:
+        await self._ask(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+
+    async def find_target(self, queue: bytes) -> None:
+        """Refuse a queue that is not there; anybody may publish to another connection's own.
 
         Raises:
             AmqpError: the broker's words.
+            XaError: 506, no channel is free to ask.
         """
         if self.knows(queue):
             return
         try:
-            await self._ask(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+            await self._find_queue(queue)
         except ChannelClosed as closed:
-            raise broker_error(closed.close) from closed
+            if closed.close.reply_code != ReplyCode.RESOURCE_LOCKED:
+                raise broker_error(closed.close) from closed
         except UpstreamLost as error:
             raise broker_gone(error) from error
         if len(self._known) >= _MAX_KNOWN:
