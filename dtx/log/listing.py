@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal, or_, select, tuple_
 
 from dtx.log.marks import mark
-from dtx.log.queries import BRANCH_COLUMNS, BRANCH_FACTS, branch_record, slots
+from dtx.log.queries import BRANCH_FACTS, UNSHOWN, branch_record, slots
 from dtx.log.reading import InDoubt, LogReader, age_of, concerned
 from dtx.log.records import BranchRecord, LogState, WorkKind
 from dtx.log.tables import branch, message, queue, work
@@ -157,7 +157,7 @@ def _statement(rm: str, wanted: Wanted, after: Cursor | None, limit: int, by: So
     # What a branch holds is looked at for those of the page alone.
     chosen = found.order_by(*_ordered(keys, descending=descending)).subquery("chosen")
     names = concerned(chosen)
-    columns = [chosen.c[column.name] if column in BRANCH_COLUMNS else column for column in BRANCH_FACTS]
+    columns = [column if column.name in UNSHOWN else chosen.c[column.name] for column in BRANCH_FACTS]
     return (
         select(*columns, chosen.c.rm, age_of(chosen), names.c.queues, names.c.exchanges)
         .select_from(chosen.join(names, literal(True)))

@@ -98,11 +98,12 @@ BRANCH_COLUMNS: Final = (
     branch.c.one_phase, branch.c.publishes, branch.c.consumes, branch.c.bytes, branch.c.stuck, branch.c.outcome,
     branch.c.published, branch.c.consumed,
 )  # fmt: skip
+UNSHOWN: Final = frozenset({branch.c.published.name, branch.c.consumed.name})
+"""Columns that people get as null: slots of messages, of which a branch may have a hundred thousand."""
 BRANCH_FACTS: Final = tuple(
-    null().label(column.name) if column in {branch.c.published, branch.c.consumed} else column
-    for column in BRANCH_COLUMNS
+    null().label(column.name) if column.name in UNSHOWN else column for column in BRANCH_COLUMNS
 )
-"""The same for people: without the slots of its messages, of which a branch may have a hundred thousand."""
+"""The columns of a branch for people."""
 JOURNAL_COLUMNS: Final = (
     journal.c.event, journal.c.branch_id, journal.c.vhost, journal.c.format_id, journal.c.gtrid, journal.c.bqual,
     journal.c.owner, journal.c.at, journal.c.actor, journal.c.reason, journal.c.outcome, journal.c.one_phase,
