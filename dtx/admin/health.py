@@ -5,19 +5,20 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from dtx.admin import numbers
+from dtx.admin.document import OPEN
 from dtx.admin.looking import Asker, TheDesk
 from dtx.log.operator_tables import Role
 
 router = APIRouter(tags=["service"])
 
 
-@router.get("/healthz", response_class=PlainTextResponse)
+@router.get("/healthz", response_class=PlainTextResponse, openapi_extra=OPEN)
 async def is_alive() -> str:
     """The process answers. Open to everybody, and says nothing else."""
     return "ok\n"
 
 
-@router.get("/readyz", response_class=PlainTextResponse)
+@router.get("/readyz", response_class=PlainTextResponse, openapi_extra=OPEN)
 async def is_ready(desk: TheDesk) -> Response:
     """200 where clients are served; 503 on a standby, or where the lease is lost. Open to everybody."""
     if desk.active is None or not desk.active.lease_valid():

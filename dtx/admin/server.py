@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
 import dtx
-from dtx.admin import accounts, clients, deciding, exporting, health, looking, past, problems
+from dtx.admin import accounts, clients, deciding, document, exporting, health, looking, past, problems
 from dtx.admin.desk import Desk
 from dtx.admin.guard import PAGES, Guard
 from dtx.admin.web.pulse import Pulse
@@ -35,11 +35,13 @@ def api(desk: Desk) -> FastAPI:
         docs_url=None,  # a page that would fetch scripts from elsewhere
         redoc_url=None,
         openapi_url="/openapi.json",
+        responses=document.RESPONSES,
     )
     app.state.desk = desk
     for part in (looking, exporting, past, clients, deciding, accounts, health):
         app.include_router(part.router)
     problems.install(app)
+    document.describe(app)
     return app
 
 

@@ -127,17 +127,27 @@ def test_no_secret_is_in_the_trail_of_all_that(dtx: StandaloneStage) -> None:
 
 
 def test_the_document_is_what_openapi_wants(document: dict[str, Any]) -> None:
-    """Every reference leads somewhere, every parameter in a path is described, and operations have different ids."""
+    """References lead somewhere, parameters in paths are described, ids differ; errors and credentials are told."""
     assert document["openapi"].startswith("3.1")
     ids, references = [], set()
     for path, methods in document["paths"].items():
-        for operation in methods.values():
+        for method, operation in methods.items():
             ids.append(operation["operationId"])
             described = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
             assert described == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
             assert operation["summary"]
             assert operation["description"]
+            problem = operation["responses"]["default"]["content"]
+            assert problem == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemForm"}}}
+            assert "422" not in operation["responses"], "errors look all the same"
+            role, _ = ROUTES[f"{method.upper()} {path}"]
+            assert operation.get("security", document["security"]) == (
+                [] if role is None else [{"token": []}, {"user": []}]
+            )
     assert len(ids) == len(set(ids))
     for word in json.dumps(document).split('"$ref": "')[1:]:
         references.add(word.partition('"')[0])
+    assert {scheme["scheme"] for scheme in document["components"]["securitySchemes"].values()} == {"bearer", "basic"}
+    problem = {"type": "about:blank", "title": "Not Found", "status": 404, "detail": "unknown xid"}
+    assert document["components"]["schemas"]["ProblemForm"]["required"] == list(problem)
     assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
