@@ -2,8 +2,9 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from dtx.cli.options import SettingsCommand, with_settings
 from dtx.cli.orders import ALONE, ORDER_SETTINGS, with_order
 from dtx.config import Settings
 
-_ROUND: Final = 100
+_ROUND: Final = 250
 """Branches of one request: a second of work, so that progress is seen and nobody waits in vain."""
 _SHOWN: Final = 20
 
@@ -70,55 +71,91 @@ def bulk(
     if not wanted:
         raise click.UsageError("say which branches are meant: --gtrid, --older-than, --state ...")
     with reach(settings, access, orders=True) as api, Turn(api) as turn:
-        rounds = list(_forecast(api, action, wanted, why))
-        forecasts = [forecast for each in rounds for forecast in each.forecasts]
-        _show_forecast(action, forecasts, as_json=as_json and dry_run)
-        if dry_run or not forecasts:
+        rounds = _rounds(api, action, wanted, why)
+        forecast = _Forecast(action, as_json=as_json and dry_run)
+        with _progress("dry run", sum(each.count for each in rounds)) as advance:
+            for each in rounds:
+                forecast.add(each.forecast())
+                advance(each.count)
+        forecast.show()
+        if dry_run or not forecast.count:
             return Exit.OK
         if not yes:
             turn.pause()
-            ask(f"{action} {len(forecasts)} branches")
+            ask(f"{action} {forecast.count} branches")
             turn.go_on()
-        results: list[dict[str, Any]] = []
+        results = _Results(as_json=as_json)
         try:
-            results += _carry_out(action, rounds)
+            with _progress(action, forecast.count) as advance:
+                for each in rounds:
+                    expected = each.count
+                    results.add(each.carry_out())
+                    advance(expected)
         finally:  # whoever stops it half-way must know how far it came
-            _show_results(results, as_json=as_json)
-    return Exit.OK if all(result["done"] for result in results) else Exit.FAILED
+            results.show()
+    return Exit.OK if not results.failed else Exit.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """A branch as it was listed: of a hundred thousand no more than that is kept.
+
+    Args:
+        id, xid, vhost: which.
+        version: that it had then.
+    """
+
+    id: str
+    xid: str
+    vhost: str
+    version: int
+
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> "Meant":
+        """As the API lists it."""
+        return cls(listed["id"], listed["xid"], listed["vhost"], listed["version"])
 
 
 class Round:
-    """Some branches, and what the dry run says of them."""
+    """Some branches, which are decided together.
 
-    def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[dict[str, Any]]) -> None:
+    Args:
+        api: decides.
+        action: what.
+        wanted: the filter that found them.
+        why: the reason.
+        branches: which.
+    """
+
+    def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[Meant]) -> None:
         self._api = api
         self._order = {"action": action, "reason": why}
         self._filter = wanted
         self._branches = branches
-        self._dry = self._forecast()
+        self._confirm = ""
+        self.count = len(branches)
+        """How many they are; after the dry run, how many are still meant."""
 
-    @property
-    def forecasts(self) -> list[dict[str, Any]]:
-        """What it says of each."""
-        results: list[dict[str, Any]] = self._dry["results"]
+    def forecast(self) -> list[dict[str, Any]]:
+        """What the dry run says of each."""
+        answer = self._post(dry_run=True)
+        results: list[dict[str, Any]] = answer["results"]
+        self._confirm, self.count = answer["confirm"], len(results)
         return results
 
     def _ids(self) -> list[str]:
-        return [branch["id"] for branch in self._branches]
+        return [branch.id for branch in self._branches]
 
     def _post(self, **more: object) -> dict[str, Any]:
         wanted = {**self._filter, "branch": self._ids()}
         answer: dict[str, Any] = self._api.post("/api/bulk", {**self._order, "filter": wanted, **more})
         return answer
 
-    def _forecast(self) -> dict[str, Any]:
-        return self._post(dry_run=True)
-
     def carry_out(self) -> Iterator[dict[str, Any]]:
         """What became of each. What has changed since it was listed is left alone, and does not stop the others."""
         while self._branches:
             try:
-                yield from self._post(dry_run=False, confirm=self._dry["confirm"])["results"]
+                yield from self._post(dry_run=False, confirm=self._confirm)["results"]
             except Refused as error:
                 if error.status != HTTPStatus.PRECONDITION_FAILED:
                     yield from self._not_done(self._branches, error.sentence)
@@ -126,39 +163,31 @@ class Round:
             else:
                 return
             # Versions only grow: what has the old one after another dry run, had it in that.
-            self._dry = self._forecast()
+            self.forecast()
             found = self._api.get("/api/branches", **self._filter, branch=self._ids(), limit=_ROUND)["branches"]
             same = {branch["id"]: branch["version"] for branch in found}
-            changed = [branch for branch in self._branches if same.get(branch["id"]) != branch["version"]]
+            changed = [branch for branch in self._branches if same.get(branch.id) != branch.version]
             yield from self._not_done(changed, "it has changed since it was shown")
             self._branches = [branch for branch in self._branches if branch not in changed]
             if changed and self._branches:
-                self._dry = self._forecast()
+                self.forecast()
 
-    def _not_done(self, branches: list[dict[str, Any]], why: str) -> Iterator[dict[str, Any]]:
+    def _not_done(self, branches: list[Meant], why: str) -> Iterator[dict[str, Any]]:
         for branch in branches:
-            yield {"xid": branch["xid"], "vhost": branch["vhost"], "answer": why, "done": False}
+            yield {"xid": branch.xid, "vhost": branch.vhost, "answer": why, "done": False}
 
 
-def _forecast(api: Api, action: str, wanted: dict[str, Any], why: str) -> Iterator[Round]:
-    found = list(pages(api, wanted))
-    with _progress("looking", len(found)) as advance:
-        for start in range(0, len(found), _ROUND):
-            some = found[start : start + _ROUND]
-            yield Round(api, action, wanted, why, some)
-            advance(len(some))
-
-
-def _carry_out(action: str, rounds: Sequence[Round]) -> Iterator[dict[str, Any]]:
-    with _progress(action, sum(len(each.forecasts) for each in rounds)) as advance:
-        for each in rounds:
-            expected = len(each.forecasts)
-            yield from each.carry_out()
-            advance(expected)
+def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[Round]:
+    found: list[Meant] = []
+    with _progress("looking", None) as advance:
+        for branch in pages(api, wanted):
+            found.append(Meant.of(branch))
+            advance(1)
+    return [Round(api, action, wanted, why, found[start : start + _ROUND]) for start in range(0, len(found), _ROUND)]
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Any]:
+def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -169,37 +198,79 @@ def _progress(what: str, total: int) -> Iterator[Any]:
         yield lambda count: bar.advance(task, count)
 
 
-def _show_forecast(action: str, forecasts: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        for each in forecasts:
-            click.echo(json_line(each))
-        return
-    if not forecasts:
-        click.echo("no branch is meant", err=True)
-        return
-    for each in forecasts[:_SHOWN]:
-        click.echo(f"  {each['xid']}  {safe(each['vhost'])}  {safe(each['answer'])}", err=True)
-    if len(forecasts) > _SHOWN:
-        click.echo(f"  and {len(forecasts) - _SHOWN} more: --dry-run --json lists them all", err=True)
-    said = Counter(_kind(each) for each in forecasts)
-    words = ", ".join(f"{count} {word}" for word, count in said.most_common())
-    click.echo(f"{action} of {len(forecasts)} branches; told to their transaction managers then: {words}", err=True)
+class _Forecast:
+    """What the dry run says: of all branches in numbers, of the first ones in words; for programs, of each at once."""
+
+    def __init__(self, action: str, *, as_json: bool) -> None:
+        self._action = action
+        self._as_json = as_json
+        self._first: list[dict[str, Any]] = []
+        self._said: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many branches are meant."""
+        return self._said.total()
+
+    def add(self, results: Iterable[dict[str, Any]]) -> None:
+        """Of some branches."""
+        for each in results:
+            self._said[_kind(each)] += 1
+            if self._as_json:
+                click.echo(json_line(each))
+            elif len(self._first) < _SHOWN:
+                self._first.append(each)
+
+    def show(self) -> None:
+        """For people."""
+        if self._as_json:
+            return
+        if not self.count:
+            click.echo("no branch is meant", err=True)
+            return
+        for each in self._first:
+            click.echo(f"  {each['xid']}  {safe(each['vhost'])}  {safe(each['answer'])}", err=True)
+        if self.count > len(self._first):
+            click.echo(f"  and {self.count - len(self._first)} more: --dry-run --json lists them all", err=True)
+        words = ", ".join(f"{count} {word}" for word, count in self._said.most_common())
+        click.echo(
+            f"{self._action} of {self.count} branches; told to their transaction managers then: {words}", err=True
+        )
+
+
+class _Results:
+    """What became of the branches, in the same way."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._first: list[dict[str, Any]] = []
+        self._count = 0
+        self.failed = 0
+        """How many were not decided."""
+
+    def add(self, results: Iterable[dict[str, Any]]) -> None:
+        """Of some branches."""
+        for each in results:
+            self._count += 1
+            if self._as_json:
+                click.echo(json_line(each))
+            if not each["done"]:
+                self.failed += 1
+                if len(self._first) < _SHOWN:
+                    self._first.append(each)
+
+    def show(self) -> None:
+        """For people."""
+        if self._as_json:
+            return
+        for each in self._first:
+            click.echo(f"  {each['xid']}  {safe(each['vhost'])}  not done: {safe(each['answer'])}")
+        if self.failed > len(self._first):
+            click.echo(f"  and {self.failed - len(self._first)} more")
+        click.echo(f"{self._count - self.failed} of {self._count} done")
 
 
 def _kind(result: dict[str, Any]) -> str:
     """What is the same for many: a sentence about one xid is not."""
     answer = str(result["answer"])
     return answer if answer.startswith("xa-") or answer == "404" else "cannot be decided so"
-
-
-def _show_results(results: list[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        for each in results:
-            click.echo(json_line(each))
-        return
-    failed = [each for each in results if not each["done"]]
-    for each in failed[:_SHOWN]:
-        click.echo(f"  {each['xid']}  {safe(each['vhost'])}  not done: {safe(each['answer'])}")
-    if len(failed) > _SHOWN:
-        click.echo(f"  and {len(failed) - _SHOWN} more")
-    click.echo(f"{len(results) - len(failed)} of {len(results)} done")

@@ -7,7 +7,7 @@ import pytest
 
 from dtx.cli import bulk, run
 from dtx.cli.branches import pages
-from dtx.cli.bulk import Round
+from dtx.cli.bulk import Meant, Round
 from dtx.cli.console.access import Access
 from dtx.cli.console.reach import reach
 from dtx.client import XA_HEURRB, XaFlag, XAResource, Xid
@@ -96,7 +96,7 @@ def test_many_are_decided_after_a_dry_run(scene: Scene, running: bool) -> None:
     with scene.coordinator() as coordinator, pytest.raises(XA_HEURRB):
         coordinator.commit(xids[7])
     trail = json.loads(scene.service.run("audit", "--json", "--limit", "1", "--action", "bulk-rollback").stdout)
-    assert (trail["reason"], trail["result"]) == ("the site is lost", "20 of 20 done")
+    assert (trail["reason"], trail["result"]) == ("the site is lost", "120 of 120 done")
 
 
 def test_what_cannot_be_decided_so_is_named_and_stops_nobody(alone: StandaloneStage) -> None:
@@ -117,8 +117,9 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStag
     settings = Settings.load({"database": alone.database})
     access = Access(api=alone.service.admin_url, ca=None, token_file=None)
     with reach(settings, access, orders=True) as api:
-        found = list(pages(api, {"gtrid": "order-*"}))
+        found = list(map(Meant.of, pages(api, {"gtrid": "order-*"})))
         chosen = Round(api, "rollback", {"gtrid": "order-*"}, "x", found)
+        assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:
             coordinator.commit(xids[0])  # its transaction manager comes after all
         alone.service.run("commit", str(xids[2]), "--reason", "x", "--yes", "--api", alone.service.admin_url)
@@ -150,11 +151,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_how_far_it_has_come_is_shown_on_a_terminal(alone: StandaloneStage, counted: list[int]) -> None:
+def test_how_far_it_has_come_is_shown_on_a_terminal(
+    alone: StandaloneStage, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_ROUND", 100)
     prepared(alone, [b"order-%d" % number for number in range(101)])
     where = ["--database", alone.database, "--api", alone.service.admin_url]
     assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 0
-    assert counted == [100, 1, 100, 1]
+    assert counted == [1] * 101 + [100, 1, 100, 1]  # looking, the dry run, the order
 
 
 def test_a_bulk_order_takes_a_coordinator(alone: StandaloneStage) -> None:
