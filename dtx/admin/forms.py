@@ -177,7 +177,7 @@ class DetailForm(Form):
     cursor: int | None = Field(description="For the next page of messages; null on the last one.")
     decided_by: str | None = Field(description="Who decided it heuristically.")
     decided_because: str | None
-    journal: list[JournalForm]
+    journal: list[JournalForm] = Field(description="The last 500 lines; the journal itself has all.")
 
     @classmethod
     def of(cls, detail: Detail, lines: list[Line]) -> "DetailForm":

@@ -23,6 +23,8 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 Vhost = Annotated[forms.Name, Query(description="The virtual host: the same xid may be in two.")]
 
 
+LINES: Final = 500
+"""Of the journal, beside a branch: it has about three, but an xid can be used again and again."""
 LAST_POSITION: Final = 2**31 - 1
 """Of a message in a branch."""
 MessageCursor = Annotated[
@@ -128,7 +130,7 @@ async def show_branch(
     def ask(log: LogReader) -> tuple[list[Detail], list[Line]]:
         return (
             log.show(wanted, vhost=vhost, rm=desk.rm, messages=messages),
-            log.history(wanted, vhost=vhost, rm=desk.rm),
+            log.history(wanted, vhost=vhost, rm=desk.rm, limit=LINES),
         )
 
     found, lines = await desk.read(ask)

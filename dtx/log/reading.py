@@ -396,16 +396,21 @@ class LogReader:
             return pieces, None
         return pieces[:limit], int(pieces[limit - 1][0])
 
-    def history(self, xid: Xid, *, vhost: str | None = None, rm: str | None = None) -> list[Line]:
-        """The journal of *xid*, oldest first."""
+    def history(
+        self, xid: Xid, *, vhost: str | None = None, rm: str | None = None, limit: int | None = None
+    ) -> list[Line]:
+        """The journal of *xid*, oldest first; with *limit* no more than its last lines."""
         statement = (
-            select(journal.c.rm, *JOURNAL_COLUMNS).where(*_is(journal, xid)).order_by(journal.c.at, journal.c.id)
+            select(journal.c.rm, *JOURNAL_COLUMNS)
+            .where(*_is(journal, xid))
+            .order_by(journal.c.at.desc(), journal.c.id.desc())
+            .limit(limit)
         )
         if vhost is not None:
             statement = statement.where(journal.c.vhost == vhost)
         if rm is not None:
             statement = statement.where(journal.c.rm == rm)
-        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in self._all(statement)]
+        return [Line(rm=row[0], entry=journal_entry(row[1:])) for row in reversed(self._all(statement))]
 
     def leases(self) -> list[Holder]:
         """Who holds the lease of each resource manager that ever was in this database."""

@@ -1,5 +1,6 @@
 """One branch: what has happened to it, what it holds, what its transaction manager is told, and the order about it."""
 
+import asyncio
 from base64 import b64decode
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -25,8 +26,6 @@ from dtx.xa.xid import Xid
 router = APIRouter()
 MESSAGES: Final = 100
 """Of a branch, on one page."""
-_LINES: Final = 500
-"""Of the journal, on one page: a branch has about three."""
 _PREVIEW: Final = 4_000
 """Characters of a body."""
 _HEADLINES: Final = {
@@ -70,8 +69,10 @@ async def show_branch(
 ) -> Response:
     """The branch as it is now, and what has become of that xid before."""
     wanted = looking.xid_of(xid)
-    journal = await past.show_journal(visit.who, visit.desk, JournalQuery(xid=str(wanted), vhost=vhost, limit=_LINES))
-    detail = await _detail(visit, xid, vhost, start, MESSAGES)
+    query = JournalQuery(xid=str(wanted), vhost=vhost, limit=looking.LINES)
+    journal, detail = await asyncio.gather(
+        past.show_journal(visit.who, visit.desk, query), _detail(visit, xid, vhost, start, MESSAGES)
+    )
     if detail is None and not journal.lines:
         raise Problem(HTTPStatus.NOT_FOUND, f"nothing is known about {wanted} in virtual host {vhost}")
     return visit.show(

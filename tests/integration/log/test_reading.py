@@ -95,6 +95,7 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
         assert [found.entry.event for found in lines] == [JournalEvent.PREPARED, JournalEvent.HEURISTIC]
         assert lines[1].entry == line
         assert len(reader.history(branch.xid)) == 3
+        assert reader.history(branch.xid, vhost="/", rm="rm", limit=1) == lines[1:]
 
 
 def positions(reader: LogReader, xid: Xid, limit: int) -> list[list[int]]:
