@@ -63,11 +63,6 @@ class Kind(StrEnum):
         return self in (Kind.SEVERED, Kind.MENDED)
 
     @property
-    def needs_no_broker(self) -> bool:
-        """Whether there is nothing like it with one: AMQP 1.0 has no alongside mode yet."""
-        return self in (Kind.LINKED, Kind.LOCAL)
-
-    @property
     def operator(self) -> "Decision | None":
         """What an operator decides of the prepared branch before its transaction manager does."""
         return {Kind.HEURISTIC_COMMIT: Decision.COMMIT, Kind.HEURISTIC_ROLLBACK: Decision.ROLLBACK}.get(self)
@@ -178,11 +173,7 @@ _HALF_WAY: Final[dict[Mode, tuple[tuple[Kind, Decision, str], ...]]] = {
 
 def cases(mode: Mode) -> tuple[Case, ...]:
     """All of one mode."""
-    kinds = [
-        (kind, decision)
-        for kind, decision in _KINDS
-        if not (kind.needs_no_broker if mode == "alongside" else kind.needs_broker)
-    ]
+    kinds = [which for which in _KINDS if mode == "alongside" or not which[0].needs_broker]
     whole = (Case(mode, kind, decision) for kind, decision in kinds)
     half = (Case(mode, kind, decision, killed_at) for kind, decision, killed_at in _HALF_WAY[mode])
     return (*whole, *half)

@@ -16,7 +16,9 @@ from tests.integration.amqp10.raw import Raw
 
 CONSUMED: Final = 2
 """Messages of each source."""
-_ENDED: Final = "SELECT DISTINCT format_id, gtrid, bqual FROM dtx.journal WHERE format_id = %s"
+_COMMITTED: Final = """
+SELECT DISTINCT format_id, gtrid, bqual FROM dtx.journal WHERE format_id = %s AND event = 'committed'
+"""
 
 
 class Links:
@@ -75,6 +77,6 @@ def is_rolled_back(outcome: DeliveryState | None) -> bool:
 
 
 def committed(database: str) -> set[Xid]:
-    """Local transactions of clients of AMQP 1.0 that have left a line in the journal: nothing but a commit does."""
+    """Local transactions of clients of AMQP 1.0 that the journal knows as committed."""
     with psycopg.connect(database) as connection:
-        return {Xid(f, bytes(g), bytes(b)) for f, g, b in connection.execute(_ENDED, (LOCAL_FORMAT,))}
+        return {Xid(f, bytes(g), bytes(b)) for f, g, b in connection.execute(_COMMITTED, (LOCAL_FORMAT,))}

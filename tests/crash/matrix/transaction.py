@@ -34,6 +34,7 @@ from dtx.client import (
 )
 from dtx.client.blocking import Coordination
 from dtx.failpoint import DIED
+from dtx.server.amqp10.transactions import LOCAL_FORMAT
 from dtx.wire.amqp10.states import ACCEPTED
 from tests.crash.matrix.cases import Case, Condition, Decision, Kind
 from tests.crash.matrix.links import committed, is_rolled_back, links
@@ -288,7 +289,15 @@ class Transaction:
 
     def _look_up(self) -> None:
         """What has become of a local transaction: nobody can ask dtx, the journal says it."""
-        found = committed(self._stage.database) - self._before
+        stage = self._stage
+        wait_until(
+            lambda: not stage.dtx.running or all(xid.format_id != LOCAL_FORMAT for xid in stage.states()),
+            seconds=INSISTING,
+            what="the end of a local transaction",
+        )
+        if not stage.dtx.running:
+            raise XAER_RMFAIL("dtx is not there")
+        found = committed(stage.database) - self._before
         if found and self.step is not Step.ASKED:
             self.faults.append("a local transaction was committed, and nobody asked for that")
         if found:
