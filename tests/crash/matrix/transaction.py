@@ -108,6 +108,8 @@ class Transaction:
         self._number = number
         self._before: set[Xid] = set()
         """Local transactions of clients of AMQP 1.0 that were committed before it."""
+        self._answer: Decision | None = None
+        """What the discharge of a local transaction was answered, where that was heard."""
         joined = self.kind.joined
         refusing = stage.condition is Condition.REFUSING and self.kind.publishes
         self.sources = SOURCES[: 2 if joined else 1] if self.kind.consumes else ()
@@ -283,9 +285,8 @@ class Transaction:
             outcome = client.discharge()
             if outcome != ACCEPTED and not is_rolled_back(outcome):
                 raise ConnectionError(f"the discharge was answered {outcome}")
-            self._look_up()
-            if (outcome == ACCEPTED) is not (self.outcome is Decision.COMMIT):
-                self.faults.append(f"the discharge was answered {outcome}, and the journal knows of a {self.outcome}")
+            self._answer = Decision.COMMIT if outcome == ACCEPTED else Decision.ROLLBACK
+        self._look_up()
 
     def _look_up(self) -> None:
         """What has become of a local transaction: nobody can ask dtx, the journal says it."""
@@ -303,6 +304,8 @@ class Transaction:
         if found:
             (self.xid,) = found
         self._ended(Decision.COMMIT if found else Decision.ROLLBACK)
+        if self._answer not in (None, self.outcome):
+            self.faults.append(f"the discharge was answered with {self._answer}, and the journal tells {self.outcome}")
 
     def _do(self, channel: BlockingChannel, part: int) -> None:
         for queue in self.sources[part : part + 1]:

@@ -106,6 +106,8 @@ def test_descriptors_may_be_symbolic() -> None:
         (b"\x00\x53\x72\x00\x40\xc1\x01\x00" + BODY, "message-annotations is no fields"),
         (b"\x00\x53\x74\xc1\x03\x02\x41\x40" + BODY, "no string"),
         (b"\x00\x53\x70\xc0\x04\x01\x50\x01\x40" + BODY, "durable of header is no boolean"),
+        (b"\x00\x53\x73\xc0\x04\x01\xa1\x01\xff" + BODY, "properties is truncated or no text"),
+        (b"\x00\x53\x74\xc1\x05\x02\xa1\x01\xff\x40" + BODY, "application-properties is truncated or no text"),
         (BODY + b"\x00\x53\x70\x45", "header behind data"),
         (b"\x00\x53\x70\x45\x00\x53\x70\x45" + BODY, "header behind header"),
         (BARE + b"\x00\x53\x74\xc1\x01\x00", "application-properties behind data"),
