@@ -255,7 +255,16 @@ def test_every_page_fits_and_everything_has_a_name(
     found = json.loads(carla.page.evaluate(AUDIT))
     scrolling = found.pop("scrolls")
     assert not scrolling or width == 400, "a table of numbers may be wider than a telephone"
-    assert found == {"beyond": [], "nameless": [], "captionless": [], "main": 1, "h1": 1, "skipped": [], "twice": []}
+    assert found == {
+        "beyond": [],
+        "nameless": [],
+        "captionless": [],
+        "main": 1,
+        "h1": 1,
+        "skipped": [],
+        "twice": [],
+        "cut": [],
+    }
     dark = carla.page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 28)"
     assert dark is (scheme == "dark")
     carla.require_peace()
@@ -277,6 +286,8 @@ AUDIT = """() => {
         captionless: [...document.querySelectorAll("table")].filter((item) => !item.caption).map(where),
         scrolls: [...document.querySelectorAll(".wide")].filter((box) => box.scrollWidth > box.clientWidth + 1)
             .map(where),
+        cut: [...document.querySelectorAll(".stacks [data-label]")].filter(shown)
+            .filter((cell) => cell.scrollHeight > cell.clientHeight + 2).map(where),
         main: document.querySelectorAll("main").length,
         h1: document.querySelectorAll("h1").length,
         skipped: levels.filter((level, index) => index && level > levels[index - 1] + 1),
