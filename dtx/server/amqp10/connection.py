@@ -503,8 +503,8 @@ class Connection:
         if self._tick_timer is not None:
             self._tick_timer.cancel()
         now = time.monotonic()
-        if self._holding:  # nothing is read at present, so silence says nothing about the client
-            self._engine.receive(b"", now)
+        if self._holding:
+            self._engine.excuse(now)
         next_at: float | None = None
 
         def work() -> Iterable[Event]:

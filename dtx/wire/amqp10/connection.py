@@ -182,6 +182,10 @@ class Connection:
                 self._take(unread)
         return self._told()
 
+    def excuse(self, now: float) -> None:
+        """Nothing is read at present: that nothing comes says nothing about the peer."""
+        self._received_at = now
+
     @property
     def behind(self) -> bool:
         """Whether frames have been read and not been looked at, because others shall have their turn."""

@@ -246,6 +246,14 @@ def test_a_peer_that_says_nothing_is_closed_and_one_that_does_is_not() -> None:
     assert peer.server.tick(40.0) == (None, [])
 
 
+def test_a_peer_that_is_not_read_from_need_say_nothing() -> None:
+    peer = Peer(idle_seconds=10.0).open()
+    peer.server.excuse(9.0)
+    assert peer.server.tick(18.0) == (19.0, [])
+    _, events = peer.server.tick(19.0)
+    assert closed_by(peer, events) is Condition.RESOURCE_LIMIT_EXCEEDED
+
+
 def test_a_peer_that_never_gets_to_its_frames_is_given_up() -> None:
     peer = Peer(idle_seconds=10.0)
     _, (closed,) = peer.server.tick(10.0)
