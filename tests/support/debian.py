@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def install(package: str, what: str) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get") or not Path("/etc/debian_version").exists():
         return
     say(f"no {what} on this machine: installing the Debian package (a minute or two)")
-    with _no_service_started():
+    with _no_service_started(), _unhurried():
         for words in (("update",), ("install", "--yes", "--no-install-recommends", package)):
             env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
             done = subprocess.run(
@@ -33,6 +34,16 @@ def install(package: str, what: str) -> None:
             )
             if done.returncode != 0:
                 say(f"apt-get {words[0]} failed: {done.stderr.decode(errors='replace').strip()[-300:]}")
+
+
+@contextlib.contextmanager
+def _unhurried() -> Iterator[None]:
+    """The time of a test is not for installing: an interrupted dpkg would leave nothing installable at all."""
+    left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
 
 
 @contextlib.contextmanager

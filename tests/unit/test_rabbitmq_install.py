@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *programs: str, root: bool, failing: str = "") -> None:
         self.run: list[str] = []
+        self.hurried: list[bool] = []
         self.failing = failing
         self.installed: Path | None = None
         monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
@@ -34,6 +36,7 @@ class Machine:
 
     def _run(self, words: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         self.run.append(" ".join(words))
+        self.hurried.append(signal.getitimer(signal.ITIMER_REAL)[0] > 0)
         done = words[0] != self.failing
         if done and "install" in words:
             self.installed = Path("/usr/lib/rabbitmq/bin")
@@ -48,6 +51,15 @@ def test_root_on_debian_installs_the_package(monkeypatch: pytest.MonkeyPatch) ->
     assert update.endswith(" update")
     assert install.startswith("apt-get ")
     assert install.endswith(" rabbitmq-server")
+
+
+def test_the_time_of_the_test_that_comes_first_is_not_spent_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-timeout would interrupt dpkg, and then nothing could be installed any more."""
+    limited = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # as this test is, unless somebody debugs it
+    machine = Machine(monkeypatch, "apt-get", root=True)
+    find()
+    assert machine.hurried == [False, False]
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) is limited
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["not root", "apt-get fails"])
