@@ -11,10 +11,9 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
-import dtx
-from dtx.admin import accounts, clients, deciding, document, exporting, health, looking, past, problems
 from dtx.admin.desk import Desk
 from dtx.admin.guard import PAGES, Guard
+from dtx.admin.routes import api
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.site import website
 
@@ -26,27 +25,8 @@ _IDLE_SECONDS: Final = 30
 _GOODBYE_SECONDS: Final = 5
 
 
-def api(desk: Desk) -> FastAPI:
-    """The routes, and what they stand on."""
-    app = FastAPI(
-        title="dtx",
-        version=dtx.__version__,
-        summary="Branches in doubt: what is stuck, why, what it holds, and who decides.",
-        docs_url=None,  # a page that would fetch scripts from elsewhere
-        redoc_url=None,
-        openapi_url="/openapi.json",
-        responses=document.RESPONSES,
-    )
-    app.state.desk = desk
-    for part in (looking, exporting, past, clients, deciding, accounts, health):
-        app.include_router(part.router)
-    problems.install(app)
-    document.describe(app)
-    return app
-
-
 def application(desk: Desk, pulse: Pulse) -> FastAPI:
-    """The same, and the web pages."""
+    """The API, and the web pages."""
     app = api(desk)
     app.mount(PAGES, website(desk, pulse))
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from dtx.admin.desk import Active, Desk
 from dtx.admin.identity import Gate, Identity
-from dtx.admin.server import api
+from dtx.admin.routes import api
 from dtx.cli.console.person import user_name
 from dtx.cli.console.remote import COUNT, Refused, address, said
 from dtx.cli.errors import CommandError, Exit
