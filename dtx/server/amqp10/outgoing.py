@@ -89,8 +89,13 @@ class Outgoing:
             not self._connection.outbox.has_room
             or self.session.connection.backlog > _MAX_BACKLOG
             or len(self.unsettled) + len(self.retired) >= MAX_UNACKED
-            or (self._acquires is not None and not self._acquires.work.is_active)
+            or self._is_vain
         )
+
+    @property
+    def _is_vain(self) -> bool:
+        """Whether what is sent would only return: the transaction that it belongs to can only be rolled back."""
+        return self._acquires is not None and not self._acquires.work.is_active
 
     @property
     def credit(self) -> int:
@@ -121,6 +126,8 @@ class Outgoing:
                 self._acquired[number] = acquires
         elif acquires is not None:
             acquires.work.retire(self, number, taken, ACCEPTED, settled=True, kind=Kind.ACQUISITION)
+            if self._is_vain:
+                self._connection.soon(self._end_drain)
         else:
             self.node.accept((taken,))
         self._connection.pump()
@@ -153,8 +160,14 @@ class Outgoing:
             self._acquires = _InWork(named, self._connection.transactions.work(named))
             self._acquires.work.acquires(self)
         self.node.follow()
+        self._end_drain()
 
     # -- what is sent in a transaction
+
+    def _end_drain(self) -> None:
+        """Nothing comes any more before the discharge, for which the client may wait with it."""
+        if self._open and self._is_vain and self._link.drain:
+            self.drained()
 
     def acquire_no_more(self, work: "Work") -> None:
         """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""

@@ -34,6 +34,15 @@ def service(mode: Mode, request: pytest.FixtureRequest, postgres: PostgresServer
     postgres.drop_database(database)
 
 
+@pytest.fixture(scope="package")
+def small(postgres: PostgresServer) -> Iterator[DtxService]:
+    """One without a broker whose branches hold little; its users and its tables may be changed."""
+    database = postgres.create_database()
+    with DtxService(database=database, options=("--max-branch-messages", "2")) as running:
+        yield running
+    postgres.drop_database(database)
+
+
 @pytest.fixture
 def client(service: DtxService) -> "Iterator[Client]":
     """A connection with AMQP 1.0."""

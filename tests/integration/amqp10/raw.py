@@ -33,7 +33,7 @@ from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Ta
 from dtx.wire.amqp10.values import Described
 from tests.support.service import DtxService
 
-SECONDS = 10.0
+SECONDS = 30.0
 E = TypeVar("E", bound=Event)
 
 

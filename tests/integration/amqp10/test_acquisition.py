@@ -17,7 +17,6 @@ from dtx.wire.amqp10.terminus import Discharge, Source, Target
 from tests.integration.amqp10.raw import Raw, body
 from tests.support.client import connected, new_xid, take_all
 from tests.support.postgres import PostgresServer
-from tests.support.processes import wait_until
 from tests.support.service import DtxService
 
 
@@ -130,7 +129,6 @@ def test_what_is_settled_without_an_outcome_gets_the_default_one_with_the_discha
     raw.flush()
     assert take_all(channel, queue) == []
     assert raw.discharge(session, control, txn_id) == ACCEPTED
-    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == len(left))
     assert take_all(channel, queue, at_least=len(left)) == left
 
 
@@ -212,32 +210,31 @@ def test_what_goes_leaves_nothing_acquired(
         assert raw.discharge(session, control, txn_id, fail=True) == ACCEPTED
     else:
         raw.close()
-    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 2)
-    assert sorted(take_all(channel, queue)) == [b"0", b"1"]
+    assert sorted(take_all(channel, queue, at_least=2)) == [b"0", b"1"]
 
 
-def test_nothing_is_sent_in_a_transaction_that_can_only_be_rolled_back(postgres: PostgresServer) -> None:
+@pytest.mark.parametrize("drain", [False, True])
+def test_nothing_is_sent_in_a_transaction_that_can_only_be_rolled_back(small: DtxService, drain: bool) -> None:
     """It would be sent, and return to its queue, and be sent again."""
-    database = postgres.create_database()
-    with (
-        DtxService(database=database, options=("--max-branch-messages", "2")) as service,
-        Raw(service) as raw,
-        connected(service.url()) as connection,
-    ):
-        connection.channel().queue_declare("q", durable=True)
-        put(connection.channel(), "q", *(b"%d" % number for number in range(6)))
+    with Raw(small) as raw, connected(small.url()) as connection:
+        channel = connection.channel()
+        channel.queue_declare("shared", durable=True)
+        put(channel, "shared", *(b"%d" % number for number in range(6)))
         session = raw.opened().begin()
         control = raw.control(session)
         txn_id = raw.declare(session, control)
-        link = settled_link(raw, session, "q")
-        link.grant(100, properties={"txn-id": txn_id})
+        link = settled_link(raw, session, "shared")
+        link.grant(100, drain=drain, properties={"txn-id": txn_id})
         assert [body(raw.take()) for _ in range(3)] == [b"0", b"1", b"2"]
+        if drain:
+            raw.expect(Flowed, lambda event: event.flow.drain and event.flow.link_credit == 0)
         assert condition(raw.discharge(session, control, txn_id)) == "amqp:transaction:rollback"
+        if drain:
+            link.grant(6)
         # and then they come outside of any transaction, as there is credit
         assert sorted(body(raw.take()) for _ in range(6)) == [b"%d" % number for number in range(6)]
         raw.close()
-        assert take_all(connection.channel(), "q") == []
-    postgres.drop_database(database)
+        assert take_all(channel, "shared") == []
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -260,7 +257,8 @@ def test_a_branch_has_what_was_acquired_for_it(
             manager.commit(xid)
         else:
             manager.rollback(xid)
-    assert take_all(channel, queue) == ([] if commit else [b"0", b"1"])
+    left: list[bytes] = [] if commit else [b"0", b"1"]
+    assert sorted(take_all(channel, queue, at_least=len(left))) == left
 
 
 def test_a_delivery_that_was_sent_in_part_ends_with_the_transaction(
@@ -286,7 +284,7 @@ def test_a_delivery_that_was_sent_in_part_ends_with_the_transaction(
         assert detached.error.condition == "amqp:transaction:rollback"
         assert isinstance(disposed, Disposed)
         assert disposed.state == ACCEPTED
-    assert take_all(channel, queue) == [bytes(200_000)]
+    assert take_all(channel, queue, at_least=1) == [bytes(200_000)]
 
 
 def test_a_crash_leaves_nothing_acquired(postgres: PostgresServer) -> None:

@@ -15,7 +15,6 @@ from dtx.wire.amqp10.values import Described, ULong
 from tests.integration.amqp10.raw import Raw
 from tests.support.broker import only_standalone
 from tests.support.client import connected, take_all
-from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.service import DtxService
 from tests.support.users import StandaloneUsers
@@ -29,14 +28,13 @@ def raw(service: DtxService) -> Iterator[Raw]:
 
 
 @pytest.fixture
-def own(postgres: PostgresServer) -> Iterator[DtxService]:
-    """A service that holds little, and whose database may be spoiled."""
-    database = postgres.create_database()
-    with DtxService(database=database, options=("--max-branch-messages", "2")) as running:
-        with connected(running.url()) as connection:
-            connection.channel().queue_declare("q", durable=True)
-        yield running
-    postgres.drop_database(database)
+def own(small: DtxService) -> Iterator[DtxService]:
+    """A service that holds little, with an empty queue, and whose database may be spoiled."""
+    with connected(small.url()) as connection:
+        connection.channel().queue_declare("q", durable=True)
+    yield small
+    with connected(small.url()) as connection:
+        connection.channel().queue_delete("q")
 
 
 def condition(state: object) -> str:

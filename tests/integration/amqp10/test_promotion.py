@@ -219,41 +219,36 @@ def test_a_branch_that_has_voted_or_can_only_be_rolled_back_takes_no_promoted_wo
         manager.prepare(failed)
 
 
-def test_the_branch_of_another_user_takes_no_promoted_work(postgres: PostgresServer) -> None:
-    database, xid = postgres.create_database(), new_xid()
-    with DtxService(database=database) as service:
-        users = StandaloneUsers(service)
-        users.add("alice")
-        users.permit("alice")
-        with Raw(service) as mine, Raw(service, user="alice", password="alice") as theirs:
-            session, far = mine.opened().begin(), theirs.opened().begin()
-            mine.declare(session, mine.control(session), xid.to_wire())
-            control = theirs.control(far)
-            txn_id = theirs.declare(far, control)
-            assert condition(theirs.promote(far, control, txn_id, xid.to_wire())) == "amqp:unauthorized-access"
-            assert condition(theirs.discharge(far, control, txn_id)) == "amqp:transaction:rollback"
-    postgres.drop_database(database)
+def test_the_branch_of_another_user_takes_no_promoted_work(small: DtxService) -> None:
+    xid = new_xid()
+    users = StandaloneUsers(small)
+    users.add("alice")
+    users.permit("alice")
+    with Raw(small) as mine, Raw(small, user="alice", password="alice") as theirs:
+        session, far = mine.opened().begin(), theirs.opened().begin()
+        mine.declare(session, mine.control(session), xid.to_wire())
+        control = theirs.control(far)
+        txn_id = theirs.declare(far, control)
+        assert condition(theirs.promote(far, control, txn_id, xid.to_wire())) == "amqp:unauthorized-access"
+        assert condition(theirs.discharge(far, control, txn_id)) == "amqp:transaction:rollback"
+    users.remove("alice")
 
 
-def test_a_branch_has_its_limits_whatever_was_promoted_to_it(postgres: PostgresServer) -> None:
+def test_a_branch_has_its_limits_whatever_was_promoted_to_it(small: DtxService) -> None:
     """A branch that has no room for the work of a promoted transaction goes on without it."""
-    database, xid = postgres.create_database(), new_xid()
-    with DtxService(database=database, options=("--max-branch-messages", "3")) as service, Raw(service) as raw:
-        with connected(service.url()) as connection:
-            connection.channel().queue_declare("q", durable=True)
+    xid = new_xid()
+    with Raw(small) as raw, connected(small.url()) as connection:
+        queue = connection.channel().queue_declare("limited", durable=True).method.queue
         session = raw.opened().begin()
-        control, sender = raw.control(session), raw.sender(session, "q")
+        control, sender = raw.control(session), raw.sender(session, queue)
         branch, local = raw.declare(session, control, xid.to_wire()), raw.declare(session, control)
-        for txn_id, body in ((branch, b"branch"), (local, b"local")):
-            for _ in range(2):
-                raw.outcome(session, raw.post(sender, body, txn_id))
+        for txn_id, body in ((branch, b"branch"), (local, b"local"), (local, b"local")):
+            raw.outcome(session, raw.post(sender, body, txn_id))
         assert condition(raw.promote(session, control, local, xid.to_wire())) == "amqp:resource-limit-exceeded"
         assert condition(raw.discharge(session, control, local)) == "amqp:transaction:rollback"
         assert raw.discharge(session, control, branch) == ACCEPTED
-        with connected(service.url()) as connection:
-            Coordinator(connection).commit(xid, one_phase=True)
-            assert take_all(connection.channel(), "q") == [b"branch"] * 2
-    postgres.drop_database(database)
+        Coordinator(connection).commit(xid, one_phase=True)
+        assert take_all(connection.channel(), queue) == [b"branch"]
 
 
 def test_a_transaction_that_took_too_long_is_not_promoted(postgres: PostgresServer) -> None:
@@ -312,17 +307,18 @@ def test_a_promotion_and_its_discharge_may_be_sent_at_once(
 
 
 @contextmanager
-def busy(url: str, database: str, operation: Callable[[Coordinator], object]) -> Iterator[None]:
+def busy(service: DtxService, operation: Callable[[Coordinator], object]) -> Iterator[None]:
     """Within, *operation* of the manager is under way, and waits for the database."""
+    assert service.database is not None
     with (
-        psycopg.connect(database) as stalling,
-        psycopg.connect(database, autocommit=True) as looking,
+        psycopg.connect(service.database) as stalling,
+        psycopg.connect(service.database, autocommit=True) as looking,
         ThreadPoolExecutor(1) as pool,
     ):
         stalling.execute("LOCK TABLE branch, journal IN ACCESS EXCLUSIVE MODE")
 
         def ask() -> None:
-            with connected(url) as connection:
+            with connected(service.url()) as connection:
                 operation(Coordinator(connection))
 
         asked = pool.submit(ask)
@@ -335,14 +331,14 @@ def busy(url: str, database: str, operation: Callable[[Coordinator], object]) ->
 
 
 @pytest.mark.parametrize("voted", [True, False])
-def test_a_promotion_waits_for_what_is_under_way_on_its_branch(postgres: PostgresServer, voted: bool) -> None:
+def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService, voted: bool) -> None:
     """So does a discharge that was sent behind it, without waiting: it must not commit what is to be promoted."""
-    database, xid = postgres.create_database(), new_xid()
-    with DtxService(database=database) as service, Raw(service) as raw:
-        with connected(service.url()) as connection:
-            connection.channel().queue_declare("q", durable=True)
+    xid = new_xid()
+    queue = f"waiting-{voted}"
+    with Raw(small) as raw, connected(small.url()) as connection:
+        connection.channel().queue_declare(queue, durable=True)
         session = raw.opened().begin()
-        control, sender = raw.control(session), raw.sender(session, "q")
+        control, sender = raw.control(session), raw.sender(session, queue)
         branch = raw.declare(session, control, xid.to_wire())
         raw.outcome(session, raw.post(sender, b"branch", branch))
         assert raw.discharge(session, control, branch) == ACCEPTED
@@ -358,7 +354,7 @@ def test_a_promotion_waits_for_what_is_under_way_on_its_branch(postgres: Postgre
             else:
                 manager.commit(xid, one_phase=True)  # and then nobody knows it: it begins anew
 
-        with busy(service.url(), database, end):
+        with busy(small, end):
             requests = [
                 control.send(b"p", message.value(Declare(global_id=Described(PROMOTE, [txn_id, xid.to_wire()]))))
                 for txn_id in (local, lost, alone)
@@ -370,20 +366,18 @@ def test_a_promotion_waits_for_what_is_under_way_on_its_branch(postgres: Postgre
             raw.detach(session, other)  # which takes one with it that waits
         promoted, ended = raw.outcome(session, requests[0]), raw.outcome(session, discharge)
         assert condition(raw.outcome(session, requests[2])) == "amqp:transaction:rollback"
-        with connected(service.url()) as connection:
-            manager = Coordinator(connection)
-            if voted:
-                assert condition(promoted) == "amqp:illegal-state"
-                assert condition(ended) == "amqp:transaction:rollback"
-                manager.commit(xid)
-                assert take_all(connection.channel(), "q") == [b"branch"]
-            else:
-                assert promoted == Declared(txn_id=local)
-                assert ended == ACCEPTED
-                assert raw.discharge(session, control, lost) == ACCEPTED
-                manager.commit(xid, one_phase=True)
-                assert take_all(connection.channel(), "q") == [b"branch", b"local"]
-    postgres.drop_database(database)
+        manager = Coordinator(connection)
+        if voted:
+            assert condition(promoted) == "amqp:illegal-state"
+            assert condition(ended) == "amqp:transaction:rollback"
+            manager.commit(xid)
+            assert take_all(connection.channel(), queue) == [b"branch"]
+        else:
+            assert promoted == Declared(txn_id=local)
+            assert ended == ACCEPTED
+            assert raw.discharge(session, control, lost) == ACCEPTED
+            manager.commit(xid, one_phase=True)
+            assert take_all(connection.channel(), queue) == [b"branch", b"local"]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
