@@ -113,8 +113,6 @@ class BrokerOrigin:
     def resume(self) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
         self._drain_asked = self._receiver.draining
-        while self._ahead and self._takes:
-            self._hand_over(*self._ahead.popleft())
         self._touch()
 
     @property
@@ -128,6 +126,8 @@ class BrokerOrigin:
         """What the client has said in one read, all together."""
         if self._phase is Phase.CLOSED:
             return
+        while self._ahead and self._takes:
+            self._receiver.deliver(*self._ahead.popleft())
         wanted = self._receiver.credit - len(self._ahead)
         freed, self._freed = self._freed, 0
         if self._phase is Phase.CONSUMING:
@@ -202,11 +202,8 @@ class BrokerOrigin:
         if self._ahead or not self._takes:
             self._ahead.append((delivery, handed))
         else:
-            self._hand_over(delivery, handed)
+            self._receiver.deliver(delivery, handed)
         self._touch()
-
-    def _hand_over(self, delivery: Delivery, handed: Handed) -> None:
-        self._receiver.deliver(delivery, handed)
 
     # -- the channel, as its owner
 
