@@ -88,8 +88,9 @@ def bulk(
         try:
             with _progress(action, forecast.count) as advance:
                 for each in rounds:
-                    expected = each.count
+                    expected = results.under_way = each.count
                     results.add(each.carry_out())
+                    results.under_way = 0
                     advance(expected)
         finally:  # whoever stops it half-way must know how far it came
             results.show()
@@ -247,6 +248,8 @@ class _Results:
         self._count = 0
         self.failed = 0
         """How many were not decided."""
+        self.under_way = 0
+        """How many have been asked for and not been heard of."""
 
     def add(self, results: Iterable[dict[str, Any]]) -> None:
         """Of some branches."""
@@ -261,6 +264,8 @@ class _Results:
 
     def show(self) -> None:
         """For people."""
+        if self.under_way:
+            click.echo(f"up to {self.under_way} more were under way: 'dtx audit' says what became of them", err=True)
         if self._as_json:
             return
         for each in self._first:

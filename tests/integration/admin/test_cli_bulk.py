@@ -1,6 +1,7 @@
 """Many branches at the command line: listed and filtered, decided after a dry run, and what has changed left alone."""
 
 import json
+from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
@@ -159,6 +160,26 @@ def test_how_far_it_has_come_is_shown_on_a_terminal(
     where = ["--database", alone.database, "--api", alone.service.admin_url]
     assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 0
     assert counted == [1] * 101 + [100, 1, 100, 1]  # looking, the dry run, the order
+
+
+def test_whoever_stops_it_is_told_how_far_it_came(
+    alone: StandaloneStage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    xids = prepared(alone, [b"order-%d" % number for number in range(5)])
+    monkeypatch.setattr(bulk, "_ROUND", 2)
+    carry_out, rounds = Round.carry_out, iter(range(5))
+
+    def stopped(self: Round) -> Iterator[dict[str, Any]]:
+        if next(rounds) == 1:
+            raise KeyboardInterrupt
+        yield from carry_out(self)
+
+    monkeypatch.setattr(Round, "carry_out", stopped)
+    where = ["--database", alone.database, "--api", alone.service.admin_url]
+    assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 130
+    said = capsys.readouterr()
+    assert (said.out, "up to 2 more were under way" in said.err) == ("2 of 2 done\n", True)
+    assert [alone.states()[xid] for xid in xids] == ["heuristic"] * 2 + ["prepared"] * 3
 
 
 def test_a_bulk_order_takes_a_coordinator(alone: StandaloneStage) -> None:
