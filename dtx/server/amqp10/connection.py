@@ -516,11 +516,6 @@ class Connection:
         if not self.ended.done():
             self._tick_timer = self._loop.call_later(1.0 if next_at is None else max(next_at - now, 0.05), self._tick)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the client's socket takes messages."""
-        return self.outbox.has_room
-
     # -- the end
 
     def _on_closed(self, event: Closed) -> None:

@@ -57,10 +57,6 @@ class Home(Protocol):
     def fail(self, error: AmqpError) -> None:
         """The connection cannot go on. Idempotent."""
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the client's socket takes messages."""
-
 
 class Sender(Protocol):
     """A link from a client, as its destination sees it."""

@@ -162,6 +162,35 @@ def test_a_message_for_a_queue_that_is_gone_is_refused_in_a_transaction(service:
         assert raw.discharge(session, control, txn_id) == ACCEPTED
 
 
+def test_a_reply_goes_to_the_queue_of_another_connection(service: DtxService) -> None:
+    """To consume from it is for its connection alone."""
+    with Raw(service) as asking, Raw(service) as answering:
+        near, far = asking.opened().begin(), answering.opened().begin()
+        _, source = asking.receiver(near, None, dynamic=True)
+        assert isinstance(source.address, str)
+        assert refused(answering, far, Role.RECEIVER, source.address) == "amqp:resource-locked"
+        control, sender = answering.control(far), answering.sender(far, source.address)
+        txn_id = answering.declare(far, control)
+        answering.post(sender, b"in a transaction", txn_id, settled=True)
+        assert answering.discharge(far, control, txn_id) == ACCEPTED
+        assert body(asking.take()) == b"in a transaction"
+
+
+def test_what_was_sent_settled_is_there_when_the_client_says_goodbye(
+    service: DtxService, channel: BlockingChannel, queue: str
+) -> None:
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        senders = [raw.sender(session, queue), raw.sender(session, None, name="anonymous")]
+        for number in range(100):
+            raw.post(senders[0], b"%d" % number, settled=True)
+            said = message.Properties(to=f"/queues/{queue}")
+            senders[1].send(b"t", message.bare(said, {}, message.data(b"%d" % number)), settled=True)
+        raw.close()
+    found = take_all(channel, queue, at_least=200)
+    assert sorted(found) == sorted([b"%d" % number for number in range(100)] * 2)
+
+
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_link_takes_no_more_than_its_credit(service: DtxService, channel: BlockingChannel, kind: str) -> None:
     """2.6.7; to settle a delivery is no credit, though a broker's prefetch would say so."""

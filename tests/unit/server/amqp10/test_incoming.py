@@ -1,0 +1,123 @@
+"""Messages of a transaction that are judged later."""
+
+import asyncio
+from asyncio import Future
+from typing import Any
+
+import pytest
+
+from dtx.server.amqp10.addresses import QueueAddress
+from dtx.server.amqp10.incoming import CREDIT, Incoming
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.coordination import Transaction
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.events import Delivered
+from dtx.wire.amqp10.states import ACCEPTED, DeliveryState, Rejected, TransactionalState
+
+NUMBER = 7
+
+
+class Place:
+    """Connection, session, link, node and transaction in one: all that the link's shell asks of them."""
+
+    credit = CREDIT
+
+    def __init__(self) -> None:
+        self.coordination = self.transactions = self
+        self.transaction = Transaction(b"txn", (0, 0), None)
+        self.held: list[HeldPublish] = []
+        self.doomed: list[str] = []
+        self.said: list[DeliveryState] = []
+        self.verdict: Future[AmqpError | None] = asyncio.get_running_loop().create_future()
+
+    def posting(self, *_: object) -> Transaction:
+        return self.transaction
+
+    def begin(self, _: object) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def wait_for(self, _: object) -> None: ...
+
+    def work(self, _: object) -> "Place":
+        return self
+
+    def address(self, _: object, subject: object, content: Any) -> HeldPublish:
+        return HeldPublish(b"", b"q", False, content.properties, content.body)
+
+    def judge(self, _: HeldPublish) -> Future[AmqpError | None]:
+        return self.verdict
+
+    def publish(self, held: HeldPublish) -> None:
+        self.held.append(held)
+
+    def withdraw(self, held: HeldPublish) -> None:
+        self.held.remove(held)
+
+    def doom(self, reason: str) -> None:
+        self.doomed.append(reason)
+
+    def dispose(self, role: object, deliveries: object, state: DeliveryState, *, settled: bool) -> None:
+        assert settled
+        self.said.append(state)
+
+
+def posted(*, settled: bool) -> Place:
+    """A place where a message has been posted."""
+    place: Any = Place()
+    shell = Incoming(place, place, place, QueueAddress(b"q"), place)
+    payload = memoryview(message.data(b"one"))
+    shell.delivered(
+        Delivered(
+            session=0,
+            link=0,
+            delivery_id=NUMBER,
+            tag=b"t",
+            message_format=0,
+            payload=payload,
+            settled=settled,
+            states=(),
+        )
+    )
+    assert len(place.held) == 1, "until it is judged it has its place among the others"
+    assert place.said == []
+    found: Place = place
+    return found
+
+
+async def judged(place: Place) -> None:
+    """Let the judgement be heard."""
+    await asyncio.wait([place.verdict])
+    await asyncio.sleep(0)
+
+
+async def test_a_message_that_is_judged_good_is_accepted_then() -> None:
+    place = posted(settled=False)
+    place.verdict.set_result(None)
+    await judged(place)
+    assert place.said == [TransactionalState(txn_id=b"txn", outcome=ACCEPTED)]
+    assert (len(place.held), place.doomed) == (1, [])
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_message_that_is_refused_is_left_out(settled: bool) -> None:
+    """4.4.4.1: what was sent settled "MUST NOT allow the successful discharge"; else the client is told."""
+    place = posted(settled=settled)
+    place.verdict.set_result(AmqpError(Condition.PRECONDITION_FAILED, "no"))
+    await judged(place)
+    assert place.held == []
+    assert bool(place.doomed) is settled
+    assert (place.transaction.doom is not None) is settled
+    assert [isinstance(state, TransactionalState) and type(state.outcome) for state in place.said] == (
+        [] if settled else [Rejected]
+    )
+
+
+async def test_a_message_that_nobody_judges_any_more_dooms_its_transaction() -> None:
+    """Its connection to the broker is lost: it would be published with the rights of dtx, and nobody has judged it."""
+    place = posted(settled=False)
+    place.verdict.cancel()
+    await judged(place)
+    assert place.doomed
+    assert place.said == []

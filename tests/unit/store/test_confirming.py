@@ -1,0 +1,177 @@
+"""What became of messages in confirm mode: which number means which, and which of them came back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import entry
+
+CHANNEL = 3
+
+
+class Broker:
+    """The upstream connection, and what the broker says on it."""
+
+    frame_max, is_lost = 0, False
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+        self.sent: list[bytes] = []
+        self.freed = self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def free(self, number: int) -> None:
+        del self.handlers[number]
+        self.freed = True
+
+    def abort(self, reason: str) -> None:
+        self.aborted = True
+
+    def say(self, *frames: bytes) -> None:
+        for frame in frames:
+            kind = frame[0]
+            key = int.from_bytes(frame[7:11], "big") if kind == 1 else kind
+            self.handlers[CHANNEL].frame(key, frame, 0, len(frame))
+
+    def confirm(self, tag: int, *, multiple: bool = False, taken: bool = True) -> None:
+        settle = requests.ack(tag, multiple) if taken else requests.nack(tag, multiple, requeue=False)
+        self.say(method_frame(CHANNEL, settle))
+
+    def give_back(self, message: HeldPublish) -> None:
+        returned = requests.returned(312, b"NO_ROUTE", message.exchange, message.routing_key)
+        header = header_frame(CHANNEL, keys.BASIC_RETURN >> 16, len(message.body), message.properties)
+        self.say(method_frame(CHANNEL, returned), header, *body_frames(CHANNEL, message.body, 0))
+
+
+class Owner:
+    """Who publishes."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[list[object], Fate]] = []
+        self.close: Close | None = None
+
+    def told(self, names: Sequence[object], fate: Fate) -> None:
+        self.heard.append((list(names), fate))
+
+    def closed(self, close: Close) -> None:
+        self.close = close
+
+
+def a_message(body: bytes = b"same", key: bytes = b"k", kept: bytes = b"") -> HeldPublish:
+    table = entry(b"x-kept-s", b"x", kept) + entry(b"n", b"S", b"anything")
+    return HeldPublish(b"x", key, False, properties.build({Property.HEADERS: table}), body)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def channel(broker: Broker, owner: Owner) -> ConfirmChannel:
+    upstream: Any = broker
+    return ConfirmChannel(upstream, CHANNEL, b"x-kept-", owner)
+
+
+def test_numbers_are_those_of_the_messages_in_their_order(
+    channel: ConfirmChannel, broker: Broker, owner: Owner
+) -> None:
+    for name in range(6):
+        channel.publish(name, a_message())
+    broker.confirm(2)
+    broker.confirm(4, multiple=True)
+    broker.confirm(4)  # said already
+    broker.confirm(5, taken=False)
+    broker.confirm(0, multiple=True)
+    assert owner.heard == [
+        ([1], Fate.CONFIRMED),
+        ([0, 2, 3], Fate.CONFIRMED),
+        ([4], Fate.REFUSED),
+        ([5], Fate.CONFIRMED),
+    ]
+
+
+def test_a_message_is_published_as_mandatory(channel: ConfirmChannel, broker: Broker) -> None:
+    """Else nobody would hear that no queue took it."""
+    channel.publish("one", a_message())
+    publish = content.publish(broker.sent[0][7 : 7 + int.from_bytes(broker.sent[0][3:7], "big")])
+    assert publish == (b"x", b"k", content.MANDATORY)
+
+
+@pytest.mark.parametrize("other", [a_message(b"other"), a_message(key=b"j"), a_message(kept=b"subject")])
+def test_what_comes_back_is_told_apart_by_what_routing_and_readers_see(
+    channel: ConfirmChannel, broker: Broker, owner: Owner, other: HeldPublish
+) -> None:
+    messages = [a_message(), other, a_message(), other]
+    for name, message in enumerate(messages):
+        channel.publish(name, message)
+    broker.give_back(other)
+    broker.give_back(other)
+    broker.confirm(4, multiple=True)
+    assert owner.heard == [([0, 2], Fate.CONFIRMED), ([1, 3], Fate.RETURNED)]
+
+
+def test_what_the_broker_adds_to_a_returned_message_does_not_matter(
+    channel: ConfirmChannel, broker: Broker, owner: Owner
+) -> None:
+    sent = a_message(kept=b"s")
+    channel.publish("one", sent)
+    raw = properties.put(properties.set_header(sent.properties, b"x-of-the-broker", b"1"), Property.PRIORITY, b"\x00")
+    broker.give_back(HeldPublish(sent.exchange, sent.routing_key, False, raw, sent.body))
+    broker.confirm(1)
+    assert owner.heard == [(["one"], Fate.RETURNED)]
+
+
+def test_a_return_of_nothing_that_was_sent_ends_the_connection(
+    channel: ConfirmChannel, broker: Broker, owner: Owner
+) -> None:
+    """Nobody may be told that a message was taken that may be the one that was not."""
+    channel.publish("one", a_message())
+    broker.give_back(a_message(b"another"))
+    assert broker.aborted
+    assert owner.heard == []
+
+
+def test_the_broker_closes_the_channel(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
+    channel.publish("one", a_message())
+    broker.say(method_frame(CHANNEL, requests.close(keys.CHANNEL_CLOSE, 404, b"no exchange", keys.BASIC_PUBLISH)))
+    assert owner.close == (404, b"no exchange", keys.BASIC_PUBLISH)
+    assert broker.freed
+    before = len(broker.sent)
+    channel.publish("two", a_message())
+    assert len(broker.sent) == before
+    done: list[bool] = []
+    channel.close(lambda: done.append(True))
+    assert done == [True]
+
+
+def test_the_end_waits_for_what_was_sent(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
+    channel.publish("one", a_message())
+    done: list[bool] = []
+    channel.close(lambda: done.append(True))
+    broker.confirm(1)
+    assert (owner.heard, done) == ([(["one"], Fate.CONFIRMED)], [])
+    broker.say(method_frame(CHANNEL, keys.CHANNEL_CLOSE_OK.to_bytes(4, "big")))
+    assert done == [True]
+    assert broker.freed
+
+
+def test_the_end_comes_with_that_of_the_connection(channel: ConfirmChannel, broker: Broker) -> None:
+    done: list[bool] = []
+    channel.close(lambda: done.append(True))
+    broker.handlers[CHANNEL].lost("gone")
+    assert done == [True]
