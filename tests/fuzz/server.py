@@ -6,7 +6,8 @@ are not worth milliseconds. What must hold whatever a client has said is checked
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,8 +16,10 @@ from pika import frame as pika_frame
 
 from dtx.log.memory import MemoryLog
 from dtx.manager import Limits, TransactionManager
+from dtx.server.front import ClientSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
+from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.permissions import Patterns
 from dtx.store.postgres.store import PostgresStore
@@ -132,6 +135,26 @@ async def converse(
     Raises:
         Complaint: an error that nobody foresaw was logged, or something is left when the client is gone.
     """
+    async with whole() as (parts, store):
+        wire = Wire()
+        connection = Connection(parts, wire)
+        try:
+            await connection.connect()
+            for data in ([START_OK, ENTER] if enter else []) + list(reads):
+                await hear(connection, wire, data)
+            sent = bytes(wire.sent)
+            look(parts.metrics)
+            await leave(connection, parts.manager, lambda: getattr(connection, "writes", None))
+            check(sent)
+            check_nothing_is_left(connection, parts.manager, store)
+            return sent
+        finally:
+            connection.client_gone()
+
+
+@asynccontextmanager
+async def whole() -> AsyncIterator[tuple[Parts, PostgresStore]]:
+    """A server: what its connections share, and where its messages are."""
     log = MemoryLog()
     await log.open()
     store = PostgresStore(log)
@@ -142,39 +165,35 @@ async def converse(
     await manager.start()
     store.begin()
     bounds = ConnectionLimits(max_channels=100, frame_max=FRAME_MAX, max_message_bytes=1 << 20, handshake_timeout=60)
-    parts = Parts(manager=manager, broker=store, accounts=Known(), metrics=metrics, limits=bounds)
-    wire = Wire()
-    connection = Connection(parts, wire)
     try:
-        await connection.connect()
-        for data in ([START_OK, ENTER] if enter else []) + list(reads):
-            if wire.open:
-                connection.client_data(data)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-        sent = bytes(wire.sent)
-        look(metrics)
-        connection.client_gone()
-        async with asyncio.timeout(10):
-            await connection.ended
-            while not await _quiet(connection, manager):
-                pass
-        check(sent)
-        _check_nothing_is_left(connection, manager, store)
-        return sent
+        yield Parts(manager=manager, broker=store, accounts=Known(), metrics=metrics, limits=bounds), store
     finally:
-        connection.client_gone()
         await manager.close()
         await store.close()
         await log.close()
 
 
-async def _quiet(connection: Connection, manager: TransactionManager) -> bool:
-    """Let the loop turn; whether nothing was under way any more."""
+async def hear(connection: ClientSession, wire: Wire, data: bytes) -> None:
+    """Let the server read *data*, and do what comes of it."""
+    if wire.open:
+        connection.client_data(data)
     for _ in range(_TURNS):
         await asyncio.sleep(0)
-    writes = getattr(connection, "writes", None)  # there are none before connection.open
-    return not manager._tasks and (writes is None or writes.idle)
+
+
+async def leave(
+    connection: ClientSession, manager: TransactionManager, find_writes: Callable[[], Writes | None]
+) -> None:
+    """The client goes; return when nothing is under way any more. There are no writes before it has come in."""
+    connection.client_gone()
+    async with asyncio.timeout(10):
+        await connection.ended
+        while True:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            writes = find_writes()
+            if not manager._tasks and (writes is None or writes.idle):
+                return
 
 
 def check(sent: bytes) -> None:
@@ -189,7 +208,7 @@ def check(sent: bytes) -> None:
         assert decoded is not None
 
 
-def _check_nothing_is_left(connection: Connection, manager: TransactionManager, store: PostgresStore) -> None:
+def check_nothing_is_left(connection: ClientSession, manager: TransactionManager, store: PostgresStore) -> None:
     """The client is gone, and with it all that was its own; a branch that it has ended goes on."""
     assert not connection.channels
     assert manager.metrics.channels._value.get() == 0
