@@ -13,7 +13,7 @@ from dtx.client import Coordinator, XAException, Xid
 from dtx.failpoint import DIED, Point
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, Declared, TransactionalState
 from dtx.wire.amqp10.terminus import Discharge
 from tests.integration.amqp10.raw import Raw
 from tests.support.client import connected, new_xid, take_all
@@ -75,8 +75,15 @@ def armed(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[
             direct.queue_delete(QUEUE)
 
 
-def die_at(service: ArmedService, point: Point, xid: Xid | None) -> None:
-    """Consume *old* and publish *new* in a transaction, with a dtx that dies at *point*."""
+def die_at(service: ArmedService, point: Point, xid: Xid | None, *, promoted: bool = False) -> None:
+    """Consume *old* and publish *new* in a transaction, with a dtx that dies at *point*.
+
+    Args:
+        service: of which.
+        point: where.
+        xid: of the branch that it is for; ``None``: it is a local one.
+        promoted: it was a local one while it did that.
+    """
     service.arming = ("--at", point.label, "--do", "die")
     service.start()
     with connected(service.url()) as connection:
@@ -90,11 +97,13 @@ def die_at(service: ArmedService, point: Point, xid: Xid | None) -> None:
         control, sender = raw.control(session), raw.sender(session, QUEUE)
         raw.receiver(session, QUEUE)
         got = raw.take()
-        txn_id = raw.declare(session, control, None if xid is None else xid.to_wire())
+        txn_id = raw.declare(session, control, None if xid is None or promoted else xid.to_wire())
         durable = message.head(message.Header(durable=True)) + message.data(b"new")
         sender.send(b"t", durable, state=TransactionalState(txn_id=txn_id), settled=True)
         state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
         session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=True)
+        if promoted and xid is not None:
+            assert raw.promote(session, control, txn_id, xid.to_wire()) == Declared(txn_id=txn_id)
         assert raw.ask(session, control, Discharge(txn_id=txn_id)) == ACCEPTED
         if xid is not None:
             with contextlib.suppress(AMQPError, XAException), connected(service.url()) as connection:
@@ -124,8 +133,24 @@ def test_a_local_transaction_is_done_as_a_whole_or_not_at_all(
 
 @cells(STANDALONE_DISTRIBUTED, ALONGSIDE_DISTRIBUTED)
 def test_a_branch_that_has_voted_is_there_and_no_other(armed: ArmedService, point: Point, left: list[bytes]) -> None:
+    it_is_there_if_it_has_voted(armed, point, left)
+
+
+@cells(
+    {Point.REPLY_END_SENT: OLD, Point.LOG_PREPARED_AFTER: NEW}, {Point.REPLY_END_SENT: OLD, Point.TAKING_COMMITTED: NEW}
+)
+def test_a_transaction_that_was_promoted_is_there_if_its_branch_has_voted(
+    armed: ArmedService, point: Point, left: list[bytes]
+) -> None:
+    it_is_there_if_it_has_voted(armed, point, left, promoted=True)
+
+
+def it_is_there_if_it_has_voted(
+    armed: ArmedService, point: Point, left: list[bytes], *, promoted: bool = False
+) -> None:
+    """A branch, after dtx has died at *point*; its transaction manager commits what is there."""
     xid = new_xid()
-    die_at(armed, point, xid)
+    die_at(armed, point, xid, promoted=promoted)
     with connected(armed.url()) as connection:
         manager = Coordinator(connection)
         if left == NEW:

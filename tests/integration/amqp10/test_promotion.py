@@ -380,8 +380,7 @@ def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService
             assert take_all(connection.channel(), queue) == [b"branch", b"local"]
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_a_promoted_branch_is_there_after_a_crash_if_it_has_voted(postgres: PostgresServer, prepared: bool) -> None:
+def test_a_crash_behind_the_promotion_leaves_nothing_of_the_branch(postgres: PostgresServer) -> None:
     database, xid = postgres.create_database(), new_xid()
     with DtxService(database=database) as service:
         with connected(service.url()) as connection:
@@ -400,16 +399,12 @@ def test_a_promoted_branch_is_there_after_a_crash_if_it_has_voted(postgres: Post
             durable = message.head(message.Header(durable=True)) + message.data(b"new")
             raw.sender(session, "q").send(b"t", durable, state=TransactionalState(txn_id=txn_id), settled=True)
             assert raw.promote(session, control, txn_id, xid.to_wire()) == Declared(txn_id=txn_id)
-            if prepared:
-                assert raw.discharge(session, control, txn_id) == ACCEPTED
-                with connected(service.url()) as connection:
-                    Coordinator(connection).prepare(xid)
             service.kill9()
         service.start()
         with connected(service.url()) as connection:
             manager = Coordinator(connection)
-            assert list(manager.recover()) == ([xid] if prepared else [])
-            if prepared:
-                manager.commit(xid)
-            assert take_all(connection.channel(), "q") == [b"new" if prepared else b"old"]
+            assert list(manager.recover()) == []
+            assert unknown(manager, xid)
+        with connected(service.url()) as connection:
+            assert take_all(connection.channel(), "q") == [b"old"]
     postgres.drop_database(database)
