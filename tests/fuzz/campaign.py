@@ -17,7 +17,7 @@ from dtx.wire.amqp09 import handshake, properties, requests, tables
 from dtx.wire.amqp09.calls import Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.xid import Xid
-from tests.fuzz import amqp10, corpus, server
+from tests.fuzz import amqp10, corpus, server, server10
 from tests.fuzz.conversations import broker_of_its_own, conversation
 from tests.fuzz.targets import TARGETS
 
@@ -35,6 +35,8 @@ def seeds(name: str) -> list[bytes]:
             dice = random.Random(1)
             said = [say(dice, b"q") for say in (conversation, broker_of_its_own) * 3]
             return [bytes((number,)) + queue + b"".join(frames) for number, frames in enumerate(said)]
+        case "amqp10-conversation":
+            return [bytes((seed,)) + b"".join(server10.conversation(random.Random(seed))) for seed in range(6)]
         case "opening":
             return [b"\x00" + server.START_OK + server.ENTER + server.TWO_CHANNELS]
         case "xid":

@@ -22,7 +22,7 @@ from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
-from tests.fuzz import amqp10, server
+from tests.fuzz import amqp10, server, server10
 
 FRAME_MAXES: Final = (4096, 8192, 131_072, 0)
 _MALFORMED: Final = (HardCode.SYNTAX_ERROR, HardCode.NOT_IMPLEMENTED)
@@ -301,6 +301,11 @@ def conversation(data: bytes) -> None:
     _loop.run_until_complete(server.converse([server.TWO_CHANNELS, *_reads(data)]))
 
 
+def conversation10(data: bytes) -> None:
+    """A client of AMQP 1.0 that has logged in, and a whole dtx."""
+    _loop.run_until_complete(server10.converse([*server10.ENTER, *_reads(data)]))
+
+
 def opening(data: bytes) -> None:
     """A client from its first octet after the protocol header on."""
     with suppress(TimeoutError):
@@ -319,6 +324,7 @@ TARGETS: Final = {
     "topic": Target(topic, most=600),
     "amqp10-value": Target(amqp10.value, most=1024),
     "amqp10-peer": Target(amqp10.peer, most=4096, cost=400),
+    "amqp10-conversation": Target(conversation10, most=8192, cost=600),
     "opening": Target(opening, most=4096, frames=True),
     # a topic pattern is a path of a node for each of its words: 250 dots are 90 KB of them
     "conversation": Target(conversation, most=32_768, cost=500, frames=True),
