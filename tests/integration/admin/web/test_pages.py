@@ -248,7 +248,7 @@ def long_xid(site: StandaloneStage) -> Xid:
 def test_every_page_fits_and_everything_has_a_name(
     site: StandaloneStage, people: None, browser: Browser, long_xid: Xid, page: str, width: int, scheme: str
 ) -> None:
-    """400 px to 4k, light and dark: nothing beyond the window; labels, landmarks, headings, captions."""
+    """400 px to 4k, light and dark: nothing beyond the window; names, headings, captions, contrast (WCAG AA)."""
     page = page.format(long_xid)
     carla = browser.visitor(site.service.admin_url, width=width, scheme="dark" if scheme == "dark" else "light")
     carla.enter("carla", PASSWORDS["carla"], page)
@@ -264,6 +264,7 @@ def test_every_page_fits_and_everything_has_a_name(
         "skipped": [],
         "twice": [],
         "cut": [],
+        "faint": [],
     }
     dark = carla.page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(16, 22, 28)"
     assert dark is (scheme == "dark")
@@ -276,6 +277,18 @@ AUDIT = """() => {
         || item.getAttribute("alt") || "").trim();
     const where = (item) => item.outerHTML.slice(0, 80);
     const inside = (item) => item.closest(".wide, .sr, dialog, .skip");
+    const colour = (text) => text.match(/[\\d.]+/g).map(Number);
+    const light = (part) => part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
+    const luminance = ([red, green, blue]) => 0.2126 * light(red) + 0.7152 * light(green) + 0.0722 * light(blue);
+    const ground = (item) => {
+        const found = item && colour(getComputedStyle(item).backgroundColor);
+        return !item ? [255, 255, 255] : found.length === 3 ? found : ground(item.parentElement);
+    };
+    const contrast = (item) => {
+        const both = [colour(getComputedStyle(item).color), ground(item)].map((each) => luminance(each) + 0.05);
+        return Math.max(...both) / Math.min(...both);
+    };
+    const speaks = (item) => [...item.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
     const ids = [...document.querySelectorAll("[id]")].map((item) => item.id);
     const levels = [...document.querySelectorAll("h1, h2, h3, h4")].filter(shown).map((item) => +item.tagName[1]);
     return JSON.stringify({
@@ -288,6 +301,8 @@ AUDIT = """() => {
             .map(where),
         cut: [...document.querySelectorAll(".stacks [data-label]")].filter(shown)
             .filter((cell) => cell.scrollHeight > cell.clientHeight + 2).map(where),
+        faint: [...document.querySelectorAll("body *")].filter(shown).filter(speaks)
+            .filter((item) => contrast(item) < 4.5).map(where),
         main: document.querySelectorAll("main").length,
         h1: document.querySelectorAll("h1").length,
         skipped: levels.filter((level, index) => index && level > levels[index - 1] + 1),
