@@ -105,6 +105,7 @@ def conversation(rng: random.Random) -> list[bytes]:
     body = message.data(rng.randbytes(rng.choice((0, 1, 5000))))
     to_queue = message.bare(message.Properties(to="/queues/q"), {"k": 1}, body)
     numbers = iter(range(1000))
+    flow = Flow(next_incoming_id=0, incoming_window=rng.choice((1, 1000)), next_outgoing_id=0, outgoing_window=9)
 
     def say(performative: Composite, payload: bytes = b"", channel: int = 0) -> bytes:
         return frame(AMQP, channel, encode(performative) + payload)
@@ -113,6 +114,8 @@ def conversation(rng: random.Random) -> list[bytes]:
         return say(transfer(next(numbers), _CONTROL), message.value(request))
 
     def work() -> Iterable[bytes]:
+        if rng.random() < 0.3:
+            yield say(_credit(flow, _RECEIVER, rng.randrange(10), drain=False, txn_id=TXN))
         yield say(transfer(next(numbers), _SENDER, state=state), body)
         yield say(transfer(next(numbers), _ANYWHERE, state=state, settled=True), to_queue)
         first = rng.randrange(6)
@@ -129,10 +132,8 @@ def conversation(rng: random.Random) -> list[bytes]:
         say(attach("anywhere", Role.SENDER, _ANYWHERE, target=Target())),
         say(attach("elsewhere", Role.SENDER, _SENDER, target=Target(address="/exchanges/amq.fanout")), channel=1),
     ]
-    flow = Flow(next_incoming_id=0, incoming_window=rng.choice((1, 1000)), next_outgoing_id=0, outgoing_window=9)
-    credit = encode(flow)
     plain = [
-        frame(AMQP, 0, credit),
+        say(flow),
         say(_credit(flow, _RECEIVER, rng.randrange(10), drain=rng.random() < 0.3)),
         *(say(transfer(next(numbers), _SENDER, settled=rng.random() < 0.5), body) for _ in range(6)),
         say(transfer(next(numbers), _SENDER, more=True), body),
@@ -156,7 +157,7 @@ def conversation(rng: random.Random) -> list[bytes]:
     ]
 
 
-def _credit(flow: Flow, handle: int, credit: int, *, drain: bool) -> Flow:
+def _credit(flow: Flow, handle: int, credit: int, *, drain: bool, txn_id: bytes | None = None) -> Flow:
     return Flow(
         next_incoming_id=flow.next_incoming_id,
         incoming_window=flow.incoming_window,
@@ -167,6 +168,7 @@ def _credit(flow: Flow, handle: int, credit: int, *, drain: bool) -> Flow:
         link_credit=credit,
         drain=drain,
         echo=True,
+        properties=None if txn_id is None else {"txn-id": txn_id},
     )
 
 
