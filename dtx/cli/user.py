@@ -69,7 +69,7 @@ Examples:
 _TAGS = """\b
 monitoring      look at branches by the operators' API and its pages
 operator        look, and decide about a branch
-administrator   look, decide about many, make tokens, read the trail
+administrator   look, decide about many, make users and tokens, read the trail
 impersonator    publish messages with the user-id of another user
 
 \b

@@ -28,7 +28,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """Decide about a branch and its messages, one at a time."""
     COORDINATOR = "coordinator"
-    """Decide about many at once; make tokens; read the trail."""
+    """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
 
     def includes(self, other: "Role") -> bool:
         """Whether who has this role may do what *other* may."""
