@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.support.debian import install
+
 _PLACES: Final = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 
 
 def find_faketime() -> Path | None:
-    """The library, where it is installed (Debian: ``libfaketime``)."""
+    """The library, where it is installed, or can be (Debian: ``libfaketime``)."""
+    if (found := _installed()) is None:
+        install("libfaketime", "library that makes clocks wrong")
+        found = _installed()
+    return found
+
+
+def _installed() -> Path | None:
     return next((found for pattern in _PLACES for found in Path("/").glob(pattern[1:])), None)
 
 
