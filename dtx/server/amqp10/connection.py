@@ -52,6 +52,7 @@ from dtx.wire.amqp10.events import (
     Event,
     Flowed,
     LoginAsked,
+    Missed,
     Opened,
     Writable,
 )
@@ -267,7 +268,7 @@ class Connection:
 
     def _on(self, event: Event) -> None:
         match event:
-            case Delivered() | Flowed() | Disposed() | Dropped() | Writable():
+            case Delivered() | Flowed() | Disposed() | Dropped() | Missed() | Writable():
                 self._on_work(event)
             case LoginAsked():
                 self.hold(event)
@@ -294,7 +295,7 @@ class Connection:
             case Closed():
                 self._on_closed(event)
 
-    def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | Writable) -> None:
+    def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | Missed | Writable) -> None:
         match event:
             case Delivered():
                 self._on_delivered(event)
@@ -309,6 +310,8 @@ class Connection:
                 self._on_disposed(event)
             case Writable():
                 self._resume()
+            case Missed():
+                self.transactions.miss(event.txn_id)
             case Dropped():
                 shell = self._links.get((event.session, event.link))
                 if isinstance(shell, Incoming | Control):

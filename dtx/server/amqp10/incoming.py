@@ -9,6 +9,7 @@ from dtx.server.amqp10.addresses import Address, ExchangeAddress, parse
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.mapping import to_basic
 from dtx.server.amqp10.nodes import Destination
+from dtx.server.amqp10.transactions import Work, spoil
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10 import message as messages
@@ -23,7 +24,6 @@ from dtx.xa.codes import XaError
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection
-    from dtx.server.amqp10.transactions import Work
 
 CREDIT: Final = 1000
 """Messages that a client may send before it hears of the first."""
@@ -103,7 +103,7 @@ class Incoming:
         elif transaction is None:
             self._connection.detach(self, error)
         else:
-            self._spoil(transaction, self._connection.transactions.work(transaction), error.reason)
+            spoil(transaction, self._connection.transactions.work(transaction), error.reason)
         if number is not None and error.condition in _FATAL and not self._varies:
             self._connection.detach(self, error)
 
@@ -111,12 +111,6 @@ class Incoming:
     def _varies(self) -> bool:
         """Whether each message says where it goes, so that the next one may go well."""
         return self._address is None or (isinstance(self._address, ExchangeAddress) and self._address.key is None)
-
-    @staticmethod
-    def _spoil(transaction: Transaction, work: "Work", reason: str) -> None:
-        """What cannot be done was sent settled: "it MUST NOT allow the successful discharge" (4.4.4.1)."""
-        transaction.doom = AmqpError(Condition.ROLLBACK, reason)
-        work.doom(reason)
 
     # -- in a transaction
 
@@ -136,7 +130,7 @@ class Incoming:
         self,
         number: int | None,
         transaction: Transaction,
-        work: "Work",
+        work: Work,
         message: HeldPublish,
         verdict: Future[AmqpError | None],
     ) -> None:
@@ -148,8 +142,8 @@ class Incoming:
             self._answer(number, provisional(transaction, ACCEPTED))
         else:
             work.withdraw(message)
-            if number is None:
-                self._spoil(transaction, work, error.reason)
+            if number is None or not self._open:  # or who is told?
+                spoil(transaction, work, error.reason)
             else:
                 self._refuse(number, error, transaction)
         self._connection.pump()

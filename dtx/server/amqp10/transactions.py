@@ -301,6 +301,14 @@ class Work:
             connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
 
 
+def spoil(transaction: Transaction, work: Work, reason: str) -> None:
+    """What cannot be done was sent settled, or nobody hears of it: "it MUST NOT allow the successful discharge"
+    (4.4.4.1), and what was not settled has an outcome that "the resource must inform the controller of" before (4.4.1).
+    """
+    transaction.doom = AmqpError(Condition.ROLLBACK, reason)
+    work.doom(reason)
+
+
 def _settle(done: Sequence[Retired]) -> None:
     """Tell clients what became of deliveries that they have not settled themselves."""
     told: dict[tuple[Outgoing, int], tuple[Outcome, list[int]]] = {}
@@ -351,6 +359,12 @@ class Transactions:
     def work(self, transaction: Transaction) -> Work:
         """What *transaction*, a live one, does."""
         return self._works[transaction.txn_id]
+
+    def miss(self, txn_id: bytes) -> None:
+        """Something that was posted in a transaction has come to nothing, and its sender does not hear of it."""
+        transaction = self._coordination.live(txn_id)
+        if transaction is not None:
+            spoil(transaction, self._works[txn_id], "a message came to a link that had ended")
 
     @property
     def ties(self) -> Sequence[tuple[Entry, Association]]:

@@ -447,6 +447,8 @@ class Connection:
                         self.forget(session)
                 elif session.state not in DEAF:
                     session.on_frame(performative, view[position:end] if position < end else _NOTHING)
+                elif isinstance(performative, Transfer):
+                    session.miss(performative.state)
 
     def _on_open(self, opened: Open) -> None:
         self.state = step(self.state, Step.RECEIVE_OPEN, _CONNECTION)

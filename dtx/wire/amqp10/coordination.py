@@ -384,6 +384,13 @@ class Coordination:
             raise WorkRefused(_rollback("the frames of a delivery do not name the same transaction"), found.control)
         return found
 
+    def live(self, txn_id: bytes) -> Transaction | None:
+        """The transaction of that id, if it takes work."""
+        try:
+            return self._find(txn_id)
+        except AmqpError:
+            return None
+
     def retiring(
         self, session: int, state: DeliveryState | None, acquired_in: Transaction | None
     ) -> tuple[Transaction | None, DeliveryState | None]:

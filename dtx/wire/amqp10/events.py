@@ -107,6 +107,20 @@ class Dropped:
 
 
 @value
+class Missed:
+    """A transfer, or the part of one that had come, names a transaction and came to nothing: this end has ended its
+    link or its session, so that nobody hears what becomes of it.
+
+    Args:
+        session: where.
+        txn_id: the transaction.
+    """
+
+    session: int
+    txn_id: bytes
+
+
+@value
 class Disposed:
     """The peer has a state for deliveries.
 
@@ -169,6 +183,7 @@ Event = (
     | Writable
     | Delivered
     | Dropped
+    | Missed
     | Disposed
     | Detached
     | Ended

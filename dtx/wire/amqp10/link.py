@@ -246,6 +246,7 @@ class Link:
         if self.state in (State.OPEN_RECEIVED, State.UNANSWERED):
             self.attach(source=None, target=None)
         following = step(self.state, Step.SEND_CLOSE, f"link {self.name!r}")
+        self.miss_partial()
         closed = error is not None or self._remote_closed
         self._session.send(Detach(handle=self.handle, closed=closed, error=error))
         self.state = following
@@ -358,6 +359,11 @@ class Link:
         if self.partial is not None:
             self._session.connection.hold(-len(self.partial.octets))
             self.partial = None
+
+    def miss_partial(self) -> None:
+        """What has come of an unfinished delivery comes to nothing, because of this end."""
+        if self.partial is not None:
+            self._session.miss(*self.partial.states)
 
     def on_detach(self, detach: Detach) -> None:
         """The peer's detach."""

@@ -8,7 +8,7 @@ from dtx.wire.amqp10 import serial
 from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
-from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Writable
+from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Missed, Writable
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
 from dtx.wire.amqp10.settings import MAX_NAME
@@ -183,6 +183,8 @@ class Session:
         if self.state in (State.OPEN_RECEIVED, State.UNANSWERED):
             self.begin()
         following = step(self.state, Step.SEND_CLOSE, f"session {self.channel}")
+        for link in self._links.values():
+            link.miss_partial()
         self.send(End(error=error))
         self.state = following
         self.release()
@@ -338,6 +340,14 @@ class Session:
             raise
         except AmqpError as error:
             self.fail(error)
+            if isinstance(performative, Transfer):
+                self.miss(performative.state)
+
+    def miss(self, *states: DeliveryState | None) -> None:
+        """A transfer of these states comes to nothing, because this end has ended its link or this session."""
+        for state in states:
+            if isinstance(state, TransactionalState):
+                self.tell(Missed(session=self.channel, txn_id=state.txn_id))
 
     def _attached(self, handle: int) -> Link:
         link = self._by_remote.get(handle)
@@ -403,11 +413,14 @@ class Session:
         self._window -= 1
         self._next_incoming = serial.add(self._next_incoming or 0, 1)
         link = self._attached(transfer.handle)
-        if link.state not in DEAF:
+        if link.state in DEAF:
+            self.miss(transfer.state)
+        else:
             try:
                 link.on_transfer(transfer, payload)
             except AmqpError as error:
                 link.fail(error)
+                self.miss(transfer.state)
         if self._window <= self.connection.settings.window // 2:
             self.connection.due.add(self)
 

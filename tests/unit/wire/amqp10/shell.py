@@ -15,6 +15,7 @@ from dtx.wire.amqp10.events import (
     Event,
     Flowed,
     LoginAsked,
+    Missed,
     Opened,
     Writable,
 )
@@ -60,7 +61,7 @@ class Shell:
                     (session.begin if isinstance(event, Begun) else session.end)()
             case Attached() | Detached() | Delivered() | Flowed():
                 self._answer_link(event)
-            case Writable() | Dropped() | Disposed():
+            case Writable() | Dropped() | Missed() | Disposed():
                 pass
             case _:
                 assert_never(event)

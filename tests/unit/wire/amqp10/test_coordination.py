@@ -326,6 +326,15 @@ def test_a_delivery_without_a_transaction_belongs_to_none() -> None:
     assert found.acquiring(0, {"other": 1}) is None
 
 
+def test_a_transaction_is_live_until_its_discharge_comes() -> None:
+    found = coordination_of()
+    declare(found, b"a")
+    assert found.live(b"a") is not None
+    assert found.live(b"b") is None
+    found.asked(message(value(Discharge(txn_id=b"a"))))
+    assert found.live(b"a") is None
+
+
 @pytest.mark.parametrize("second", [TransactionalState(txn_id=b"b"), ACCEPTED])
 def test_all_frames_must_name_the_same_transaction(second: DeliveryState) -> None:
     found = coordination_of()
