@@ -199,10 +199,14 @@ class BrokerOrigin:
         handed = Handed(
             Content(delivery.properties, body), delivery.exchange, delivery.routing_key, delivery.redelivered
         )
-        if self._ahead or not self._takes:
-            self._ahead.append((delivery, handed))
-        else:
+        if not self._ahead and self._takes:
             self._receiver.deliver(delivery, handed)
+        elif delivery.body is not None:
+            self._ahead.append((delivery, handed))
+        else:  # there is no memory for it, and the rest of the prefetch would be no smaller
+            if self._phase is Phase.CONSUMING:
+                self._cancel()
+            self.requeue((delivery,))
         self._touch()
 
     # -- the channel, as its owner
