@@ -411,9 +411,9 @@ class Connection:
         if isinstance(shell, Control):
             shell.link.detach(error)
 
-    def has_link(self, place: tuple[int, int]) -> bool:
-        """Whether a link is attached there."""
-        return place in self._links
+    def shell(self, place: tuple[int, int]) -> Shell | None:
+        """The link that is attached there: places are taken again."""
+        return self._links.get(place)
 
     def _forget(self, place: tuple[int, int]) -> None:
         shell = self._links.pop(place, None)
@@ -463,7 +463,7 @@ class Connection:
             self.terminate(answer.control, answer.error)
         else:
             session = self._engine.session(answer.control[0])
-            if session is not None and self.has_link(answer.control):
+            if session is not None and self.shell(answer.control) is not None:
                 session.dispose(Role.RECEIVER, (answer.delivery_id,), answer.outcome, settled=True)
         self.soon()
 

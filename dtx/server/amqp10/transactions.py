@@ -36,6 +36,7 @@ from dtx.xa.model import Association, Operation, State, end_operation
 from dtx.xa.xid import Xid
 
 if TYPE_CHECKING:
+    from dtx.server.amqp10.attaching import Shell
     from dtx.server.amqp10.connection import Connection
     from dtx.server.amqp10.outgoing import Outgoing
 
@@ -383,20 +384,22 @@ class Transactions:
             self._refuse(asked, error)
             return
         if flag is None:
-            self._connection.manager.spawn(self._declare_later(asked, work))
+            control = self._connection.shell(asked.control)
+            self._connection.manager.spawn(self._declare_later(asked, work, control))
         else:
             self._declared(asked, work, flag)
 
-    async def _declare_later(self, asked: DeclareAsked, work: Work) -> None:
+    async def _declare_later(self, asked: DeclareAsked, work: Work, control: "Shell | None") -> None:
         try:
             flag = None
             while flag is None:
                 await self._connection.manager.settle(self._connection.who, work.xid)
-                if not self._connection.has_link(asked.control):
-                    return
+                if self._connection.shell(asked.control) is not control:
+                    return  # nobody would end it
                 flag = work.begin()
         except XaError as error:
-            self._refuse(asked, error)
+            if self._connection.shell(asked.control) is control:
+                self._refuse(asked, error)
         else:
             self._declared(asked, work, flag)
 

@@ -330,6 +330,28 @@ def busy(service: DtxService, operation: Callable[[Coordinator], object]) -> Ite
         asked.result()
 
 
+def test_a_declare_whose_link_has_gone_while_it_waited_begins_nothing(small: DtxService) -> None:
+    """Another link may have its place by then, and nobody would ever end the association."""
+    xid = new_xid()
+    with Raw(small) as raw, connected(small.url()) as connection:
+        connection.channel().queue_declare("taken", durable=True)
+        session = raw.opened().begin()
+        control, other, sender = raw.control(session), raw.control(session, "other"), raw.sender(session, "taken")
+        branch = raw.declare(session, control, xid.to_wire())
+        raw.outcome(session, raw.post(sender, b"branch", branch))
+        assert raw.discharge(session, control, branch) == ACCEPTED
+        with busy(small, lambda manager: manager.commit(xid, one_phase=True)):
+            other.send(b"d", message.value(Declare(global_id=xid.to_wire())))
+            raw.flush()
+            raw.detach(session, other)
+            assert raw.sender(session, "taken", "place").handle == other.handle
+        branch = raw.declare(session, control, xid.to_wire())  # it begins anew
+        raw.outcome(session, raw.post(sender, b"again", branch))
+        assert raw.discharge(session, control, branch) == ACCEPTED
+        Coordinator(connection).commit(xid, one_phase=True)
+        assert take_all(connection.channel(), "taken", at_least=2) == [b"branch", b"again"]
+
+
 @pytest.mark.parametrize("voted", [True, False])
 def test_a_promotion_waits_for_what_is_under_way_on_its_branch(small: DtxService, voted: bool) -> None:
     """So does a discharge that was sent behind it, without waiting: it must not commit what is to be promoted."""
