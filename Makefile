@@ -62,7 +62,7 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 	@BROKER='$(BROKER)' exec $(BIN)/python -m dtx.demo $(ARGS)
 
 test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 walkthrough: install ## go through the web pages with a browser, and keep a picture of every step (ARGS="--into DIRECTORY")
 	@$(BIN)/python -m tests.walkthrough $(ARGS)

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import pytest
 import trustme
@@ -20,6 +21,15 @@ from tests.support.summary import LEFT_OUT, Exercised
 def pytest_configure(config: pytest.Config) -> None:
     """Count what is left out."""
     config.pluginmanager.register(Exercised(), "dtx-exercised")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mix the files where several processes share them: those that wait for servers leave the processor to others.
+
+    The simulation, which is one long computation, begins at once.
+    """
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: ("sim" not in item.path.parts, crc32(item.path.name.encode()), item.path))
 
 
 @pytest.hookimpl(wrapper=True)
