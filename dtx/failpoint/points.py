@@ -192,10 +192,10 @@ class Point(Enum):
 
     LOCK_BEFORE = (
         501,
-        "dtx.server.alongside.selecting",
+        "dtx.server.alongside.lock",
         "the first select of a connection; nothing shows that it may act for branches",
     )
-    LOCK_AFTER = 502, "dtx.server.alongside.selecting", "its lock is there: a successor will wait for it to end"
+    LOCK_AFTER = 502, "dtx.server.alongside.lock", "its lock is there: a successor will wait for it to end"
     TAKING_BEFORE = 503, "dtx.store.rabbitmq.taking", "nothing of a unit that takes is sent"
     TAKING_ACKED = (
         504,

@@ -36,12 +36,14 @@ class Mutation:
         changes: where, what, by what.
         shape: in which runs it must be found.
         seeds: within so many.
+        first: of these, where many that find nothing come before one that does.
     """
 
     name: str
     changes: Callable[[], Sequence[Change]]
     shape: Shape
     seeds: int = 150
+    first: int = 0
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -324,7 +326,7 @@ MUTATIONS: Final = (
     Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
     Mutation(name="a new unit is not in the log", changes=_unit_not_logged, shape=_AGAIN),
     Mutation(name="receipts are purged too early", changes=_purged_early, shape=_LONG_WAITS),
-    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY),
+    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY, first=110),
     Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
     Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),
     Mutation(name="orders are not in the log", changes=_forgets_by_itself, shape=_ORDERS),
@@ -332,6 +334,6 @@ MUTATIONS: Final = (
     Mutation(name="redirects are not in the log", changes=_redirected_in_memory, shape=_REFUSED),
     Mutation(name="a retry is done when it has begun", changes=_retried_in_vain, shape=_REFUSED),
     Mutation(name="what is prepared times out", changes=_prepared_times_out, shape=Shape(troubles=1)),
-    Mutation(name="heuristic outcomes are forgotten", changes=_outcomes_are_forgotten, shape=_ORDERS),
+    Mutation(name="heuristic outcomes are forgotten", changes=_outcomes_are_forgotten, shape=_ORDERS, first=20),
     Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
 )

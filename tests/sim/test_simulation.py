@@ -79,7 +79,8 @@ def test_seeds_are_about_all_that_there_is() -> None:
 def test_a_mistake_is_found(mutation: Mutation) -> None:
     """The simulation can fail: without this it would prove nothing."""
     with mutation.applied():
-        found = next((seed for seed in range(mutation.seeds) if simulate(seed, mutation.shape).failed), None)
+        seeds = range(mutation.first, mutation.first + mutation.seeds)
+        found = next((seed for seed in seeds if simulate(seed, mutation.shape).failed), None)
     assert found is not None, f"not found in {mutation.seeds} seeds: {mutation.name}"
     print(f"{mutation.name}: found by seed {found}")
 

@@ -51,7 +51,7 @@ def test_amqp_0_9_is_spoken(url: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x00\x0a\x00", b"GET / HTTP/1.1\r\n\r\n", b"AMQX"],
+    [b"AMQP\x01\x01\x00\x0a", b"AMQP\x00\x00\x0a\x00", b"GET / HTTP/1.1\r\n\r\n", b"AMQX"],
     ids=repr,
 )
 def test_another_protocol_is_told_what_is_spoken_here(service: DtxService, header: bytes) -> None:
