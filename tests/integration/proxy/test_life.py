@@ -203,7 +203,8 @@ def accepts(service: DtxService) -> bool:
 def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    service = dtx_service("--drain-timeout", "600", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
+    options = ("--drain-timeout", "600", "--management", rabbitmq.management_url)
+    service = dtx_service(*options, broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with hanging_commit(service, between, queue):
         service.signal(signal.SIGTERM)
         wait_until(lambda: b'"stopping"' in service.log_path.read_bytes(), what="the first signal")
@@ -212,13 +213,15 @@ def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
         between.resume()
         service.start()
         wait_until(lambda: rabbitmq.count(queue) == 1, seconds=60, what="the commit")
+        wait_until(lambda: not service.run("in-doubt", "--json").stdout, seconds=60, what="the end of the branch")
     assert bodies(rabbitmq, queue) == [b"committed"]
 
 
 def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    service = dtx_service("--drain-timeout", "1", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
+    options = ("--drain-timeout", "1", "--management", rabbitmq.management_url)
+    service = dtx_service(*options, broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with hanging_commit(service, between, queue) as peer:
         begun = time.monotonic()
         service.signal(signal.SIGTERM)
@@ -227,7 +230,7 @@ def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
         assert time.monotonic() - begun < 12
         between.resume()
         service.start()
-        wait_until(lambda: rabbitmq.count(queue) == 1, what="the commit")
+        wait_until(lambda: not service.run("in-doubt", "--json").stdout, seconds=60, what="the end of the branch")
     assert bodies(rabbitmq, queue) == [b"committed"]
 
 
