@@ -203,7 +203,7 @@ def accepts(service: DtxService) -> bool:
 def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    options = ("--drain-timeout", "600", "--management", rabbitmq.management_url)
+    options = ("--drain-timeout", "600", "--replay", "receipts")
     service = dtx_service(*options, broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with hanging_commit(service, between, queue):
         service.signal(signal.SIGTERM)
@@ -220,7 +220,7 @@ def test_a_second_signal_ends_at_once_and_the_commit_goes_on_after_the_start(
 def test_a_commit_that_cannot_finish_does_not_delay_the_end_for_ever(
     dtx_service: ServiceFactory, between: Proxy, rabbitmq: RabbitNode, queue: str
 ) -> None:
-    options = ("--drain-timeout", "1", "--management", rabbitmq.management_url)
+    options = ("--drain-timeout", "1", "--replay", "receipts")
     service = dtx_service(*options, broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with hanging_commit(service, between, queue) as peer:
         begun = time.monotonic()
