@@ -17,7 +17,7 @@ from tests.support.service import DtxService
 
 def refusal(*options: str, **more: Any) -> tuple[int, str]:
     """The exit code of a service that cannot start, and what it said last."""
-    with DtxService(start=False, options=options, **more) as service:
+    with DtxService(start=False, options=options, fresh=True, **more) as service:
         service.start(wait=False)
         code = service.wait()
         said = [line for line in service.log_path.read_text().splitlines() if line.startswith("dtx: ")]

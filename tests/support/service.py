@@ -6,12 +6,14 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urlsplit
 
+from tests.support.nursery import nursery
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
 START_SECONDS = 60.0
@@ -28,6 +30,7 @@ class DtxService:
         options: further words of the command line, e.g. ``("--default-timeout", "5")``; these win.
         env: further environment variables.
         start: whether entering starts it.
+        fresh: whether its processes begin with nothing, as a user's do; else they are copies (see ``Nursery``).
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class DtxService:
         options: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         start: bool = True,
+        fresh: bool = False,
     ) -> None:
         self.admin_url = ""
         """Where the operators' API is; there is none unless *options* say where (``*ADMIN``)."""
@@ -49,6 +53,8 @@ class DtxService:
         self.ready_line = ""
         self._env = dict(env or {})
         self._start = start
+        # what the loader and the interpreter read from their environment, they have read before a copy is made
+        self._fresh = fresh or any(not name.startswith("DTX_") for name in self._env)
         self._stack = contextlib.ExitStack()
         self._directory: Path | None = None
         self._process: Child | None = None
@@ -128,7 +134,14 @@ class DtxService:
             self.wait_ready()
 
     def _spawn(self, output: int, errors: int) -> Child:
-        return spawn(self.command(), output=output, errors=errors, env=self._environment(), cwd=self.directory)
+        return self._begin(self.command(), output=output, errors=errors, env=self._environment())
+
+    def _begin(self, command: list[str], *, output: int, errors: int, env: Mapping[str, str]) -> Child:
+        match command:
+            case [sys.executable, "-m", module, *words] if not self._fresh:
+                return nursery().copy(module, words, output=output, errors=errors, env=env, cwd=self.directory)
+            case _:
+                return spawn(command, output=output, errors=errors, env=env, cwd=self.directory)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Wait for the READY line of the start that is under way."""
@@ -203,16 +216,18 @@ class DtxService:
         environment = self._environment()
         if self.admin_url:
             environment["DTX_ADMIN_LISTEN"] = urlsplit(self.admin_url).netloc
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=seconds,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            cwd=self.directory,
-        )
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = self._begin(command, output=output.fileno(), errors=errors.fileno(), env=environment)
+            try:
+                status = process.wait(seconds)
+            finally:
+                end(process, signal.SIGKILL)
+            for file in (output, errors):
+                file.seek(0)
+            done = subprocess.CompletedProcess(command, status, output.read().decode(), errors.read().decode())
+        if check:
+            done.check_returncode()
+        return done
 
     def _environment(self) -> dict[str, str]:
         """Ours without what would change settings or databases behind the test's back."""

@@ -19,9 +19,9 @@ from dtx.failpoint import DIED
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
 from tests.crash.matrix.cases import Condition, Mode
-from tests.crash.matrix.nursery import Nursery
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import RECEIPT_QUEUES, Scene, work
+from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Child, free_port, unmeasured
 from tests.support.rabbitmq import RabbitNode

@@ -1,11 +1,14 @@
 """Processes that begin as copies of one that has imported all of dtx: a start takes a third of the time.
 
-The matrix starts dtx twice for each of its cells. A copy runs the same program with the same words; what is left out is
-loading the same modules once more.
+Tests start dtx more than a thousand times. A copy runs the same program with the same words; what is left out is
+loading the same modules once more. Where a process is measured, so are its copies: what the tracer has counted before
+the copy is in the data of each.
 """
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -15,13 +18,18 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
+import coverage
+
 from tests.support.processes import end, short_directory, spawn, wait_until
 
 _MODULES: Final = (
+    "dtx.cli.branches",
+    "dtx.cli.orders",
     "dtx.cli.serve",
     "dtx.failpoint.action",
     "dtx.server.operating",
@@ -86,8 +94,8 @@ class Nursery:
 
     def __enter__(self) -> Self:
         self._path = self._stack.enter_context(short_directory("nursery")) / "socket"
-        command = [sys.executable, "-m", "tests.crash.matrix.nursery", str(self._path)]
-        root = Path(__file__).parents[3]
+        command = [sys.executable, "-m", "tests.support.nursery", str(self._path)]
+        root = Path(__file__).parents[2]
         process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": str(root)}, cwd=root)
         self._stack.callback(end, process, signal.SIGKILL)
         wait_until(self._path.exists, what="the nursery")
@@ -116,10 +124,23 @@ class Nursery:
         return Copy(connection)
 
 
+_nurseries: dict[bool, Nursery] = {}
+
+
+def nursery() -> Nursery:
+    """The one of this test run, whose copies are measured if processes that are started now would be."""
+    measured = any(name.startswith("COVERAGE_") for name in os.environ)
+    if measured not in _nurseries:
+        _nurseries[measured] = Nursery()
+        atexit.register(_nurseries[measured].__enter__().__exit__)
+    return _nurseries[measured]
+
+
 def _serve(path: str) -> None:
     """Make copies, and tell how they ended."""
     for module in _MODULES:
         importlib.import_module(module)
+    gc.freeze()  # a copy's collections leave shared pages alone
     children: dict[int, socket.socket] = {}
     wakes, woken = socket.socketpair()
     for end_ in (wakes, woken):
@@ -177,8 +198,16 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            sys.stderr.write(f"{leaving.code}\n")
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter would print it
+        traceback.print_exc()
     finally:
+        measuring = coverage.Coverage.current()
+        if measuring is not None:
+            measuring.stop()
+            measuring.save()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
