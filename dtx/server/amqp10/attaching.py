@@ -4,17 +4,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from dtx.server.amqp10.addresses import Address, parse
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, parse
 from dtx.server.amqp10.incoming import CREDIT, Incoming
 from dtx.server.amqp10.nodes import Destination, Origin
 from dtx.server.amqp10.outgoing import Outgoing
+from dtx.server.amqp10.subscribing import COPY, MOVE, check_terminus
 from dtx.wire.amqp10.coordination import default_outcome
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Attach, SenderSettles
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import Accepted, Modified, Rejected, Released
-from dtx.wire.amqp10.terminus import Coordinator, Source, Target
+from dtx.wire.amqp10.terminus import Coordinator, ExpiryPolicy, Source, Target
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection
@@ -122,18 +123,35 @@ def _to_client(connection: "Connection", session: Session, link: Link, asked: At
     if not isinstance(source, Source):
         raise AmqpError(Condition.INVALID_FIELD, "a link from nowhere: source has no type that dtx knows")
     address = None if source.dynamic else parse(source.address)
-    node = connection.nodes.origin(address, dynamic=source.dynamic)
-    return _with(node, partial(_outgoing, connection, session, link, asked, source))
+    subscribes = isinstance(address, ExchangeAddress)
+    check_terminus(source, exchange=subscribes)
+    node = connection.nodes.origin(address, dynamic=source.dynamic, filters=source.filter)
+    # What has come from an exchange goes with the link (3.5.6); a queue keeps it whatever becomes of links.
+    policy = ExpiryPolicy.LINK_DETACH if subscribes else ExpiryPolicy.SESSION_END
+    return _with(node, partial(_outgoing, connection, session, link, asked, source, policy))
 
 
 def _outgoing(
-    connection: "Connection", session: Session, link: Link, asked: Attach, source: Source, node: Origin
+    connection: "Connection",
+    session: Session,
+    link: Link,
+    asked: Attach,
+    source: Source,
+    policy: ExpiryPolicy,
+    node: Origin,
 ) -> Outgoing:
     default = default_outcome(source)
+    mode = None if source.distribution_mode is None else COPY if policy is ExpiryPolicy.LINK_DETACH else MOVE
     settled = asked.snd_settle_mode is SenderSettles.SETTLED
     shell = Outgoing(connection, session, link, node, settled=settled, default=default)
     shown = Source(
-        address=node.shown or source.address, dynamic=source.dynamic, default_outcome=default, outcomes=_OUTCOMES
+        address=node.shown or source.address,
+        expiry_policy=policy,
+        dynamic=source.dynamic,
+        distribution_mode=mode,
+        filter=node.filters or None,
+        default_outcome=default,
+        outcomes=_OUTCOMES,
     )
     try:
         link.attach(

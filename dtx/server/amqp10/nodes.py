@@ -8,7 +8,7 @@ handles nothing more until it is done.
 
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.entry import Entry
@@ -149,6 +149,10 @@ class Origin(Protocol):
     def shown(self) -> str | None:
         """The address of a node that was made for the link; ``None``: the client's own."""
 
+    @property
+    def filters(self) -> dict[str, Any]:
+        """Those that are in place."""
+
     def begin(self, receiver: Receiver) -> None:
         """The link is there; messages come as far as its credit goes.
 
@@ -236,8 +240,13 @@ class Nodes(Protocol):
             AmqpError, XaError: there is none, or the client may not.
         """
 
-    def origin(self, address: Address | None, *, dynamic: bool) -> Origin | Awaitable[Origin]:
-        """The node for a link to the client; as :meth:`destination`, *address* is there unless it is dynamic."""
+    def origin(
+        self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
+    ) -> Origin | Awaitable[Origin]:
+        """The node for a link to the client; as :meth:`destination`, *address* is there unless it is dynamic.
+
+        A link from an exchange has a queue of its own, which is bound as its address, or one of the *filters*, says.
+        """
 
     def refusal(self, entry: Entry) -> str | None:
         """Why a branch, whose work is complete, cannot commit; ``None`` where nothing is known against it."""

@@ -5,15 +5,16 @@ import time
 from asyncio import Future
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from dtx.log.api import LogError
-from dtx.log.changes import StoredMessage
+from dtx.log.changes import DestinationKind, StoredMessage
 from dtx.manager import Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.addresses import Address, QueueAddress, of_queue
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
 from dtx.server.amqp10.mapping import Content
 from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working
+from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.closing import remove
@@ -31,6 +32,7 @@ from dtx.store.work import Delivery as Held
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -152,14 +154,31 @@ class StandaloneNodes:
             self.target(address, None)
         return Publications(self, shown)
 
-    def origin(self, address: Address | None, *, dynamic: bool) -> "QueueOrigin":
+    def origin(self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None) -> "QueueOrigin":
         """See :class:`Nodes`."""
-        if dynamic:
-            return QueueOrigin(self, self._new_queue(), dynamic=True)
-        if not isinstance(address, QueueAddress):
-            raise AmqpError(Condition.NOT_IMPLEMENTED, "messages come from queues: bind one to the exchange")
+        if dynamic or address is None:
+            queue = self._new_queue()
+            return QueueOrigin(self, queue, shown=of_queue(queue.name), made=True)
+        if isinstance(address, ExchangeAddress):
+            return self._subscribe(address, filters)
         self.access.demand(Permission.READ, "queue", address.name)
-        return QueueOrigin(self, self.vhost.find_queue(address.name, self), dynamic=False)
+        return QueueOrigin(self, self.vhost.find_queue(address.name, self))
+
+    def _subscribe(self, address: ExchangeAddress, filters: dict[str, Any] | None) -> "QueueOrigin":
+        """A queue of the link, bound to an exchange: what AMQP 0-9 asks permissions for, it asks for here."""
+        access = self.access
+        for permission in (Permission.CONFIGURE, Permission.WRITE, Permission.READ):
+            access.demand(permission, "queue", SERVER_NAMED)
+        access.demand(Permission.READ, "exchange", address.name)
+        found = subscription(address, filters, self.vhost.find_exchange(address.name).kind)
+        access.demand_topic(Permission.READ, address.name, found.key)
+        queue = self._new_queue()
+        try:
+            self.vhost.bind(address.name, DestinationKind.QUEUE, queue.name, found.key, found.arguments, self)
+        except (XaError, WireError):  # arguments that the exchange does not take
+            self.remove(self.vhost.remove_queue(queue))
+            raise
+        return QueueOrigin(self, queue, made=True, filters=found.filters)
 
     def _new_queue(self) -> Queue:
         """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
@@ -329,16 +348,27 @@ class QueueOrigin:
     Args:
         nodes: of the connection.
         queue: where messages come from.
-        dynamic: it goes with the link.
+        shown: see :class:`Origin`.
+        made: the queue goes with the link.
+        filters: see :class:`Origin`.
     """
 
     lock = ""
 
-    def __init__(self, nodes: StandaloneNodes, queue: Queue, *, dynamic: bool) -> None:
-        self.shown = of_queue(queue.name) if dynamic else None
+    def __init__(
+        self,
+        nodes: StandaloneNodes,
+        queue: Queue,
+        *,
+        shown: str | None = None,
+        made: bool = False,
+        filters: dict[str, Any] | None = None,
+    ) -> None:
+        self.shown = shown
+        self.filters = filters or {}
         self._nodes = nodes
         self._queue = queue
-        self._dynamic = dynamic
+        self._made = made
         self._receiver: Receiver
         self._credit = LinkCredit()
         self._consumer = Consumer(b"", self, credit=self._credit)
@@ -459,5 +489,5 @@ class QueueOrigin:
             index.cancel_get(self)
         was_last = index.cancel(self._consumer, nodes.now())
         self.requeue(taken)
-        if self._dynamic or (was_last and self._queue.spec.auto_delete):
+        if self._made or (was_last and self._queue.spec.auto_delete):
             nodes.remove(nodes.vhost.remove_queue(self._queue))

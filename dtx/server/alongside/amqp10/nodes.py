@@ -8,7 +8,7 @@ confirm mode. What a transaction holds is held, judged, taken and published as t
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from dtx.manager import Who
 from dtx.manager.entry import Entry
@@ -17,8 +17,9 @@ from dtx.server.alongside.amqp10.origin import BrokerOrigin
 from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone
 from dtx.server.alongside.amqp10.upstream import ClientUpstream
 from dtx.server.alongside.lock import declare_lock
-from dtx.server.amqp10.addresses import Address, QueueAddress, of_queue
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
 from dtx.server.amqp10.nodes import Home, Working
+from dtx.server.amqp10.subscribing import known_kind, subscription
 from dtx.server.front import ClientTransport
 from dtx.store.rabbitmq.confirming import ConfirmChannel
 from dtx.store.rabbitmq.lane import Lane
@@ -198,30 +199,74 @@ class BrokerNodes:
         if close is not None and (fixed or b"to topic" not in close.reply_text):
             raise ChannelClosed(close)
 
-    def origin(self, address: Address | None, *, dynamic: bool) -> Awaitable[BrokerOrigin]:
+    def origin(
+        self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
+    ) -> Awaitable[BrokerOrigin]:
         """See :class:`~dtx.server.amqp10.nodes.Nodes`.
 
         Whether the client may read the queue, the broker says when there is credit: whatever asked it before would
         take a message, or be an error in its log.
         """
-        if not dynamic and not isinstance(address, QueueAddress):
-            raise AmqpError(Condition.NOT_IMPLEMENTED, "messages come from queues: bind one to the exchange")
-        return self._origin(address)
+        return self._origin(None if dynamic else address, filters)
 
-    async def _origin(self, address: Address | None) -> BrokerOrigin:
-        made = address is None
+    async def _origin(self, address: Address | None, filters: dict[str, Any] | None) -> BrokerOrigin:
+        made = shown = None
+        in_place: dict[str, Any] = {}
         try:
-            queue = await self._new_queue() if address is None else address.name
-            if not made:
+            if isinstance(address, QueueAddress):
+                queue = address.name
                 await self._find_queue(queue)
+            else:
+                queue = made = await self._new_queue()
+                if isinstance(address, ExchangeAddress):
+                    in_place = await self._subscribe(queue, address, filters)
+                else:
+                    shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
             taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.manager.budget, queue, self)
             await taking.start_tx()
-        except ChannelClosed as closed:
-            raise broker_error(closed.close) from closed
-        except UpstreamLost as error:
-            raise broker_gone(error) from error
-        return BrokerOrigin(self, taking, queue, of_queue(queue) if made else None, made=made)
+        except (AmqpError, XaError, ChannelClosed, UpstreamLost) as error:
+            if made is not None:
+                self.drop_queue(made)
+            if isinstance(error, ChannelClosed):
+                raise broker_error(error.close) from error
+            if isinstance(error, UpstreamLost):
+                raise broker_gone(error) from error
+            raise
+        return BrokerOrigin(self, taking, queue, shown, made=made is not None, filters=in_place)
+
+    async def _subscribe(
+        self, queue: bytes, address: ExchangeAddress, filters: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Bind the queue of a link to an exchange; the filters that are in place.
+
+        It does not delete itself: a link without credit has no consumer, and its messages are to wait.
+        """
+        found = subscription(address, filters, await self._kind(address))
+        await self._ask(requests.queue_bind(queue, address.name, found.key, found.arguments), keys.QUEUE_BIND_OK)
+        return found.filters
+
+    async def _kind(self, address: ExchangeAddress) -> str | None:
+        """The type of an exchange; ``None`` where it does not matter, or the broker does not tell.
+
+        Raises:
+            XaError: 403, 404.
+        """
+        known = known_kind(address.name)
+        if known is not None:
+            return known
+        passive = requests.exchange_declare(address.name, b"", passive=True)
+        await self._ask(passive, keys.EXCHANGE_DECLARE_OK)
+        if address.key is not None:
+            return None
+        who = self.home.who
+        try:
+            facts = await self.store.queries.exchange(who.vhost, self._user, address.name)
+        except XaError as error:
+            if error.code is ReplyCode.NOT_IMPLEMENTED:  # no management API
+                return None
+            raise
+        return facts.type.decode("utf-8", "replace") or None
 
     async def _new_queue(self) -> bytes:
         """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.server.alongside.amqp10.refusals import broker_error
 from dtx.server.amqp10.mapping import Content
@@ -70,12 +70,21 @@ class BrokerOrigin:
         queue: name.
         shown: see :class:`~dtx.server.amqp10.nodes.Origin`.
         made: whether the queue goes with the link.
+        filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
     """
 
     def __init__(
-        self, nodes: "BrokerNodes", taking: TakingChannel, queue: bytes, shown: str | None, *, made: bool
+        self,
+        nodes: "BrokerNodes",
+        taking: TakingChannel,
+        queue: bytes,
+        shown: str | None,
+        *,
+        made: bool,
+        filters: dict[str, Any],
     ) -> None:
         self.shown = shown
+        self.filters = filters
         self._nodes = nodes
         self._taking = taking
         self._queue = queue

@@ -118,7 +118,7 @@ class Client:
         self._dirty = False
         taking: Any = self.broker
         nodes: Any = self
-        self.origin = BrokerOrigin(nodes, taking, b"q", None, made=False)
+        self.origin = BrokerOrigin(nodes, taking, b"q", None, made=False, filters={})
         self.origin.begin(self)
 
     def touch(self, origin: BrokerOrigin) -> None:

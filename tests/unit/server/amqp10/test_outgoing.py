@@ -77,7 +77,7 @@ def flowing(shell: Outgoing, link: Link, credit: int, *, drain: bool) -> None:
 def opened() -> tuple[Outgoing, Link, Index, Consumer]:
     place: Any = Place()
     link: Any = Link()
-    node = QueueOrigin(place, place, dynamic=False)
+    node = QueueOrigin(place, place)
     shell = Outgoing(place, place, link, node, settled=False, default=Released())
     consumer = place.index.consumer
     assert consumer is not None
