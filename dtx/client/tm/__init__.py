@@ -1,0 +1,87 @@
+"""A transaction manager that recovers: messages of dtx and rows of databases in one transaction.
+
+::
+
+    tm = TransactionManager(
+        node="orders-1",
+        log="/var/lib/orders/tm.db",
+        resources=[
+            DtxResource("queue", "amqp://guest:guest@127.0.0.1:5673/"),
+            Pep249Resource("orders", lambda: psycopg.connect("postgresql://…")),
+        ],
+    )
+    with tm, tm.transaction() as tx:
+        tx.enlist("orders").execute("INSERT INTO orders VALUES (%s, %s)", (1, "tea"))
+        tx.enlist("queue").basic_publish("", "shipping", b"1")
+
+Two-phase commit with presumed abort. What happens when the process dies:
+
+====================================================  =================================================================
+it dies                                               then
+====================================================  =================================================================
+before any branch is prepared                         the servers roll back by themselves: connections are gone
+with branches prepared, before the decision           recovery writes "rollback" to the log and rolls them back, when
+                                                      they are older than the interval and the process is dead
+while the decision is being written                   the log has it or not; recovery does as the log says
+after the decision, in the second phase               recovery commits the branches that are left
+when a branch alone commits in one phase              the branch is committed or not; nothing is left in doubt, but the
+                                                      program does not know which: ask by what it wrote
+when all branches are told, before the log is         recovery asks once more, hears that the branches are not known
+                                                      any more, and finishes the decision
+while a heuristic outcome is recorded or forgotten    it is recorded first; recovery finds it again at the resource
+in recovery, wherever                                 the next round goes on
+====================================================  =================================================================
+
+:class:`TransactionManager` is for threads, :class:`~dtx.client.tm.asynchronous.AsyncTransactionManager` for asyncio.
+"""
+
+from dtx.client.tm.commitment import Outcome
+from dtx.client.tm.decisions import Decision, DecisionLog, DecisionRow, open_log
+from dtx.client.tm.errors import (
+    HeuristicCommit,
+    HeuristicHazard,
+    HeuristicMixed,
+    HeuristicOutcome,
+    HeuristicReport,
+    HeuristicRollback,
+    LogFailed,
+    Misuse,
+    OutcomeUnknown,
+    RolledBack,
+    TimedOut,
+    TransactionError,
+)
+from dtx.client.tm.manager import Transaction, TransactionManager
+from dtx.client.tm.names import FORMAT_ID, Gtrid
+from dtx.client.tm.pep249 import Pep249Resource
+from dtx.client.tm.recovery import RecoveryReport
+from dtx.client.tm.resources import DtxResource, Resource, Session
+
+__all__ = [
+    "FORMAT_ID",
+    "Decision",
+    "DecisionLog",
+    "DecisionRow",
+    "DtxResource",
+    "Gtrid",
+    "HeuristicCommit",
+    "HeuristicHazard",
+    "HeuristicMixed",
+    "HeuristicOutcome",
+    "HeuristicReport",
+    "HeuristicRollback",
+    "LogFailed",
+    "Misuse",
+    "Outcome",
+    "OutcomeUnknown",
+    "Pep249Resource",
+    "RecoveryReport",
+    "Resource",
+    "RolledBack",
+    "Session",
+    "TimedOut",
+    "Transaction",
+    "TransactionError",
+    "TransactionManager",
+    "open_log",
+]

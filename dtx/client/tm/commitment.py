@@ -1,0 +1,377 @@
+"""The two-phase commit, without any I/O: which resource is asked what, in which order, and what its answer means.
+
+X/Open CAE C193 leaves the second phase's answers to the transaction manager. What they mean here, and in Narayana and
+Bitronix where these differ:
+
+    answer          to commit                                          to rollback
+    XA_HEURCOM      as decided; recorded, forgotten                    damage; recorded, forgotten
+    XA_HEURRB       damage; recorded, forgotten                        as decided; recorded, forgotten
+    XA_HEURMIX/HAZ  damage; recorded, forgotten                        the same
+    XA_RB*          damage: rolled back after its vote                 done
+    XAER_NOTA       done, if it was asked before and the answer was    done: what is not known is rolled back
+                    lost, or by recovery; else a hazard (Narayana
+                    does the same; Bitronix takes it as done)
+    XAER_RMFAIL     asked again on a new connection, once; then left   the same
+                    to recovery
+    XAER_RMERR      left to recovery. X/Open reads it as "rolled       left to recovery
+                    back"; dtx says by it that the call was refused
+                    (403), and the branch is as it was
+    PROTO, INVAL    left to recovery                                   left to recovery
+
+dtx says with XAER_NOTA how a branch ended that ended lately; that is believed before all of the above.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dtx.client.errors import (
+    XA_HEURCOM,
+    XA_HEURMIX,
+    XA_HEURRB,
+    XAER_NOTA,
+    XAER_RMFAIL,
+    XAException,
+    XAHeuristic,
+    XARollback,
+)
+from dtx.client.tm.decisions import Decision, DecisionRow, now
+from dtx.client.tm.errors import (
+    HeuristicReport,
+    OutcomeUnknown,
+    RolledBack,
+    TransactionError,
+    heuristic_error,
+)
+from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Acquire, Ask, Reach, Release, Steps, Write
+from dtx.xa.codes import Heuristic, XaFlag
+from dtx.xa.xid import Xid
+
+_ENDED: Final = "completed: "
+"""What dtx says in a 404 before the event by which the branch has ended."""
+
+
+@dataclass(slots=True)
+class Branch:
+    """One resource's part in a transaction."""
+
+    resource: Any
+    session: Any
+    xid: Xid
+    live: bool = True
+    """Whether the resource manager may have something of it still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a transaction ended.
+
+    Args:
+        decision: what was decided.
+        unfinished: resources that could not be told yet; recovery tells them.
+        reports: heuristic outcomes, none of them damaging.
+        one_phase: whether one resource decided alone.
+    """
+
+    decision: Decision
+    unfinished: tuple[str, ...] = ()
+    reports: tuple[HeuristicReport, ...] = ()
+    one_phase: bool = False
+
+
+@dataclass(slots=True)
+class Completion:
+    """What telling the branches has come to."""
+
+    reports: list[HeuristicReport] = field(default_factory=list)
+    unfinished: dict[str, XAException | TransactionError] = field(default_factory=dict)
+
+    @property
+    def damage(self) -> list[HeuristicReport]:
+        """The reports of branches that ended, or may have ended, otherwise than was decided."""
+        return [report for report in self.reports if report.damaging]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A transaction that is to be completed.
+
+    Args:
+        gtrid: its id.
+        format_id: of its xids.
+        node: whose it is.
+        branches: of all enlisted resources.
+        forget: whether heuristic outcomes are forgotten once they are recorded.
+        one_phase: whether a branch that is alone is committed without the log.
+    """
+
+    gtrid: bytes
+    format_id: int
+    node: str
+    branches: Sequence[Branch]
+    forget: bool = True
+    one_phase: bool = True
+
+    def row(self, voted: Sequence[Branch]) -> DecisionRow:
+        """The decision to commit."""
+        return DecisionRow(
+            gtrid=self.gtrid,
+            format_id=self.format_id,
+            node=self.node,
+            decision=Decision.COMMIT,
+            at=now(),
+            resources=tuple(branch.resource.name for branch in voted),
+        )
+
+
+def commit(plan: Plan) -> Steps[Outcome]:
+    """Commit.
+
+    Raises:
+        RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
+    """
+    for branch in plan.branches:
+        answer = yield Ask(session=branch.session, operation="end", xid=branch.xid)
+        if isinstance(answer, XAException):
+            return (yield from _give_up(plan, branch, answer))
+        yield Reach(point=Point.ENDED)
+    voted: list[Branch] = []
+    for position, branch in enumerate(plan.branches, start=1):
+        if plan.one_phase and not voted and position == len(plan.branches):
+            # Alone, or all others were read-only: its own commit is the decision, and nothing need be logged.
+            return (yield from _commit_one_phase(plan, branch))
+        answer = yield Ask(session=branch.session, operation="prepare", xid=branch.xid)
+        if isinstance(answer, XAException):
+            return (yield from _give_up(plan, branch, answer))
+        if answer is XaFlag.RDONLY:
+            branch.live = False
+        else:
+            voted.append(branch)
+        yield Reach(point=Point.PREPARED)
+    if not voted:
+        return Outcome(decision=Decision.COMMIT)
+    yield Reach(point=Point.VOTED)
+    return (yield from _decide(plan, voted))
+
+
+def _decide(plan: Plan, voted: list[Branch]) -> Steps[Outcome]:
+    row = plan.row(voted)
+    stands = yield Write(call=lambda log: log.decide(row))
+    reason = "recovery took the transaction for dead and rolled it back"
+    if isinstance(stands, TransactionError):
+        reason = f"the decision to commit could not be written: {stands}"
+        # It may be written or not. The fence says which, and keeps a write that is under way from coming in later.
+        stands = yield Write(call=lambda log: log.fence(row))
+    if isinstance(stands, TransactionError):
+        raise OutcomeUnknown(
+            f"the log of decisions is out of reach, so it is not known whether the transaction commits; recovery will "
+            f"complete it ({stands})",
+            gtrid=plan.gtrid,
+        )
+    if stands is Decision.ROLLBACK:
+        completion = yield from complete_all(plan, Decision.ROLLBACK)
+        yield Write(call=lambda log: log.finish(plan.gtrid))
+        _raise_damage("rolled back", plan, completion)
+        raise RolledBack(reason, gtrid=plan.gtrid)
+    yield Reach(point=Point.DECIDED)
+    completion = yield from complete_all(plan, Decision.COMMIT)
+    yield Reach(point=Point.COMPLETED)
+    if not completion.unfinished:
+        yield Write(call=lambda log: log.finish(plan.gtrid))
+        yield Reach(point=Point.FINISHED)
+    _raise_damage("committed", plan, completion)
+    return Outcome(decision=Decision.COMMIT, unfinished=tuple(completion.unfinished), reports=tuple(completion.reports))
+
+
+def rollback(plan: Plan) -> Steps[Outcome]:
+    """Roll back.
+
+    Raises:
+        HeuristicOutcome: it ended otherwise.
+    """
+    completion = yield from complete_all(plan, Decision.ROLLBACK)
+    _raise_damage("rolled back", plan, completion)
+    return Outcome(
+        decision=Decision.ROLLBACK, unfinished=tuple(completion.unfinished), reports=tuple(completion.reports)
+    )
+
+
+def _give_up(plan: Plan, branch: Branch, cause: XAException) -> Steps[Outcome]:
+    """A branch cannot be prepared: none is committed."""
+    completion = yield from complete_all(plan, Decision.ROLLBACK)
+    _raise_damage("rolled back", plan, completion)
+    raise RolledBack(f"{branch.resource.name} cannot commit: {cause}", gtrid=plan.gtrid, causes=(cause,)) from cause
+
+
+def complete_all(plan: Plan, decision: Decision) -> Steps[Completion]:
+    """Tell every branch that is left what was decided. One that cannot be told does not keep the others waiting."""
+    completion = Completion()
+    for branch in plan.branches:
+        if branch.live:
+            yield from complete(branch, decision, completion, forget=plan.forget)
+            yield Reach(point=Point.COMMITTED if decision is Decision.COMMIT else Point.ROLLED_BACK)
+    return completion
+
+
+def complete(
+    branch: Branch, decision: Decision, completion: Completion, *, forget: bool, recovering: bool = False
+) -> Steps[bool]:
+    """Tell one branch what was decided.
+
+    Args:
+        branch: which.
+        decision: what.
+        completion: gets what comes of it.
+        forget: whether heuristic outcomes are forgotten once they are recorded.
+        recovering: whether somebody may have told it before.
+
+    Returns:
+        Whether it is done with.
+    """
+    session, uncertain = branch.session, recovering
+    answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
+    fresh = None
+    if isinstance(answer, XAER_RMFAIL):
+        uncertain = True
+        if (yield Ask(session=session, operation="usable")) is not True:
+            fresh = yield Acquire(resource=branch.resource, fresh=True)
+            if isinstance(fresh, XAException):
+                answer, fresh = fresh, None
+            else:
+                session = fresh
+                answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
+    done = yield from _understand(branch, session, decision, answer, uncertain, completion, forget)
+    if fresh is not None:
+        yield Release(resource=branch.resource, session=fresh)
+    if done:
+        branch.live = False
+    return done
+
+
+def _understand(
+    branch: Branch,
+    session: Any,
+    decision: Decision,
+    answer: object,
+    uncertain: bool,
+    completion: Completion,
+    forget: bool,
+) -> Steps[bool]:
+    """What *answer* means; whether the branch is done with."""
+    if not isinstance(answer, XAException):
+        return True
+    outcome: Heuristic | None
+    match answer:
+        case XAHeuristic():
+            outcome = _HEURISTIC.get(type(answer), Heuristic.HAZARD)
+        case XARollback():
+            outcome = Heuristic.ROLLED_BACK if decision is Decision.COMMIT else None
+        case XAER_NOTA():
+            outcome = yield from _unknown(branch, decision, answer, uncertain)
+        case _:
+            completion.unfinished[branch.resource.name] = answer
+            return False
+    if outcome is None:
+        return True
+    report = HeuristicReport(
+        gtrid=branch.xid.gtrid,
+        resource=branch.resource.name,
+        outcome=outcome,
+        decision=decision.value,
+        reason=str(answer),
+    )
+    completion.reports.append(report)
+    written = yield Write(call=lambda log: log.record(report))
+    if isinstance(written, TransactionError):
+        # Never forget what nobody has written down: the resource keeps it, and recovery finds it there.
+        completion.unfinished[branch.resource.name] = written
+        return False
+    yield Reach(point=Point.HEURISTIC_RECORDED)
+    if forget:
+        forgotten: object = None
+        if isinstance(answer, XAHeuristic):
+            forgotten = yield Ask(session=session, operation="forget", xid=branch.xid)
+        if isinstance(forgotten, XAException) and not isinstance(forgotten, XAER_NOTA):
+            completion.unfinished[branch.resource.name] = forgotten
+            return False
+        yield Reach(point=Point.HEURISTIC_FORGOTTEN)
+        yield Write(call=lambda log: log.forgotten(report.gtrid, report.resource))
+    return True
+
+
+_HEURISTIC: Final[dict[type[XAException], Heuristic]] = {
+    XA_HEURCOM: Heuristic.COMMITTED,
+    XA_HEURRB: Heuristic.ROLLED_BACK,
+    XA_HEURMIX: Heuristic.MIXED,
+}
+
+
+def _unknown(branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: bool) -> Steps[Heuristic | None]:
+    """The resource does not know the branch: how it ended, where that is not as decided."""
+    ended = ended_as(answer)
+    if ended is not None:
+        agreeing = Heuristic.COMMITTED if decision is Decision.COMMIT else Heuristic.ROLLED_BACK
+        return None if ended is agreeing else ended
+    if uncertain or decision is Decision.ROLLBACK:
+        return None
+    row = yield Write(call=lambda log: log.read(branch.xid.gtrid))
+    if isinstance(row, DecisionRow) and (row.finished is not None or row.recoveries):
+        return None  # recovery was quicker, in another process
+    return Heuristic.HAZARD
+
+
+def ended_as(answer: XAER_NOTA) -> Heuristic | None:
+    """How dtx remembers that the branch ended; ``None``: it does not say."""
+    _, found, event = answer.reason.partition(_ENDED)
+    if not found:
+        return None
+    if event.startswith(("committed", "read-only")):
+        return Heuristic.COMMITTED
+    return Heuristic.ROLLED_BACK if event.startswith("rolled-back") else Heuristic.HAZARD
+
+
+def _commit_one_phase(plan: Plan, branch: Branch) -> Steps[Outcome]:
+    yield Reach(point=Point.ONE_PHASE_BEFORE)
+    answer = yield Ask(session=branch.session, operation="commit_one_phase", xid=branch.xid)
+    if isinstance(answer, XAER_RMFAIL) and branch.session.one_phase_repeatable:
+        fresh = yield Acquire(resource=branch.resource, fresh=True)
+        if not isinstance(fresh, XAException):
+            answer = yield Ask(session=fresh, operation="commit_one_phase", xid=branch.xid)
+            yield Release(resource=branch.resource, session=fresh)
+    yield Reach(point=Point.ONE_PHASE_AFTER)
+    done = Outcome(decision=Decision.COMMIT, one_phase=True)
+    match answer:
+        case None:
+            branch.live = False
+            return done
+        case XARollback():
+            branch.live = False
+            raise RolledBack(f"{branch.resource.name} rolled back: {answer}", gtrid=plan.gtrid, causes=(answer,))
+        case XAHeuristic():
+            completion = Completion()
+            yield from _understand(branch, branch.session, Decision.COMMIT, answer, False, completion, plan.forget)
+            _raise_damage("committed", plan, completion)
+            return done
+        case XAER_NOTA() if ended_as(answer) is Heuristic.COMMITTED:
+            branch.live = False
+            return done
+        case XAER_NOTA() if ended_as(answer) is Heuristic.ROLLED_BACK:
+            branch.live = False
+            raise RolledBack(f"{branch.resource.name} rolled back: {answer}", gtrid=plan.gtrid, causes=(answer,))
+        case XAER_NOTA() | XAER_RMFAIL():
+            raise OutcomeUnknown(
+                f"{branch.resource.name}, the only resource with work, did not say whether it committed: {answer}",
+                gtrid=plan.gtrid,
+                causes=(answer,),
+            )
+        case XAException():
+            return (yield from _give_up(plan, branch, answer))
+        case _:
+            raise AssertionError(f"a session answered commit_one_phase with {answer!r}")
+
+
+def _raise_damage(decided: str, plan: Plan, completion: Completion) -> None:
+    if completion.damage:
+        message = f"the transaction is {decided}, but somebody decided otherwise about a branch"
+        raise heuristic_error(message, plan.gtrid, completion.damage, len(plan.branches))

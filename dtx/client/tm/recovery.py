@@ -1,0 +1,237 @@
+"""Recovery, without any I/O: what a node left open is completed as it was decided, and never anything of others.
+
+Two passes. First the log: decisions to commit that are not finished; their branches are committed one by one, whether
+or not a resource lists them (dtx lists only what its user may see). Then the resources: each lists what it has in
+doubt, and every branch of this node for which there is no decision is an orphan. It is rolled back when three things
+hold: its process is dead or is this one, and the transaction is not running here; it is older than the interval; and
+the log has taken the roll-back as *the* decision. The last one is what atomicity rests on, the others spare the work
+of those who live.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtx.client.errors import XAException
+from dtx.client.tm.commitment import Branch, Completion, complete
+from dtx.client.tm.decisions import Decision, DecisionRow, now
+from dtx.client.tm.errors import HeuristicReport, TransactionError
+from dtx.client.tm.names import Gtrid, Identity
+from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Acquire, Ask, Reach, Release, Steps, Write
+from dtx.xa.xid import Xid
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What a round of recovery has come to."""
+
+    committed: list[Xid] = field(default_factory=list)
+    """Branches that were decided to commit, and are committed."""
+    rolled_back: list[Xid] = field(default_factory=list)
+    """Orphans, which are rolled back."""
+    waiting: dict[Xid, str] = field(default_factory=dict)
+    """Branches of this node that are left alone for now, and why."""
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """Resources that could not be asked, and why."""
+    heuristics: list[HeuristicReport] = field(default_factory=list)
+    """Heuristic outcomes that were found and recorded."""
+    pruned: int = 0
+    """Old finished decisions that were removed from the log."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of this node is in doubt any more, as far as all resources say."""
+        return not self.waiting and not self.unreachable
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.committed)} committed", f"{len(self.rolled_back)} rolled back"]
+        parts += [f"{len(self.waiting)} waiting"] if self.waiting else []
+        parts += [f"{len(self.heuristics)} heuristic"] if self.heuristics else []
+        parts += [f"{name}: {why}" for name, why in self.unreachable.items()]
+        return ", ".join(parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """One round of recovery.
+
+    Args:
+        identity: whose branches.
+        resources: by name.
+        running: whether a transaction is running in this process.
+        interval: seconds for which an orphan is left alone.
+        first_seen: when an orphan was first seen by this process, on the monotonic clock; kept between rounds.
+        forget: whether heuristic outcomes are forgotten once they are recorded.
+    """
+
+    identity: Identity
+    resources: dict[str, Any]
+    running: Callable[[bytes], bool]
+    interval: float
+    first_seen: dict[Xid, float]
+    forget: bool = True
+    report: RecoveryReport = field(default_factory=RecoveryReport)
+    sessions: dict[str, Any] = field(default_factory=dict)
+    """By the name of the resource, ``None``: out of reach. To be released when the round is over, however it ends."""
+
+    def steps(self) -> Steps[RecoveryReport]:
+        """The round.
+
+        Raises:
+            LogFailed: the log is out of reach; nothing can be decided then.
+        """
+        rows = _raised((yield Write(call=lambda log: log.unfinished(self.identity.node))))
+        for row in rows:
+            yield from self._finish(row)
+        in_doubt: set[Xid] = set()
+        for resource in self.resources.values():
+            in_doubt.update((yield from self._scan(resource)))
+        for xid in [xid for xid in self.first_seen if xid not in in_doubt]:
+            del self.first_seen[xid]
+        _raised((yield Write(call=lambda log: log.flush())))
+        return self.report
+
+    # -- decisions that are not finished ------------------------------------------------------------------------------
+
+    def _finish(self, row: DecisionRow) -> Steps[None]:
+        owner = Gtrid.read(row.gtrid)
+        if self.running(row.gtrid):
+            return  # in its second phase, in this process
+        if owner is not None and owner.process != self.identity.process:
+            age = (now() - row.at).total_seconds()
+            if age < self.interval and _raised((yield self._alive(owner))):
+                return  # in its second phase, in another one
+        # Whoever is told afterwards that a branch is not known finds out by this that it was us.
+        _raised((yield Write(call=lambda log: log.take_up(row.gtrid))))
+        yield Reach(point=Point.RECOVERY_TAKEN_UP)
+        done = True
+        for name in row.resources:
+            xid = self.identity.xid(row.gtrid, name)
+            if name not in self.resources:
+                self.report.waiting[xid] = f"no resource is called {name} here"
+                done = False
+            elif not (yield from self._complete(self.resources[name], xid, Decision.COMMIT)):
+                done = False
+        if done:
+            yield Write(call=lambda log: log.finish(row.gtrid))
+            yield Reach(point=Point.RECOVERY_FINISHED)
+
+    # -- what resources have in doubt ---------------------------------------------------------------------------------
+
+    def _scan(self, resource: Any) -> Steps[Sequence[Xid]]:
+        session = yield from self._session(resource)
+        if session is None:
+            return ()
+        found = yield Ask(session=session, operation="recover")
+        if isinstance(found, XAException):
+            self.report.unreachable[resource.name] = str(found)
+            return ()
+        yield Reach(point=Point.RECOVERY_SCANNED)
+        mine = list(_of_node(self.identity, found))
+        for xid, owner in mine:
+            if xid not in self.report.waiting:
+                yield from self._judge(resource, xid, owner)
+        return [xid for xid, _ in mine]
+
+    def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Steps[None]:
+        """Complete a branch that is in doubt, if it may be."""
+        if self.running(xid.gtrid):
+            return
+        row = _raised((yield Write(call=lambda log: log.read(xid.gtrid))))
+        decision = None if row is None else row.decision
+        elsewhere = owner.process != self.identity.process and _raised((yield self._alive(owner)))
+        reason = self._patience(xid, owner, decision, elsewhere=elsewhere)
+        if reason:
+            self.report.waiting[xid] = reason
+            return
+        if decision is None:
+            orphan = self._orphan(xid)
+            decision = _raised((yield Write(call=lambda log: log.fence(orphan))))
+            yield Reach(point=Point.RECOVERY_FENCED)
+        if decision is Decision.COMMIT:
+            _raised((yield Write(call=lambda log: log.take_up(xid.gtrid))))
+        done = yield from self._complete(resource, xid, decision)
+        if done and decision is Decision.ROLLBACK:
+            yield Write(call=lambda log: log.finish(xid.gtrid))
+
+    def _patience(self, xid: Xid, owner: Gtrid, decision: Decision | None, *, elsewhere: bool) -> str:
+        """Why a branch is left alone for now, if it is.
+
+        Args:
+            xid: the branch.
+            owner: who began it.
+            decision: what was decided, if anything was.
+            elsewhere: whether it was begun by another process, which lives.
+        """
+        seen = self.first_seen.setdefault(xid, time.monotonic())
+        # where the clock was set back, it is at least as old as we have seen it
+        age = max(time.time() - owner.begun, time.monotonic() - seen)
+        young = age < self.interval
+        match decision:
+            case Decision.ROLLBACK:
+                return ""
+            case Decision.COMMIT if not (young and elsewhere):
+                return ""
+            case None if not young:
+                return f"its process {owner.process} lives" if elsewhere else ""
+        return f"{max(age, 0):.0f} s old, left alone until it is {self.interval:g} s old"
+
+    def _orphan(self, xid: Xid) -> DecisionRow:
+        return DecisionRow(
+            gtrid=xid.gtrid,
+            format_id=xid.format_id,
+            node=self.identity.node,
+            decision=Decision.ROLLBACK,
+            at=now(),
+            resources=(xid.bqual.decode("ascii", "replace"),),
+        )
+
+    def _alive(self, owner: Gtrid) -> Write:
+        return Write(call=lambda log: log.alive(owner.node, owner.process))
+
+    def _complete(self, resource: Any, xid: Xid, decision: Decision) -> Steps[bool]:
+        session = yield from self._session(resource)
+        if session is None:
+            self.report.waiting[xid] = f"{resource.name} is out of reach"
+            return False
+        completion = Completion()
+        branch = Branch(resource, session, xid)
+        done = yield from complete(branch, decision, completion, forget=self.forget, recovering=True)
+        self.report.heuristics += completion.reports
+        if done:
+            told = self.report.committed if decision is Decision.COMMIT else self.report.rolled_back
+            told.append(xid)
+        else:
+            self.report.waiting[xid] = str(completion.unfinished[resource.name])
+        yield Reach(point=Point.RECOVERY_COMPLETED)
+        return done
+
+    def _session(self, resource: Any) -> Steps[Any]:
+        """The session of this round; ``None`` where the resource is out of reach."""
+        session = self.sessions.get(resource.name)
+        if session is not None and (yield Ask(session=session, operation="usable")) is not True:
+            yield Release(resource=resource, session=session)
+            session = self.sessions[resource.name] = None
+        if session is None:
+            session = yield Acquire(resource=resource)
+            if isinstance(session, XAException):
+                self.report.unreachable[resource.name] = str(session)
+                session = None
+            self.sessions[resource.name] = session
+        return session
+
+
+def _of_node(identity: Identity, found: Iterable[Xid]) -> Iterable[tuple[Xid, Gtrid]]:
+    for xid in found:
+        owner = identity.owns(xid)
+        if owner is not None:
+            yield xid, owner
+
+
+def _raised(answer: Any) -> Any:
+    """*answer*, unless it is an error: without its log a transaction manager decides nothing."""
+    if isinstance(answer, TransactionError):
+        raise answer
+    return answer

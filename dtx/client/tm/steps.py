@@ -1,0 +1,134 @@
+"""What the two-phase commit asks its shell to do. The algorithms are generators that yield steps, and get answers.
+
+So there is one algorithm for threads and for asyncio, and it can be tested without any resource. An answer is what was
+asked for, or the XAException or TransactionError that came instead: nothing is raised into an algorithm.
+"""
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar, assert_never
+
+from dtx.client.errors import XAException
+from dtx.client.tm import points
+from dtx.client.tm.decisions import DecisionLog
+from dtx.client.tm.errors import TransactionError
+from dtx.client.tm.points import Point
+from dtx.xa.xid import Xid
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Call a method of a session.
+
+    Args:
+        session: whose.
+        operation: its name.
+        xid: its argument, unless it takes none.
+    """
+
+    session: Any
+    operation: str
+    xid: Xid | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquire:
+    """Get a session of a resource: a free one, or with *fresh* one on a new connection."""
+
+    resource: Any
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Give a session back."""
+
+    resource: Any
+    session: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Call the log."""
+
+    call: Callable[[DecisionLog], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """This is a point."""
+
+    point: Point
+
+
+Step = Ask | Acquire | Release | Write | Reach
+Steps = Generator[Step, Any, T]
+
+
+def run(steps: Steps[T], log: DecisionLog) -> T:
+    """Carry out *steps* in this thread."""
+    answer: Any = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer = _perform(step, log)
+        except (XAException, TransactionError) as error:
+            answer = error
+
+
+def _perform(step: Step, log: DecisionLog) -> Any:
+    match step:
+        case Ask(session=session, operation=operation, xid=xid):
+            method = getattr(session, operation)
+            return method() if xid is None else method(xid)
+        case Acquire(resource=resource, fresh=fresh):
+            return resource.open() if fresh else resource.acquire()
+        case Release(resource=resource, session=session):
+            return resource.release(session)
+        case Write(call=call):
+            return call(log)
+        case Reach(point=point):
+            return points.at(point)
+        case _:
+            assert_never(step)
+
+
+async def run_async(steps: Steps[T], write: Callable[[Callable[[DecisionLog], Any]], Awaitable[Any]]) -> T:
+    """Carry out *steps* in this task, with asynchronous sessions.
+
+    Args:
+        steps: to be carried out.
+        write: calls the log where that does not hold the event loop up.
+    """
+    answer: Any = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer = await _perform_async(step, write)
+        except (XAException, TransactionError) as error:
+            answer = error
+
+
+async def _perform_async(step: Step, write: Callable[[Callable[[DecisionLog], Any]], Awaitable[Any]]) -> Any:
+    match step:
+        case Ask(session=session, operation=operation, xid=xid):
+            method = getattr(session, operation)
+            return await (method() if xid is None else method(xid))
+        case Acquire(resource=resource, fresh=fresh):
+            return await (resource.open() if fresh else resource.acquire())
+        case Release(resource=resource, session=session):
+            return await resource.release(session)
+        case Write(call=call):
+            return await write(call)
+        case Reach(point=point):
+            return points.at(point)
+        case _:
+            assert_never(step)

@@ -1,0 +1,189 @@
+"""The transaction manager with two databases and two dtx: everything or nothing."""
+
+import threading
+from typing import Any
+
+import pika
+import psycopg
+import pytest
+
+from dtx.client import XA_RBROLLBACK
+from dtx.client.tm import Decision, Misuse, RolledBack, TimedOut, Transaction
+from tests.support.tm import World, new_id, write
+
+ALL = ("db1", "db2", "q1", "q2")
+
+
+def everywhere(world: World) -> list[set[str]]:
+    """What each of the four has."""
+    return [world.rows("db1"), world.rows("db2"), set(world.messages("q1")), set(world.messages("q2"))]
+
+
+def test_all_resources_commit(world: World) -> None:
+    id_ = new_id()
+    with world.manager() as tm:
+        with tm.transaction() as tx:
+            write(tx, id_, *ALL)
+        assert tx.outcome is not None
+        assert tx.outcome.decision is Decision.COMMIT
+        assert not tx.outcome.unfinished
+        row = tm.log.read(tx.gtrid)
+        assert row is not None
+        assert row.resources == ALL
+        tm.log.flush()
+        assert tm.log.unfinished("n") == []
+    assert everywhere(world) == [{id_}] * 4
+    assert world.in_doubt() == []
+
+
+def test_an_exception_rolls_everything_back(world: World) -> None:
+    with world.manager() as tm:
+        tx = tm.transaction()
+
+        def fail() -> None:
+            with tx:
+                write(tx, new_id(), *ALL)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert tm.log.read(tx.gtrid) is None  # presumed abort: nothing is written
+    assert everywhere(world) == [set()] * 4
+
+
+def test_a_resource_that_cannot_prepare_rolls_the_others_back(world: World) -> None:
+    """PostgreSQL turns PREPARE TRANSACTION of a failed transaction into a ROLLBACK that looks like success."""
+    with world.manager() as tm:
+        tx = tm.begin()
+        write(tx, new_id(), "q1", "db1", "q2", "db2")
+        with pytest.raises(Exception, match="syntax"):
+            tx.enlist("db2").execute("SELEKT")
+        with pytest.raises(RolledBack) as raised:
+            tx.commit()
+        assert isinstance(raised.value.causes[0], XA_RBROLLBACK)
+    assert everywhere(world) == [set()] * 4
+    assert world.in_doubt() == []
+
+
+def test_one_resource_alone_commits_in_one_phase(world: World) -> None:
+    for name in ("db1", "q1"):
+        with world.manager() as tm, tm.transaction() as tx:
+            write(tx, name, name)
+        assert tx.outcome is not None
+        assert tx.outcome.one_phase
+    with world.manager() as tm:
+        assert tm.log.unfinished("n") == []
+    assert everywhere(world) == [{"db1"}, set(), {"q1"}, set()]
+
+
+def test_read_only_votes_leave_the_others_to_commit_in_one_phase(world: World) -> None:
+    """X/Open 2.3.2: a read-only branch is not told the outcome; the only one that is left decides alone."""
+    with world.manager() as tm:
+        with tm.transaction() as tx:
+            tx.enlist("q1")
+            tx.enlist("q2")
+            write(tx, "one", "db1")
+        assert tx.outcome is not None
+        assert tx.outcome.one_phase
+        assert tm.log.read(tx.gtrid) is None
+    assert everywhere(world) == [{"one"}, set(), set(), set()]
+
+
+def test_a_read_only_branch_does_not_stand_in_the_decision(world: World) -> None:
+    with world.manager() as tm:
+        with tm.transaction() as tx:
+            write(tx, "one", "db1")
+            tx.enlist("q1")
+            write(tx, "one", "db2")
+        row = tm.log.read(tx.gtrid)
+        assert row is not None
+        assert row.resources == ("db1", "db2")
+    assert everywhere(world) == [{"one"}, {"one"}, set(), set()]
+
+
+def test_a_transaction_that_takes_too_long_is_rolled_back(world: World) -> None:
+    with world.manager() as tm:
+        tx = tm.begin(timeout=0.0)
+        write(tx, new_id(), *ALL)
+        with pytest.raises(TimedOut):
+            tx.commit()
+    assert everywhere(world) == [set()] * 4
+
+
+def test_a_consumed_message_and_a_row_are_one(world: World) -> None:
+    with world.manager() as tm:
+        with tm.transaction() as tx:
+            write(tx, "paid", "q1")
+        for attempt in (1, 2):
+            tx = tm.begin()
+            channel = tx.enlist("q1")
+            method, _, body = channel.basic_get("q")
+            assert body == b"paid"
+            channel.basic_ack(method.delivery_tag)
+            write(tx, body.decode(), "db1")
+            if attempt == 1:
+                tx.rollback()
+            else:
+                tx.commit()
+    assert everywhere(world) == [{"paid"}, set(), set(), set()]
+
+
+def test_the_decorator_joins_the_transaction_that_there_is(world: World) -> None:
+    with world.manager() as tm:
+
+        @tm.transactional
+        def place(id_: str) -> Transaction:
+            tm.enlist("db1").execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+            tm.enlist("q1").basic_publish("", "q", id_.encode())
+            return tm.current
+
+        first = place("a")
+        with tm.transaction() as tx:
+            assert place("b") is tx
+        assert first is not tx
+        with pytest.raises(Misuse, match="no transaction is under way"):
+            _ = tm.current
+    assert everywhere(world)[0] == {"a", "b"}
+
+
+def test_many_threads_commit_at_the_same_time(world: World) -> None:
+    with world.manager() as tm:
+
+        def work(number: int) -> None:
+            for position in range(5):
+                with tm.transaction() as tx:
+                    write(tx, f"{number}-{position}", *ALL)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tm.log.flush()
+        assert tm.log.unfinished("n") == []
+    wanted = {f"{number}-{position}" for number in range(8) for position in range(5)}
+    assert everywhere(world) == [wanted] * 4
+
+
+def test_connections_of_the_application_take_part_and_stay_open(world: World) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(world.services["q1"].url()))
+    channel: Any = connection.channel()
+    with world.manager() as tm, psycopg.connect(world.databases["db1"]) as database:
+        for id_ in ("a", "b"):
+            with tm.transaction() as tx:
+                tx.enlist("db1", database).execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+                assert tx.enlist("q1", channel) is channel
+                channel.basic_publish("", "q", id_.encode())
+                with pytest.raises(Misuse, match="another handle"):
+                    tx.enlist("q1", connection.channel())
+        assert channel.is_open
+    connection.close()
+    assert everywhere(world) == [{"a", "b"}, set(), {"a", "b"}, set()]
+
+
+def test_what_is_not_registered_cannot_be_enlisted(world: World) -> None:
+    with world.manager() as tm, tm.transaction() as tx:
+        with pytest.raises(Misuse, match="not registered"):
+            tx.enlist("q3")
+        with pytest.raises(Misuse, match="not registered"):
+            tx.enlist(world.resources()[0])

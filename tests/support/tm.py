@@ -1,0 +1,146 @@
+"""What a transaction manager of the tests works with: two databases and two dtx, of one PostgreSQL server."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import pika
+import psycopg
+
+from dtx.client.tm import DtxResource, Pep249Resource, TransactionManager
+from tests.support.postgres import PostgresServer
+from tests.support.service import DtxService
+
+PREPARED = 200
+"""Prepared transactions that the server has room for."""
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+
+
+def two_phase_server() -> contextlib.AbstractContextManager[PostgresServer]:
+    """A PostgreSQL server that has prepared transactions."""
+
+    @contextlib.contextmanager
+    def serving() -> Iterator[PostgresServer]:
+        with PostgresServer("tm") as server:
+            server.configure(max_prepared_transactions=PREPARED, max_connections=200)
+            yield server
+
+    return serving()
+
+
+class World:
+    """Two databases with a table each, two dtx with a queue each, and a log of decisions.
+
+    Args:
+        server: has prepared transactions.
+        directory: for the log.
+    """
+
+    def __init__(self, server: PostgresServer, directory: Path) -> None:
+        self.server = server
+        self.log = directory / "tm.db"
+        self._stack = contextlib.ExitStack()
+        self.databases: dict[str, str] = {}
+        self.services: dict[str, DtxService] = {}
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            for name in ("db1", "db2"):
+                self.databases[name] = self._database(stack)
+            for name in ("q1", "q2"):
+                self.services[name] = stack.enter_context(DtxService(database=self._database(stack)))
+            self._stack = stack.pop_all()
+        self.clear()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _database(self, stack: contextlib.ExitStack) -> str:
+        url = self.server.create_database()
+        stack.callback(self.server.drop_database, url)
+        return url
+
+    def clear(self) -> None:
+        """Begin afresh: nothing in doubt, empty tables, empty queues, no log."""
+        for url in self.databases.values():
+            with self.server.connection(url) as connection:
+                found = connection.execute(
+                    "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+                ).fetchall()
+                for (gid,) in found:
+                    connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+                connection.execute("DROP TABLE IF EXISTS entry")
+                connection.execute("CREATE TABLE entry (id text PRIMARY KEY, amount integer)")
+        for service in self.services.values():
+            if not service.running:
+                service.start()
+            with self.channel(service) as channel:
+                channel.queue_declare("q", durable=True)
+                channel.queue_purge("q")
+        for path in self.log.parent.glob(f"{self.log.name}*"):
+            path.unlink()
+
+    @contextlib.contextmanager
+    def channel(self, service: DtxService) -> Iterator[Any]:
+        """A channel of a service."""
+        connection = pika.BlockingConnection(pika.URLParameters(service.url()))
+        try:
+            yield connection.channel()
+        finally:
+            connection.close()
+
+    def resources(self) -> list[Any]:
+        """New resources: ``db1``, ``db2``, ``q1``, ``q2``."""
+        found: list[Any] = [Pep249Resource(name, partial(psycopg.connect, url)) for name, url in self.databases.items()]
+        return found + [DtxResource(name, service.url()) for name, service in self.services.items()]
+
+    def manager(self, **options: Any) -> TransactionManager:
+        """A new transaction manager of node ``n``, without recovery in the background; orphans are no matter of age."""
+        given: dict[str, Any] = {"node": "n", "log": self.log, "resources": self.resources(), "interval": 0.0}
+        return TransactionManager(**{**given, "recover_every": None, **options})
+
+    def rows(self, name: str) -> set[str]:
+        """The ids in a table."""
+        with self.server.connection(self.databases[name]) as connection:
+            return {id_ for (id_,) in connection.execute("SELECT id FROM entry").fetchall()}
+
+    def messages(self, name: str) -> list[str]:
+        """Take all messages of a queue."""
+        found = []
+        with self.channel(self.services[name]) as channel:
+            while (body := channel.basic_get("q", auto_ack=True)[2]) is not None:
+                found.append(body.decode())
+        return found
+
+    def in_doubt(self) -> list[str]:
+        """What anybody has in doubt."""
+        found = []
+        for name, url in self.databases.items():
+            with self.server.connection(url) as connection:
+                query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+                found += [f"{name} {gid}" for (gid,) in connection.execute(query).fetchall()]
+        for name, service in self.services.items():
+            resource = DtxResource(name, service.url())
+            session = resource.open()
+            found += [f"{name} {xid}" for xid in session.recover()]
+            session.close()
+        return found
+
+
+def write(tx: Any, id_: str, *names: str) -> None:
+    """Work on the named resources of a transaction: a row, or a message."""
+    for name in names:
+        handle = tx.enlist(name)
+        if name.startswith("db"):
+            handle.execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+        else:
+            handle.basic_publish("", "q", id_.encode(), PERSISTENT)
+
+
+def new_id() -> str:
+    """An id that nobody has used."""
+    return secrets.token_hex(6)
