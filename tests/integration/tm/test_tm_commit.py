@@ -116,7 +116,7 @@ def test_a_consumed_message_and_a_row_are_one(world: World) -> None:
             write(tx, "paid", "q1")
         for attempt in (1, 2):
             tx = tm.begin()
-            channel = tx.enlist("q1")
+            channel: Any = tx.enlist("q1")
             method, _, body = channel.basic_get("q")
             assert body == b"paid"
             channel.basic_ack(method.delivery_tag)
