@@ -86,12 +86,14 @@ class Change:
         puts: messages that enter; a slot that is taken refuses the record (LogConflict).
         drops: messages that leave; one that is gone already is no error.
         expiries: messages that get another time to expire (seconds since the epoch).
+        revisions: messages that get other properties; one that is gone already is no error.
         delivered: by queue id, the position up to which messages may have been delivered before; it only grows.
     """
 
     puts: Sequence[StoredMessage] = ()
     drops: Sequence[Slot] = ()
     expiries: Sequence[tuple[Slot, float]] = ()
+    revisions: Sequence[tuple[Slot, bytes]] = ()
     delivered: Sequence[tuple[int, int]] = ()
 
     @property
@@ -100,6 +102,8 @@ class Change:
         octets = (len(self.drops) + len(self.expiries)) * _SLOT_BYTES
         for put in self.puts:
             octets += len(put.body) + len(put.properties) + _ROW_BYTES
+        for _, revised in self.revisions:
+            octets += len(revised) + _ROW_BYTES
         return octets
 
 

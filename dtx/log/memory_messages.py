@@ -43,12 +43,15 @@ class MemoryMessages:
             raise LogConflict("a slot is negative")
 
     def apply(self, rm: str, change: Change) -> None:
-        """Put, then set expiries, then drop, then mark."""
+        """Put, then set expiries and properties, then drop, then mark."""
         for put in change.puts:
             self.messages[put.slot] = rm, put._replace(expires_at=_rounded(put.expires_at))
         for slot, expires_at in change.expiries:
             if self._has(rm, slot):
                 self.messages[slot] = rm, self.messages[slot][1]._replace(expires_at=_rounded(expires_at))
+        for slot, revised in change.revisions:
+            if self._has(rm, slot):
+                self.messages[slot] = rm, self.messages[slot][1]._replace(properties=revised)
         for slot in change.drops:
             if self._has(rm, slot):
                 del self.messages[slot]

@@ -26,6 +26,7 @@ MESSAGE: Final[tuple[Column, ...]] = (
 """The fields of a StoredMessage, in their order: it is bound as it is."""
 _SLOT: Final = MESSAGE[:2]
 _EXPIRY: Final = (*_SLOT, MESSAGE[-1])
+_REVISION: Final = (*_SLOT, MESSAGE[5])
 EXCHANGE: Final[tuple[Column, ...]] = (
     ("vhost", "vhost", "text", binary.texts),
     ("name", "name", "bytea", binary.bytes_),
@@ -60,6 +61,12 @@ EXPIRE_MESSAGE: Final = Statement(
     f"UPDATE dtx.message m SET expires_at = u.expires_at FROM {unnest(_EXPIRY)} "
     "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
     _EXPIRY,
+)
+REVISE_MESSAGE: Final = Statement(
+    b"revise_message",
+    f"UPDATE dtx.message m SET properties = u.properties FROM {unnest(_REVISION)} "
+    "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
+    _REVISION,
 )
 DROP_MESSAGE: Final = Statement(
     b"drop_message",
@@ -108,6 +115,7 @@ PUT_BINDING: Final = Statement(b"put_binding", insert("binding", BINDING, "ON CO
 STATEMENTS: Final = (
     PUT_MESSAGE,
     EXPIRE_MESSAGE,
+    REVISE_MESSAGE,
     DROP_MESSAGE,
     MARK_DELIVERED,
     BINDING_GONE,
@@ -125,6 +133,7 @@ def bind_changes(rm: bytes, changes: Sequence[Change]) -> list[Bound]:
     puts = [put for change in changes for put in change.puts]
     drops = [slot for change in changes for slot in change.drops]
     expiries = [(*slot, expires_at) for change in changes for slot, expires_at in change.expiries]
+    revisions = {slot: revised for change in changes for slot, revised in change.revisions}
     delivered: dict[int, int] = {}
     for change in changes:
         for queue, position in change.delivered:
@@ -132,6 +141,7 @@ def bind_changes(rm: bytes, changes: Sequence[Change]) -> list[Bound]:
     filled: tuple[tuple[Statement, Sequence[Sequence[Any]]], ...] = (
         *((PUT_MESSAGE, rows) for rows in in_pieces(puts, _BODY)),
         (EXPIRE_MESSAGE, expiries),
+        (REVISE_MESSAGE, [(*slot, revised) for slot, revised in revisions.items()]),
         (DROP_MESSAGE, drops),
         (MARK_DELIVERED, tuple(delivered.items())),
     )

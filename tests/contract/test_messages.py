@@ -116,6 +116,16 @@ async def test_a_time_to_expire_is_changed_only_where_the_message_is(log: Messag
     }
 
 
+async def test_properties_are_changed_only_where_the_message_is(log: MessageLog) -> None:
+    message, other, gone = a_message(), a_message(), a_message()
+    await log.write(Store(change=puts(message, other)))
+    await log.write(Store(change=Change(revisions=[(message.slot, b"\x00\x00"), (gone.slot, b"\x00\x00")])))
+    await log.write(Store(change=Change(revisions=[(other.slot, b"\x00\x00")], drops=[other.slot])))
+    assert await log.read_messages([message.slot, other.slot, gone.slot]) == {
+        message.slot: message._replace(properties=b"\x00\x00")
+    }
+
+
 async def test_a_start_learns_of_a_queue_without_reading_bodies(log: MessageLog) -> None:
     """Recovery loads message ids; bodies are read when needed."""
     first = a_message(flags=1 | 9 << 8)
@@ -287,7 +297,14 @@ async def test_resource_managers_keep_their_messages_apart(open_log: OpenLog) ->
     await mine.write(Store(change=puts(message)))
     await mine.write(TOPOLOGY)
     await other.write(
-        Store(change=Change(drops=[message.slot], expiries=[(message.slot, 1.0)], delivered=[(QUEUE, 5)]))
+        Store(
+            change=Change(
+                drops=[message.slot],
+                expiries=[(message.slot, 1.0)],
+                revisions=[(message.slot, b"")],
+                delivered=[(QUEUE, 5)],
+            )
+        )
     )
     await other.write(
         Define(

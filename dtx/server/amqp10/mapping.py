@@ -41,16 +41,19 @@ KEPT: Final = b"x-amqp-1.0-"
 """How the names of headers begin that are the sections of a message as they came."""
 _PROPERTIES: Final = KEPT + b"properties"
 _NAMED: Final = KEPT + b"app-properties"
-_ANNOTATIONS: Final = KEPT + b"message-annotations"
+ANNOTATIONS: Final = KEPT + b"message-annotations"
 _FOOTER: Final = KEPT + b"footer"
 _BODY: Final = KEPT + b"body"
-_OURS: Final = frozenset((b"x-exchange", b"x-routing-key"))
+DELIVERY_COUNT: Final = b"x-delivery-count"
+"""Header that counts the deliveries in vain, as in RabbitMQ's quorum queues."""
+_OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT))
 """Annotations that dtx makes itself, as RabbitMQ does."""
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
 """Headers that would route the message: no business of application properties."""
 _DEFAULT_PRIORITY: Final = 4
 _MAX_SHORT: Final = 255
 _MAX_TTL: Final = 2**32 - 1
+_MAX_COUNT: Final = 2**32 - 1
 _TEXTS: Final = {0xA0: 2, 0xB0: 5, 0xA1: 2, 0xB1: 5}
 """Constructors of binary and string, with the octets before theirs."""
 _DATA: Final = b"\x00\x53\x75"
@@ -86,7 +89,7 @@ def to_basic(found: Message) -> Content:
         )
     fields = _fields(found.properties)
     _carry(fields, found.header)
-    headers = _named(found.application_properties) | _annotated(found.message_annotations)
+    headers = _named(found.application_properties) | annotated(found.message_annotations)
     frame, body = _body(payload, found.body)
     kept: _Table = {}
     for part in found.parts:
@@ -104,7 +107,7 @@ def to_basic(found: Message) -> Content:
 
 
 _SECTIONS: Final = {
-    Section.MESSAGE_ANNOTATIONS: _ANNOTATIONS,
+    Section.MESSAGE_ANNOTATIONS: ANNOTATIONS,
     Section.PROPERTIES: _PROPERTIES,
     Section.APPLICATION_PROPERTIES: _NAMED,
 }
@@ -152,22 +155,27 @@ def _named(named: dict[str, Any]) -> _Table:
     found: _Table = {}
     for name, value in named.items():
         key, field = name.encode(), to_field(value)
-        if field is not None and len(key) <= _MAX_SHORT and key not in _ROUTING and not _is_annotation(key):
+        if field is not None and len(key) <= _MAX_SHORT and key not in _ROUTING and not is_annotation(key):
             found[key] = field
     return found
 
 
-def _annotated(annotations: dict[str, Any]) -> _Table:
+def annotated(annotations: dict[str, Any]) -> _Table:
     """Message annotations as headers."""
     found: _Table = {}
     for name, value in annotations.items():
         key, field = name.encode(), to_field(value)
-        if field is not None and len(key) <= _MAX_SHORT and _is_annotation(key) and key not in _OURS:
+        if field is not None and len(key) <= _MAX_SHORT and is_annotation(key) and not is_ours(key):
             found[key] = field
-    return {key: field for key, field in found.items() if not key.startswith(KEPT)}
+    return found
 
 
-def _is_annotation(key: bytes) -> bool:
+def is_ours(key: bytes) -> bool:
+    """Whether an annotation is dtx's own, or a header that no annotation may make."""
+    return key in _OURS or key.startswith(KEPT)
+
+
+def is_annotation(key: bytes) -> bool:
     """Whether a header of that name is about the message, and not of its application."""
     return key.startswith(b"x-")
 
@@ -233,7 +241,7 @@ def from_basic(content: Content, exchange: bytes, routing_key: bytes, *, redeliv
     annotations["x-routing-key"] = _name(routing_key)
     return b"".join(
         (
-            message.head(_header(view, redelivered=redelivered), None, annotations),
+            message.head(_header(view, headers, redelivered=redelivered), None, annotations),
             _properties_section(view, kept),
             _named_section(headers, kept),
             message.data(content.body) if kept is None else kept.body,
@@ -249,13 +257,23 @@ def _name(octets: bytes) -> Value:
         return octets
 
 
-def _header(view: properties.Properties, *, redelivered: bool) -> Header:
+def deliveries_in_vain(headers: dict[bytes, Entry]) -> int:
+    """How often a message was delivered, and that has failed, as its *headers* say."""
+    found = headers.get(DELIVERY_COUNT)
+    count = None if found is None or not is_simple(found) else from_field(found)
+    return min(count, _MAX_COUNT) if isinstance(count, int) and not isinstance(count, bool) and count > 0 else 0
+
+
+def _header(view: properties.Properties, headers: dict[bytes, Entry], *, redelivered: bool) -> Header:
     expiration = view.expiration
     return Header(
         durable=view.delivery_mode == properties.PERSISTENT,
         priority=_DEFAULT_PRIORITY if view.priority is None else view.priority,
         ttl=None if expiration is None else min(int(expiration), _MAX_TTL),
         first_acquirer=not redelivered,
+        # A dead letter, or one that somebody has published again, may have the header: "on first delivery, the value
+        # is zero" (3.2.1).
+        delivery_count=deliveries_in_vain(headers) if redelivered else 0,
     )
 
 
@@ -264,10 +282,10 @@ def _kept(headers: dict[bytes, Entry], body: bytes) -> _Kept | None:
     raw = {name: headers[name].value for name in _ALL if name in headers and headers[name].kind == b"x"}
     if not raw:
         return None
-    pieces = {name: raw.get(name, b"") for name in (_ANNOTATIONS, _PROPERTIES, _NAMED, _FOOTER)}
+    pieces = {name: raw.get(name, b"") for name in (ANNOTATIONS, _PROPERTIES, _NAMED, _FOOTER)}
     try:
         sections = _framed(raw[_BODY], body) if _BODY in raw else message.data(body)
-        whole = b"".join((pieces[_ANNOTATIONS], pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER]))
+        whole = b"".join((pieces[ANNOTATIONS], pieces[_PROPERTIES], pieces[_NAMED], sections, pieces[_FOOTER]))
         said = message.read(whole)
         around = [part.section for part in said.parts if part not in said.body]
     except AmqpError:
@@ -350,7 +368,7 @@ def _symbol(value: Value) -> str | None:
 
 
 def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
-    plain = {key: entry for key, entry in headers.items() if not _is_annotation(key) and is_simple(entry)}
+    plain = {key: entry for key, entry in headers.items() if not is_annotation(key) and is_simple(entry)}
     if kept is not None and kept.named:
         fields = {key: (entry.kind, entry.value) for key, entry in plain.items()}
         if _named(kept.said.application_properties) == fields:
@@ -365,13 +383,13 @@ def _named_section(headers: dict[bytes, Entry], kept: _Kept | None) -> bytes:
 
 def _annotations(headers: dict[bytes, Entry], said: dict[str, Any]) -> dict[str, Any]:
     """Annotations as they were said where the headers still agree, and what the headers say beyond that."""
-    shown = _annotated(said)
+    shown = annotated(said)
     found = {name: value for name, value in said.items() if _still(headers, name.encode(), shown)}
     for key, entry in headers.items():
         if key.startswith(KEPT) or not key.isascii():
             continue
         name = key.decode()
-        if _is_annotation(key):
+        if is_annotation(key):
             found.setdefault(name, from_field(entry))
         elif not is_simple(entry):
             found.setdefault(f"x-opt-{name}", from_field(entry))

@@ -19,7 +19,7 @@ from dtx.store.work import HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import Login
-from dtx.wire.amqp10.states import Outcome
+from dtx.wire.amqp10.states import Modified, Outcome
 
 
 class Handed(NamedTuple):
@@ -174,6 +174,9 @@ class Origin(Protocol):
 
     def requeue(self, taken: Sequence[object]) -> None:
         """They return to the queue."""
+
+    def modify(self, taken: Sequence[object], outcome: Modified) -> None:
+        """They return to the queue, or are rejected where they are undeliverable here; changed, as far as that goes."""
 
     def then(self, act: Callable[[], None]) -> None:
         """Call *act* when what was said of messages so far is durable; never, where that has failed."""

@@ -262,6 +262,9 @@ class Outgoing:
         """Do with what was *taken* as *outcome* says."""
         if not taken:
             return
+        if isinstance(outcome, Modified) and (outcome.delivery_failed or outcome.message_annotations):
+            self.node.modify(taken, outcome)
+            return
         if isinstance(outcome, Accepted):
             self.node.accept(taken)
         elif isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here):

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from dtx.log.api import LogError
-from dtx.log.changes import Define
+from dtx.log.changes import Define, StoredMessage
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.recording import Thing
@@ -70,6 +70,17 @@ class Broker(Protocol):
 
     def close_queues(self, queues: Sequence[Queue]) -> list[Consumer]:
         """Queues are gone: close their indexes, and have their messages removed; their consumers, to be told."""
+
+    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
+        """Change the properties of messages that are handed out; whoever gets them next, gets them so.
+
+        Args:
+            deliveries: not settled, and they stay so until this returns.
+            revised: the new properties of a message.
+
+        Raises:
+            LogError: not all are changed, or nobody knows.
+        """
 
     async def purge(self, queue: Queue) -> int:
         """Remove what is ready; how many messages. Returns when that is durable.

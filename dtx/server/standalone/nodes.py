@@ -13,6 +13,7 @@ from dtx.manager import Who
 from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
 from dtx.server.amqp10.mapping import Content
+from dtx.server.amqp10.modifying import modified
 from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working
 from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
@@ -38,7 +39,7 @@ from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import ANONYMOUS, EXTERNAL, PLAIN, Anonymous, External, Login
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
@@ -374,6 +375,9 @@ class QueueOrigin:
         self._consumer = Consumer(b"", self, credit=self._credit)
         self._getting = False
         self._open = True
+        self._modifying = 0
+        """Changes of messages that are not durable yet, and what waits for the last of them."""
+        self._modified: list[Callable[[], None]] = []
 
     def begin(self, receiver: Receiver) -> None:
         """See :class:`Origin`."""
@@ -453,9 +457,32 @@ class QueueOrigin:
         """See :class:`Origin`."""
         self._queue.index.requeue(cast("Sequence[Delivery]", taken), self._nodes.now())
 
+    def modify(self, taken: Sequence[object], outcome: Modified) -> None:
+        """See :class:`Origin`: nobody gets them before the change is durable."""
+        self._modifying += 1
+        self._nodes.home.manager.spawn(self._modify(cast("Sequence[Delivery]", taken), outcome))
+
+    async def _modify(self, deliveries: Sequence[Delivery], outcome: Modified) -> None:
+        def revised(delivery: Delivery, message: StoredMessage) -> bytes:
+            return modified(message.properties, outcome, redelivered=delivery.redelivered)
+
+        try:
+            await self._nodes.broker.revise(deliveries, revised)
+        except LogError as error:
+            _log.warning("modified messages may return as they were", queue=self._queue.spec.where, reason=str(error))
+        (self.reject if outcome.undeliverable_here else self.requeue)(deliveries)
+        self._modifying -= 1
+        if not self._modifying:
+            acts, self._modified = self._modified, []
+            for act in acts:
+                self.then(act)
+
     def then(self, act: Callable[[], None]) -> None:
         """See :class:`Origin`."""
-        self._nodes.writes.then(act)
+        if self._modifying:
+            self._modified.append(act)
+        else:
+            self._nodes.writes.then(act)
 
     # -- branches
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
-from dtx.log.changes import Change, Define, Slot, StoredMessage
+from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
 from dtx.log.records import BranchRecord
 from dtx.store.api import Plan
 from dtx.store.postgres.branches import Branches
@@ -39,6 +39,8 @@ CACHE_BYTES: Final = 128 << 20
 """Default of ``--message-cache-bytes``."""
 HIDDEN_SHARE: Final = 4
 """The part of the cache (a fourth) that messages of branches may take which have voted."""
+REVISED_OCTETS: Final = 8 << 20
+"""Of the bodies that are read at once for messages whose properties change."""
 UPKEEP_SECONDS: Final = 1.0
 """Between two looks at queues that nobody uses, and at what was delivered."""
 
@@ -204,6 +206,33 @@ class PostgresStore:
         for piece in _pieces(positions):
             await self._recorder.drop_slowly([Slot(queue.spec.id, position) for position in piece])
             queue.index.purged(piece)
+
+    # -- messages that change ------------------------------------------------------------------------------------------
+
+    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
+        """Change the properties of messages that are handed out; whoever gets them next, gets them so.
+
+        Args:
+            deliveries: not settled, and they stay so until this returns.
+            revised: the new properties of a message.
+
+        Raises:
+            LogError: not all are changed, or nobody knows.
+        """
+        wanted = {delivery.slot: delivery for delivery in deliveries}
+        while wanted:
+            found = await self._log.read_messages(list(wanted), REVISED_OCTETS)
+            if not found:
+                return  # they have left with their queue
+            revisions = [(slot, revised(wanted[slot], message)) for slot, message in found.items()]
+            # A restart must know, too, that they were delivered before: else it would not tell how often in vain.
+            delivered = [(slot.queue, slot.position) for slot in found]
+            await self._log.write(Store(change=Change(revisions=revisions, delivered=delivered)))
+            last = next(reversed(found))
+            for slot in list(wanted):
+                del wanted[slot]
+                if slot == last:
+                    break
 
     # -- messages outside of branches ---------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from dtx.store.work import Delivery, HeldWork
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.states import Modified
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -267,6 +268,10 @@ class BrokerOrigin:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
         deliveries = cast("Sequence[Delivery]", taken)
         self._settle(deliveries, partial(self._taking.nack, deliveries, requeue=True))
+
+    def modify(self, taken: Sequence[object], outcome: Modified) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`: AMQP 0-9-1 has no way to tell a broker of changes."""
+        (self.reject if outcome.undeliverable_here else self.requeue)(taken)
 
     def _settle(self, deliveries: Sequence[Delivery], act: Callable[[], None]) -> None:
         for delivery in deliveries:
