@@ -145,14 +145,18 @@ class Operators:
             When it is done; for what has still to wait for the broker after a while, a 541 is raised and it goes on.
 
         Raises:
-            XaError: as :meth:`forecast`; 541 where it is stuck, or the outcome is not known.
+            XaError: as :meth:`forecast`; 541 where it is stuck, or the outcome is not known, or the log may not have
+                the end of a branch that has come to its end.
         """
         entry, forecast, event, decision = await self._judge(order)
         answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
+        failed: list[XaError] = []
 
         def reply(answer: XaFlag | XaError) -> None:
             if not answered.done():
                 answered.set_result(answer)
+            elif isinstance(answer, XaError):
+                failed.append(answer)
 
         failpoint.at(Point.ORDER_JUDGED)
         entry.busy = True  # nothing has been awaited since the branch was judged
@@ -167,6 +171,8 @@ class Operators:
             raise answer
         if answered.done() and not task.done():
             await asyncio.wait((task,))  # what is left is to write the end
+        if failed:
+            raise failed[0]
         _log.warning(
             "an operator's order was carried out",
             action=order.action,

@@ -311,6 +311,24 @@ async def test_a_stuck_branch_is_retried_and_ends_as_it_was_decided(stand: Stand
     assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
 
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.LEASE_LOST, Fault.ANSWER_LOST])
+async def test_a_retry_whose_end_may_not_be_in_the_log_is_not_said_to_be_done(stand: Stand, fault: Fault) -> None:
+    """A transaction manager is answered when the messages are there; an operator looks at what the log has."""
+    await stuck(stand)
+    stand.broker.refused.clear()
+    stand.broker.answering.clear()
+    order = asyncio.ensure_future(stand.do(Action.RETRY))
+    for _ in range(100):  # it comes as far as the broker
+        await asyncio.sleep(0)
+    assert stand.broker.seen == []
+    stand.log.faults.append(fault)
+    stand.broker.answering.set()
+    with pytest.raises(XaError, match=r"writing the end \(committed\)") as caught:
+        await order
+    assert caught.value.code is ReplyCode.INTERNAL_ERROR
+    assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
+
+
 async def test_a_message_that_is_redirected_goes_there_and_the_commit_stays_one(stand: Stand) -> None:
     await stuck(stand)
     to = Redirect(position=1, exchange=b"spare", routing_key=b"k")
