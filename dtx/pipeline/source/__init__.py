@@ -1,0 +1,18 @@
+"""``format("dtx")``: journal, branch, work and heuristic_outcome of one or many databases as DataFrames and streams."""
+
+from typing import TYPE_CHECKING
+
+from dtx.pipeline.source.datasource import DtxDataSource
+from dtx.pipeline.source.errors import SourceAway, SourceError
+from dtx.pipeline.source.holding import HOLD_SECONDS, hold, moments
+from dtx.pipeline.source.pushdown import where
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["HOLD_SECONDS", "DtxDataSource", "SourceAway", "SourceError", "hold", "moments", "register", "where"]
+
+
+def register(spark: "SparkSession") -> None:
+    """Make ``format("dtx")`` known to a session."""
+    spark.dataSource.register(DtxDataSource)

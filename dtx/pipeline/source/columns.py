@@ -1,0 +1,158 @@
+"""The tables that can be read, their columns, and how each comes out of PostgreSQL. Made of :mod:`dtx.log.tables`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from sqlalchemy import BigInteger, Boolean, Column, DateTime, Integer, LargeBinary, Table, Text, Uuid
+
+from dtx.log import tables
+from dtx.pipeline.source.errors import SourceError
+
+SOURCE: Final = "source"
+"""The column that is in no table: the configured name of the database that the row was read from."""
+
+
+class Kind(StrEnum):
+    """What a column is to PostgreSQL."""
+
+    TEXT = "text"
+    BYTES = "bytea"
+    TIME = "timestamptz"
+    LONG = "bigint"
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    UUID = "uuid"
+    XID8 = "xid8"
+
+
+_SPARK: Final[dict[Kind, DataType]] = {
+    Kind.TEXT: StringType(),
+    Kind.BYTES: BinaryType(),
+    Kind.TIME: TimestampType(),
+    Kind.LONG: LongType(),
+    Kind.INTEGER: IntegerType(),
+    Kind.BOOLEAN: BooleanType(),
+    Kind.UUID: StringType(),
+    Kind.XID8: LongType(),
+}
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """A table that can be read.
+
+    Args:
+        name: in the schema ``dtx``.
+        columns: what PostgreSQL calls each, by name.
+    """
+
+    name: str
+    columns: dict[str, Kind]
+
+    @property
+    def schema(self) -> StructType:
+        """All columns, with the source as the last."""
+        fields = [StructField(name, _SPARK[kind]) for name, kind in self.columns.items()]
+        return StructType([*fields, StructField(SOURCE, StringType())])
+
+    def select(self, names: Sequence[str]) -> str:
+        """SQL of a select list.
+
+        Args:
+            names: of columns; the source is left out, since the database does not know it.
+        """
+        found = [f'{_expression(name, self.columns[name])} AS "{name}"' for name in names if name != SOURCE]
+        # a schema of the source alone still needs a row for each row
+        return ", ".join(found) or 'true AS "nothing"'
+
+
+def readable(table: str) -> Readable:
+    """What is known of *table*.
+
+    Raises:
+        SourceError: there is no such table to be read.
+    """
+    try:
+        return TABLES[table]
+    except KeyError:
+        raise SourceError(f"there is no table {table!r} to be read: {', '.join(sorted(TABLES))}") from None
+
+
+def chosen(table: Readable, schema: StructType) -> None:
+    """Check the columns that somebody asks for.
+
+    Raises:
+        SourceError: a column is not there, or is of another type.
+    """
+    there = {field.name: field.dataType for field in table.schema.fields}
+    for field in schema.fields:
+        if field.name not in there:
+            raise SourceError(f"{table.name} has no column {field.name!r}: {', '.join(there)}")
+        if field.dataType != there[field.name]:
+            wanted, found = field.dataType.simpleString(), there[field.name].simpleString()
+            raise SourceError(f"column {field.name} of {table.name} is {found}, not {wanted}")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The same columns for Arrow, as Spark wants to get them."""
+    return pa.schema(
+        [pa.field(field.name, _ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
+    )
+
+
+def _expression(name: str, kind: Kind) -> str:
+    match kind:
+        case Kind.UUID:
+            return f"{name}::text"
+        case Kind.XID8:
+            return f"{name}::text::bigint"
+        case _:
+            return name
+
+
+def _kind(column: Column[object]) -> Kind:
+    for type_, kind in (
+        (BigInteger, Kind.LONG),
+        (Integer, Kind.INTEGER),
+        (Boolean, Kind.BOOLEAN),
+        (DateTime, Kind.TIME),
+        (LargeBinary, Kind.BYTES),
+        (Uuid, Kind.UUID),
+        (Text, Kind.TEXT),
+        (tables.Xid8, Kind.XID8),
+    ):
+        if isinstance(column.type, type_):
+            return kind
+    raise TypeError(f"column {column} has a type that the pipeline does not read")
+
+
+def _readable(table: Table) -> Readable:
+    return Readable(table.name, {column.name: _kind(column) for column in table.columns})
+
+
+TABLES: Final = {
+    table.name: _readable(table) for table in (tables.journal, tables.branch, tables.work, tables.heuristic_outcome)
+}
+"""What can be read, by name."""

@@ -1,0 +1,195 @@
+"""The options of ``format("dtx")``: read once, refused with a sentence that says what they may be."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from dtx.pipeline.source import pushdown
+from dtx.pipeline.source.columns import SOURCE, Readable, readable
+from dtx.pipeline.source.errors import SourceError
+from dtx.pipeline.source.snapshot import Snapshot
+
+_SCHEMES: Final = ("postgresql://", "postgres://", "postgresql+psycopg://")
+_KNOWN: Final = {
+    name.lower(): name
+    for name in (
+        "url", "name", "sources", "table", "path", "partitions", "rowsPerPartition", "snapshots", "connectTimeout",
+        "statementTimeout", "stallTimeout", "retries", "maxRowsPerBatch", "unavailable", "sweepInterval",
+        "pollInterval", "timeline", "startingOffsets", "filters",
+    )
+}  # fmt: skip
+_MOST_SOURCES: Final = 10_000
+"""Databases of one read: more is a mistake, and each is asked for its snapshot before anything is read."""
+
+
+class Moment(NamedTuple):
+    """What all partitions of a database see.
+
+    Args:
+        exported: the name of an exported snapshot, which somebody holds.
+        snapshot: the same for the journal, which needs nobody to hold it; ``None``: as the exported one says.
+    """
+
+    exported: str | None
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a database may take.
+
+    Args:
+        connect: seconds until a connection stands.
+        statement: seconds for one partition, counted by the server; 0: for ever.
+        stall: seconds without a row from a server that is at it.
+        retries: how often a partition begins again that has not had a row yet; afterwards Spark repeats its task.
+    """
+
+    connect: int = 10
+    statement: int = 1_800
+    stall: int = 120
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is read, and how.
+
+    Args:
+        sources: URL of each database, by its configured name.
+        table: which table.
+        partitions: of each database; ``None``: by its size.
+        rows: of one partition, about, where *partitions* is ``None``.
+        moments: what partitions see, by source; of those that are not there each read takes its own.
+        waits: how long a database may take.
+        batch_rows: of one micro-batch and database, about; ``None``: all there is.
+        wait_for_away: streaming: a database that is away keeps its place and does not stop the others.
+        sweep: streaming: seconds between two looks at days that are over.
+        poll: streaming: seconds between two looks at a database that had nothing new.
+        any_timeline: streaming goes on after a fail-over, in which commits may have been lost.
+        latest: streaming begins with what comes, instead of what is there.
+        filters: what the databases leave out.
+    """
+
+    sources: Mapping[str, str]
+    table: Readable
+    partitions: int | None = None
+    rows: int = 1_000_000
+    moments: Mapping[str, Moment] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)
+    batch_rows: int | None = None
+    wait_for_away: bool = False
+    sweep: int = 3_600
+    poll: int = 1
+    any_timeline: bool = False
+    latest: bool = False
+    filters: tuple[pushdown.Filter, ...] = ()
+
+    def wants(self, source: str) -> bool:
+        """Whether the filters keep rows of *source* at all."""
+        return all(pushdown.keeps(wanted, source) for wanted in self.filters if wanted.column == SOURCE)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The filters as SQL."""
+        return tuple(pushdown.condition(self.table, wanted) for wanted in self.filters if wanted.column != SOURCE)
+
+
+def parse(given: Mapping[str, str]) -> Options:
+    """Read options as Spark hands them over: their names in any case.
+
+    Raises:
+        SourceError: an option is missing, unknown, or out of range.
+    """
+    named = {name.lower(): text for name, text in given.items()}
+    unknown = sorted(set(named) - set(_KNOWN))
+    if unknown:
+        raise SourceError(f"unknown option {unknown[0]!r}: there are {', '.join(_KNOWN.values())}")
+    sources = _sources(named)
+    found = Options(
+        sources=sources,
+        table=readable(named.get("table") or named.get("path") or "journal"),
+        partitions=_number(named, "partitions", least=1),
+        rows=_or(_number(named, "rowsPerPartition", least=1), 1_000_000),
+        moments=_moments(named.get("snapshots"), sources),
+        waits=_waits(named),
+        batch_rows=_number(named, "maxRowsPerBatch", least=1),
+        wait_for_away=_word(named, "unavailable", "fail", "wait") == "wait",
+        sweep=_or(_number(named, "sweepInterval", least=0), 3_600),
+        poll=_or(_number(named, "pollInterval", least=0), 1),
+        any_timeline=_word(named, "timeline", "same", "any") == "any",
+        latest=_word(named, "startingOffsets", "earliest", "latest") == "latest",
+        filters=pushdown.parse(named.get("filters")),
+    )
+    _ = found.conditions, [found.wants(name) for name in sources]  # a filter that is wrong is refused before the work
+    return found
+
+
+def _sources(named: Mapping[str, str]) -> dict[str, str]:
+    if ("url" in named) == ("sources" in named):
+        raise SourceError(
+            "say which databases: option url with postgresql://…, or option sources with a JSON object of name and url"
+        )
+    if "url" in named:
+        found: object = {named.get("name") or "dtx": named["url"]}
+    else:
+        try:
+            found = json.loads(named["sources"])
+        except ValueError:
+            found = None
+    if not isinstance(found, dict) or not found or len(found) > _MOST_SOURCES:
+        raise SourceError('option sources is not a JSON object like {"bank-a": "postgresql://…"}')
+    for name, url in found.items():
+        if not name or not isinstance(url, str) or not url.startswith(_SCHEMES):
+            raise SourceError(f"the url of source {name!r} does not start with postgresql://")
+    return {name: url.replace("postgresql+psycopg://", "postgresql://", 1) for name, url in found.items()}
+
+
+def _moments(text: str | None, sources: Mapping[str, str]) -> dict[str, Moment]:
+    if text is None:
+        return {}
+    try:
+        found = {
+            name: Moment(
+                None if moment.get("exported") is None else str(moment["exported"]),
+                None if moment.get("snapshot") is None else Snapshot.parse(moment["snapshot"]),
+            )
+            for name, moment in json.loads(text).items()
+        }
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise SourceError("option snapshots is not what hold() and moments() of dtx.pipeline.source make") from None
+    missing = sorted(set(sources) - set(found))
+    if missing:
+        raise SourceError(f"option snapshots says nothing of source {missing[0]!r}")
+    return found
+
+
+def _waits(named: Mapping[str, str]) -> Waits:
+    default = Waits()
+    return Waits(
+        connect=_or(_number(named, "connectTimeout", least=2), default.connect),
+        statement=_or(_number(named, "statementTimeout", least=0), default.statement),
+        stall=_or(_number(named, "stallTimeout", least=1), default.stall),
+        retries=_or(_number(named, "retries", least=0), default.retries),
+    )
+
+
+def _number(named: Mapping[str, str], name: str, *, least: int) -> int | None:
+    text = named.get(name.lower())
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
+        raise SourceError(f"option {name} is {text[:40]!r}, not a whole number from {least} to 999999999")
+    return int(text)
+
+
+def _or(number: int | None, default: int) -> int:
+    return default if number is None else number
+
+
+def _word(named: Mapping[str, str], name: str, *words: str) -> str:
+    text = named.get(name.lower(), words[0])
+    if text not in words:
+        raise SourceError(f"option {name} is {text[:40]!r}, not one of {', '.join(words)}")
+    return text

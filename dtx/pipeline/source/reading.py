@@ -1,0 +1,156 @@
+"""Rows of one part as Arrow batches, by ADBC: a thread reads ahead while Spark works, and nobody waits for ever.
+
+A part that has had no row yet begins again by itself when its database comes back within moments. One that has had
+rows fails, with a sentence that names it: Spark repeats the task as a whole, and drops what the first one gave.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import adbc_driver_manager
+import adbc_driver_postgresql
+import pyarrow as pa
+from adbc_driver_postgresql import dbapi
+from pyspark.sql.types import StructType
+
+from dtx.pipeline.source.columns import SOURCE, arrow_schema
+from dtx.pipeline.source.errors import SourceAway, SourceError, passes, sentence
+from dtx.pipeline.source.options import Options
+from dtx.pipeline.source.planning import Part, statement
+from dtx.pipeline.source.server import conninfo
+
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Of one batch: large enough that the calls do not count, and a few of them are all that a task holds."""
+_AHEAD: Final = 2
+"""Batches read ahead of Spark."""
+_FIRST_PAUSE: Final = 0.5
+_NO_SNAPSHOT: Final = "22023"
+"""invalid_parameter_value: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What the reading thread ends with."""
+
+    error: BaseException
+
+
+def read(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of *part*.
+
+    Args:
+        options: where and how.
+        schema: the columns.
+        part: planned by :mod:`dtx.pipeline.source.planning`.
+
+    Raises:
+        SourceError: they could not be read, or not to their end.
+    """
+    attempt = 0
+    while True:
+        given = False
+        try:
+            for batch in _once(options, schema, part):
+                given = True
+                yield batch
+        except SourceAway as error:
+            if given or attempt >= options.waits.retries:
+                how = "in the middle of it" if given else f"asked {attempt + 1} times"
+                raise SourceAway(f"{error} ({how})") from None
+            time.sleep(_FIRST_PAUSE * 2**attempt)
+            attempt += 1
+        else:
+            return
+
+
+def _once(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+    where = f"{part.source}: {options.table.name}, {part.shown}"
+    batches: queue.Queue[pa.RecordBatch | _Failed | None] = queue.Queue(_AHEAD)
+    over = threading.Event()
+    threading.Thread(
+        target=_fetch, args=(options, schema, part, batches, over), name=f"dtx {part.source}", daemon=True
+    ).start()
+    try:
+        while True:
+            try:
+                got = batches.get(timeout=options.waits.stall)
+            except queue.Empty:
+                raise SourceAway(f"{where}: no row for {options.waits.stall} seconds") from None
+            if got is None:
+                return
+            if isinstance(got, _Failed):
+                raise _explained(where, part, got.error) from None
+            yield got
+    finally:
+        over.set()  # whoever reads ahead ends with its next batch
+
+
+def _explained(where: str, part: Part, error: BaseException) -> SourceError:
+    state = getattr(error, "sqlstate", None)
+    if isinstance(error, SourceError):
+        return error
+    if part.exported is not None and state == _NO_SNAPSHOT:
+        return SourceError(f"{where}: nobody holds snapshot {part.exported} any more: hold it for longer")
+    if isinstance(error, adbc_driver_manager.Error | OSError):
+        return (SourceAway if passes(state) else SourceError)(f"{where}: {sentence(error)}")
+    return SourceError(f"{where}: {type(error).__name__}: {sentence(error)}")
+
+
+def _fetch(
+    options: Options,
+    schema: StructType,
+    part: Part,
+    batches: "queue.Queue[pa.RecordBatch | _Failed | None]",
+    over: threading.Event,
+) -> None:
+    """Read a part into *batches*: in a thread, since nothing wakes somebody who waits in the driver for a dead peer."""
+    last: _Failed | None = None
+    try:
+        for batch in _rows(options, schema, part):
+            if not _put(batches, batch, over):
+                return
+    except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the task, which this thread is not
+        last = _Failed(error)
+    _put(batches, last, over)
+
+
+def _put(batches: "queue.Queue[Any]", item: object, over: threading.Event) -> bool:
+    """Whether somebody still wants it."""
+    while not over.is_set():
+        try:
+            batches.put(item, timeout=1)
+        except queue.Full:
+            continue
+        return True
+    return False
+
+
+def _rows(options: Options, schema: StructType, part: Part) -> Iterator[pa.RecordBatch]:
+    target = arrow_schema(schema)
+    names = [name for name in target.names if name != SOURCE]
+    uri = conninfo(options.sources[part.source], options.waits)
+    with dbapi.connect(uri) as connection, connection.cursor() as cursor:
+        if part.exported is not None:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            cursor.execute(f"SET TRANSACTION SNAPSHOT '{part.exported}'")
+        hint = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
+        cursor.adbc_statement.set_options(**{hint: _BATCH_BYTES})
+        cursor.execute(statement(options.table, names, part.conditions))
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield _shaped(batch, target, part.source)
+
+
+def _shaped(batch: pa.RecordBatch, target: pa.Schema, source: str) -> pa.RecordBatch:
+    """*batch* with exactly the columns that Spark expects."""
+    columns = [
+        pa.repeat(pa.scalar(source, field.type), batch.num_rows)
+        if field.name == SOURCE
+        else batch.column(field.name).cast(field.type)
+        for field in target
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=target)

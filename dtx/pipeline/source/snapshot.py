@@ -1,0 +1,115 @@
+"""Sets of finished transactions, and what lies between two of them. Pure.
+
+PostgreSQL writes a snapshot as ``xmin:xmax:xip,…``: every transaction below *xmin* has ended, none from *xmax* on had
+begun or ended, and of those between, the ones in *xip* were under way. The journal is append-only and each of its lines
+names its transaction (``xid8``), so a snapshot names a set of lines that never changes again. Lines between two
+snapshots are those that the later one shows and the earlier one does not: a transaction that was long under way comes
+when it has committed, whatever came in meanwhile. ``max(id)`` would lose it, and ``pg_snapshot_xmin`` alone would make
+everybody wait for it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+_MOST: int = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A set of transactions that have ended.
+
+    Args:
+        xmax: none from here on is in it.
+        under_way: those below *xmax* that are not in it either.
+
+    Raises:
+        ValueError: a number is out of range, or not below *xmax*.
+    """
+
+    xmax: int
+    under_way: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.xmax <= _MOST or any(not 0 < xid < self.xmax for xid in self.under_way):
+            raise ValueError(f"not a snapshot of PostgreSQL: {self}")
+
+    @property
+    def xmin(self) -> int:
+        """Every transaction below has ended."""
+        return min(self.under_way, default=self.xmax)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read PostgreSQL's form.
+
+        Raises:
+            ValueError: it is not ``xmin:xmax:xip,…``, or its numbers contradict each other.
+        """
+        try:
+            xmin, xmax, listed = text.split(":")
+            found = cls(_number(xmax), frozenset(map(_number, listed.split(","))) if listed else frozenset())
+            lowest = _number(xmin)
+        except ValueError:
+            raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}") from None
+        if lowest > found.xmin:
+            raise ValueError(f"not a snapshot of PostgreSQL: {text[:200]!r}")
+        return found  # a lower xmin than the first one listed says nothing more: those between have ended
+
+    def __str__(self) -> str:
+        """PostgreSQL's form."""
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, sorted(self.under_way)))}"
+
+    def shows(self, xid: int) -> bool:
+        """Whether transaction *xid* had ended."""
+        return xid < self.xmax and xid not in self.under_way
+
+    def contains(self, other: "Snapshot") -> bool:
+        """Whether everything that *other* shows is shown here, too."""
+        if other.xmax > self.xmax and any(xid not in other.under_way for xid in range(self.xmax, other.xmax)):
+            return False
+        return all(xid in other.under_way or xid >= other.xmax for xid in self.under_way)
+
+    def cut(self, start: "Snapshot", at: int) -> "Snapshot":
+        """Less than this one, and no less than *start*: of what is new, only transactions below *at*.
+
+        Args:
+            start: shown here entirely.
+            at: the first transaction that is left for later.
+        """
+        xmax = max(start.xmax, min(at, self.xmax))
+        late = {xid for xid in start.under_way if xid >= at}
+        return Snapshot(xmax, frozenset({xid for xid in self.under_way if xid < xmax} | late))
+
+
+NOTHING = Snapshot(1)
+"""Before the first transaction of any database."""
+
+
+def shown(snapshot: Snapshot) -> str:
+    """SQL: the line of the journal is in *snapshot*."""
+    if not snapshot.under_way:
+        return f"xid8 < '{snapshot.xmax}'::xid8"
+    return (
+        f"(xid8 < '{snapshot.xmin}'::xid8 OR "
+        f"(xid8 < '{snapshot.xmax}'::xid8 AND xid8 <> ALL ({_listed(snapshot.under_way)})))"
+    )
+
+
+def between(start: Snapshot, end: Snapshot) -> str:
+    """SQL: the line is in *end* and was not in *start*; an index on ``xid8`` serves it where there is one."""
+    if start == NOTHING:
+        return shown(end)
+    late = start.under_way - end.under_way
+    fresh = f"xid8 >= '{start.xmax}'::xid8 AND {shown(end)}"
+    return f"(({fresh}) OR xid8 = ANY ({_listed(late)}))" if late else f"({fresh})"
+
+
+def _listed(xids: Iterable[int]) -> str:
+    return "'{" + ",".join(map(str, sorted(xids))) + "}'::xid8[]"
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(_MOST)):
+        raise ValueError(text)
+    return int(text)
