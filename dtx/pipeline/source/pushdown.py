@@ -1,8 +1,8 @@
 """Filters that the databases judge, given with the read: option ``filters``. Pure.
 
 Spark's own push-down into Python sources (seen with 4.3) keeps the filter of the last query with the DataFrame, and
-applies it to every other query of the same DataFrame, too: ``df.filter(a).union(df.filter(b))`` has *b* twice. So it is not
-used. What is given here belongs to one ``load()``, and Spark may filter further.
+applies it to every other query of the same DataFrame, too: ``df.filter(a).union(df.filter(b))`` has *b* twice. So it
+is not used. What is given here belongs to one ``load()``, and Spark may filter further.
 
 Text is compared by octets (``COLLATE "C"``), as Spark does.
 """

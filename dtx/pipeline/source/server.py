@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -108,7 +108,7 @@ class Server:
             SourceAway, SourceError: it was not answered.
         """
         with explained(self.name):
-            return self._connection.execute(cast("LiteralString", statement)).fetchall()
+            return self._connection.execute(statement).fetchall()
 
     def identity(self) -> Identity:
         """Which database this is.

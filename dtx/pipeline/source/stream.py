@@ -168,14 +168,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             whole = start.snapshot == NOTHING
             ranges = times(cuts(server, self._options)) if whole else _ranges(server, conditions, self._options)
-            parts += [
-                Part(
-                    server.name,
-                    (*range_, *conditions, *self._options.conditions),
-                    shown=" and ".join(range_) or "all that is new",
-                )
-                for range_ in ranges
-            ]
+            for range_ in ranges:
+                wanted = (*range_, *conditions, *self._options.conditions)
+                parts.append(Part(server.name, wanted, shown=" and ".join(range_) or "all that is new"))
         return parts
 
 
