@@ -19,7 +19,7 @@ from dtx.manager.entry import Entry
 from dtx.manager.limits import Limits
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
-from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import ChannelLost, Happened, Operation, Release, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
@@ -182,14 +182,22 @@ class Branches:
 
     def through(self, entry: Entry) -> None:
         """The operation on *entry* is through: file it under what it has become; then what befell it meanwhile."""
-        self._file(entry)
+        over = self._file(entry)
         entry.done()
+        if over:
+            outcome = entry.branch.outcome
+            entry.conclude(committed=entry.committed if outcome is None else outcome is Heuristic.COMMITTED)
         events, entry.befallen = entry.befallen, []
         if self.get(entry.vhost, entry.xid) is entry:
             for event in events:
                 self.befall(entry, event)
 
-    def _file(self, entry: Entry) -> None:
+    def _file(self, entry: Entry) -> bool:
+        """File *entry* under what it has become.
+
+        Returns:
+            Whether its work is over: nobody will decide anything about it any more.
+        """
         state = entry.branch.state
         gone = entry.ended is not None or (state is State.UNKNOWN and not entry.doubt)
         if gone:
@@ -203,6 +211,7 @@ class Branches:
             if state not in TAKING:
                 _let_work_go(entry)
                 self._cache.keep(entry)
+        return gone or (state is State.HEURISTIC and not entry.doubt)
 
     def befall(self, entry: Entry, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""

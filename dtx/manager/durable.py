@@ -157,6 +157,7 @@ class Durable(ABC):
             XaError: as above.
         """
         await self._write(entry, Note(journal=entry.journal(EVENT[ending], now, actor=actor)), f"noting {ending}")
+        entry.committed = ending is Ending.COMMITTED
 
     async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
         try:
@@ -202,6 +203,7 @@ class Durable(ABC):
         if entry.record is None and ending is None:
             return True  # it never was in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
+        entry.committed = event is JournalEvent.COMMITTED
         self._gone(entry, event)
         entry.ended = ENDED.get(event, {}) if event is not None else {}
         return False
@@ -485,6 +487,7 @@ class BrokerDurable(Durable):
             if unit.state is not UnitState.DONE:
                 self._store.logged(entry.vhost, unit)
         entry.record = None
+        entry.committed = ending is Ending.COMMITTED
         entry.ended = ENDED.get(EVENT[ending], {})
 
     def _found(self, entry: Entry, record: BranchRecord) -> None:

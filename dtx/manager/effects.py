@@ -39,6 +39,7 @@ Reply = Callable[[XaFlag | XaError], None]
 
 def release(entry: Entry) -> None:
     """Discard what the branch holds, and give deliveries back that were not taken."""
+    entry.conclude(committed=False)
     if entry.work is not None:
         if failpoint.armed:
             failpoint.at(Point.RELEASE_BEFORE)

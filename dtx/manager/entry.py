@@ -9,12 +9,15 @@ from uuid import UUID
 
 from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
 from dtx.store.api import Plan, UnitOutcome
-from dtx.store.work import HeldWork, Returner
+from dtx.store.work import Decided, HeldWork, Returner
+from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import ChannelLost, Happened, Operation, State, Vote
 from dtx.xa.value import value
 from dtx.xa.xid import Xid
+
+_log = get_logger(part="manager")
 
 _LOG_STATE = {
     State.TAKING: LogState.TAKING,
@@ -89,6 +92,7 @@ class Entry:
         "branch",
         "busy",
         "cached",
+        "committed",
         "decision",
         "doubt",
         "ended",
@@ -96,6 +100,7 @@ class Entry:
         "local",
         "one_phase",
         "origins",
+        "outcomes",
         "over",
         "plan",
         "record",
@@ -145,6 +150,10 @@ class Entry:
         self.decision: Decision | None = None
         """The operator's, while it is being written."""
         self.befallen: list[ChannelLost | Happened] = []
+        self.outcomes: list[Decided] = [] if work is None else work.outcomes
+        """They wait for the end of the branch, see :meth:`HeldWork.add_outcome`; the work itself goes with the vote."""
+        self.committed = False
+        """How the branch has ended, once it has."""
         self.ended: dict[Operation, XaFlag] | None = None
         """How to answer those who waited while the branch ended."""
         self._waiters: list[asyncio.Future[None]] = []
@@ -183,6 +192,8 @@ class Entry:
             vote = Vote.of(self.record.publishes, self.record.consumes)
         else:
             vote = self.work.vote if self.work is not None else Vote.NOTHING
+            if vote is Vote.NOTHING and self.outcomes and not self.one_phase:
+                vote = Vote.PUBLISHED  # it is not over with the vote, and so the decision must be asked for
         return Vote.LOCAL if self.local and vote is not Vote.NOTHING else vote
 
     def journal(self, event: JournalEvent, now: float, *, actor: str, reason: str | None = None) -> JournalEntry:
@@ -207,6 +218,16 @@ class Entry:
             prepared_at=record.prepared_at if record else None,
             decided_at=record.decided_at if record else None,
         )
+
+    def conclude(self, *, committed: bool) -> None:
+        """The branch has ended: what waited for that happens. Idempotent."""
+        outcomes = self.outcomes[:]
+        self.outcomes.clear()
+        for decided in outcomes:
+            try:
+                decided(committed)
+            except Exception:  # noqa: BLE001 - logged; the others, and whoever ends the branch, have no part in it
+                _log.exception("an outcome was not applied", xid=self.xid, vhost=self.vhost)
 
     async def idle(self) -> None:
         """Wait until the running operation is through."""

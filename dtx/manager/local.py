@@ -188,6 +188,7 @@ class LocalDurable(Durable):
         event = EVENT[ending]
         self._gone(entry, event)
         entry.record = None
+        entry.committed = ending is Ending.COMMITTED
         entry.ended = ENDED.get(event, {})
 
     def is_defined(self, entry: Entry) -> bool:

@@ -13,6 +13,9 @@ from dtx.log.changes import Slot
 from dtx.log.records import Work, WorkKind
 from dtx.xa.model import Vote
 
+Decided = Callable[[bool], None]
+"""Called once, when a branch has ended, with whether it has committed."""
+
 
 class Budget:
     """Memory for messages that nobody has voted on, shared by all clients: what each may hold, together they may not.
@@ -103,17 +106,34 @@ class HeldWork:
         budget: of all branches together.
     """
 
-    __slots__ = ("_charged", "budget", "bytes", "consumes", "items", "limit_bytes", "limit_messages", "publishes")
+    __slots__ = (
+        "_charged",
+        "budget",
+        "bytes",
+        "consumes",
+        "items",
+        "limit_bytes",
+        "limit_messages",
+        "outcomes",
+        "publishes",
+    )
 
     def __init__(self, limit_bytes: int, limit_messages: int, budget: Budget) -> None:
         self.budget = budget
         self._charged = 0
         self.items: list[HeldPublish | Delivery] = []
+        self.outcomes: list[Decided] = []
+        """Of deliveries that are not consumed, and of which the end of the branch says what becomes of them."""
         self.publishes = 0
         self.consumes = 0
         self.bytes = 0
         self.limit_bytes = limit_bytes
         self.limit_messages = limit_messages
+
+    @property
+    def count(self) -> int:
+        """What is held, in messages."""
+        return len(self.items) + len(self.outcomes)
 
     def fits(self, size: int, count: int = 1, *, charged: bool = False) -> bool:
         """Whether *count* more messages of together *size* octets may be held.
@@ -126,13 +146,13 @@ class HeldWork:
         return self._within(size, count) and (charged or self.budget.has_room(size))
 
     def _within(self, size: int, count: int) -> bool:
-        return len(self.items) + count <= self.limit_messages and self.bytes + size <= self.limit_bytes
+        return self.count + count <= self.limit_messages and self.bytes + size <= self.limit_bytes
 
     def excess(self, size: int, count: int = 1) -> str:
         """Why they do not fit, for people."""
         if self._within(size, count):
             return f"all branches together may hold {self.budget.limit} octets (--max-held-bytes)"
-        return f"limits of a branch exceeded: {len(self.items) + count} messages, {self.bytes + size} octets"
+        return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} octets"
 
     def add_publish(self, publish: HeldPublish) -> None:
         """Hold a publish."""
@@ -163,6 +183,13 @@ class HeldWork:
         if failpoint.armed:
             failpoint.at(Point.HELD_CONSUME)
 
+    def add_outcome(self, decided: Decided) -> None:
+        """Let the outcome of a delivery that is not consumed wait for the end of the branch.
+
+        Nothing of it is logged: whatever dies meanwhile, the message is in its queue again.
+        """
+        self.outcomes.append(decided)
+
     @property
     def vote(self) -> Vote:
         """What the branch would have to vote about."""
@@ -171,11 +198,13 @@ class HeldWork:
     def hand_over(self, other: "HeldWork") -> None:
         """All of it belongs to another branch from now on, behind what that one holds; the budget is the same."""
         other.items += self.items
+        other.outcomes += self.outcomes
         other.publishes += self.publishes
         other.consumes += self.consumes
         other.bytes += self.bytes
         other._charged += self._charged  # noqa: SLF001 - of the same class
         self.items.clear()
+        self.outcomes.clear()
         self.publishes = self.consumes = self.bytes = self._charged = 0
 
     def holders(self) -> dict[Holder, list[Delivery]]:

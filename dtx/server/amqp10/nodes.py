@@ -15,7 +15,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
 from dtx.server.front import ClientTransport
-from dtx.store.work import HeldPublish, HeldWork
+from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import Login
@@ -111,7 +111,17 @@ class Destination(Protocol):
 
 
 class Working(Protocol):
-    """A transaction, as the origin of a message that it consumes sees it."""
+    """A transaction, as the origin of a message that it retires sees it."""
+
+    def publish(self, message: HeldPublish) -> None:
+        """Hold a message, unless the transaction is rolled back already.
+
+        Raises:
+            XaError: 506, it is too much for the transaction, which is rolled back.
+        """
+
+    def wait_for(self, reason: Future[Any]) -> None:
+        """What belongs to it is not known yet: nothing is decided before *reason* is done."""
 
     def doom(self, reason: str) -> None:
         """Part of its work is lost: it can only be rolled back."""
@@ -189,6 +199,21 @@ class Origin(Protocol):
             work: of whom; it hears when the message is lost to it.
             held: what the branch holds.
             released: called when the branch is rolled back before it has voted: then the message is taken as before.
+
+        Raises:
+            XaError: it cannot be, and the branch with it cannot commit; nothing has changed.
+        """
+
+    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, *, dead: bool) -> None:
+        """Let what becomes of a message, other than that it is consumed, wait for the end of a branch.
+
+        Args:
+            taken: the message.
+            work: of whom; it hears when the message is lost to it.
+            held: what the branch holds.
+            decided: called when the branch has ended: then the message is taken as before. Where a branch that has
+                committed has done by itself what was to be done, it is not called for that.
+            dead: whether it is to be rejected, see :meth:`reject`; else it returns to its queue.
 
         Raises:
             XaError: it cannot be, and the branch with it cannot commit; nothing has changed.

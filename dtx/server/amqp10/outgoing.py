@@ -267,10 +267,15 @@ class Outgoing:
             return
         if isinstance(outcome, Accepted):
             self.node.accept(taken)
-        elif isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here):
+        elif self.kills(outcome):
             self.node.reject(taken)
         else:
             self.node.requeue(taken)
+
+    @staticmethod
+    def kills(outcome: Outcome) -> bool:
+        """Whether *outcome* makes a dead letter of a message, or drops it."""
+        return isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here)
 
     def settle(self, deliveries: Sequence[int], outcome: Outcome = ACCEPTED) -> None:
         """Tell the client what became of *deliveries* that it has not settled."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.manager.entry import Entry
 from dtx.server.amqp10.errors import amqp_error, rolled_back
@@ -59,6 +59,7 @@ class Retired:
         outcome: that the client wants.
         settled: whether the client can say nothing more of it.
         kind: whether it was also sent in the transaction.
+        discharged: whether the transaction was, with success: nobody but the branch has a say any more.
     """
 
     work: "Work"
@@ -68,6 +69,7 @@ class Retired:
     outcome: Outcome
     settled: bool
     kind: Kind
+    discharged: bool = False
 
 
 class Work:
@@ -86,13 +88,15 @@ class Work:
         self.entry: Entry
         """Known once it has begun."""
         self._held: dict[Retired, None] = {}
-        self._others: list[Retired] = []
-        """Those that are not accepted: nothing is consumed, and nobody votes about them."""
+        self._late: list[Retired] = []
+        """What was sent in it and is settled, without an outcome, while it is being discharged: no more than the client
+        may have unsettled.
+        """
         self._acquirers: dict[Outgoing, None] = {}
         """Links that send, or have sent, in it."""
         self._ending = False
-        self._verdicts: set[Future[AmqpError | None]] = set()
-        """About messages that may have to be left out."""
+        self._verdicts: set[Future[Any]] = set()
+        """What has to be known before it ends: whether messages have to be left out, and what dead letters are."""
 
     # -- begin and end
 
@@ -141,9 +145,9 @@ class Work:
             raise rolled_back(flag)
         held = branch.work
         assert held is not None, "it is associated, so it has not voted"
-        if not held.fits(own.bytes, len(own.items), charged=True):
+        if not held.fits(own.bytes, own.count, charged=True):
             self._demarcate(xid, Operation.END)
-            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(own.bytes, len(own.items)))
+            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(own.bytes, own.count))
         own.hand_over(held)
         left = self.xid
         self._demarcate(left, Operation.END)
@@ -189,8 +193,10 @@ class Work:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
         work.add_publish(message)
 
-    def wait_for(self, verdict: Future[AmqpError | None]) -> None:
-        """A message is held of which nobody knows yet whether it may be: nothing is decided before."""
+    def wait_for(self, verdict: Future[Any]) -> None:
+        """A message is held of which nobody knows yet whether it may be, or one is about to be: nothing is decided
+        before.
+        """
         self._verdicts.add(verdict)
         verdict.add_done_callback(self._verdicts.discard)
 
@@ -236,13 +242,17 @@ class Work:
         held = self.entry.work
         if not settled:
             link.retired[number] = retired
-        if (self._ending and kind is Kind.ACQUISITION) or (self.is_active and not isinstance(outcome, Accepted)):
-            self._others.append(retired)
+        if self._ending and kind is Kind.ACQUISITION:
+            self._late.append(retired)
         elif held is None or not self.is_active:
             _revert(retired)
         else:
             try:
-                link.node.keep(taken, self, held, partial(self._released, retired))
+                if isinstance(outcome, Accepted):
+                    link.node.keep(taken, self, held, partial(self._released, retired))
+                else:
+                    decided = partial(self._decided, retired)
+                    link.node.postpone(taken, self, held, decided, dead=link.kills(outcome))
             except XaError as error:
                 _revert(retired)
                 self.doom(error.reason)
@@ -250,9 +260,22 @@ class Work:
                 self._held[retired] = None
 
     def _released(self, retired: Retired) -> None:
-        """The branch is rolled back before it voted: nothing of what was retired has happened."""
+        """The branch is rolled back: nothing of what was retired has happened."""
         self._held.pop(retired, None)
-        _revert(retired)
+        if retired.discharged:
+            # The discharge was no rollback, so there is no default outcome (4.4.4.2): it was the branch's to consume.
+            retired.link.node.requeue((retired.taken,))
+        else:
+            _revert(retired)
+
+    def _decided(self, retired: Retired, committed: bool) -> None:
+        """The branch has ended: "the outcome specified by the controller is applied at the source", or is not."""
+        if not committed:
+            self._released(retired)
+            return
+        self._held.pop(retired, None)
+        retired.link.apply((retired.taken,), retired.outcome)
+        _settle((retired,))
 
     def doom(self, reason: str) -> None:
         """Part of its work is lost, or must not be done: it can only be rolled back."""
@@ -261,13 +284,14 @@ class Work:
     # -- outcome
 
     def succeeded(self) -> None:
-        """The discharge has succeeded: outcomes are applied, and what is unsettled is settled."""
-        done = [*self._held, *self._others]
-        for retired in self._others:
+        """The discharge has succeeded: what is unsettled is settled. Outcomes are applied when the branch commits."""
+        done = [*self._held, *self._late]
+        for retired in self._late:
             retired.link.apply((retired.taken,), retired.outcome)
-        self._others.clear()
-        if self.local:
-            self._held.clear()
+        self._late.clear()
+        for retired in self._held:
+            retired.discharged = True
+        self._held.clear()
         _settle(done)
         self._discharged(committed=True)
 
@@ -278,9 +302,9 @@ class Work:
 
     def failed(self) -> None:
         """The transaction is rolled back; the manager releases what is held for the branch."""
-        others = self._others[:]
-        self._others.clear()
-        for retired in others:
+        late = self._late[:]
+        self._late.clear()
+        for retired in late:
             _revert(retired)
         self._discharged(committed=False)
 
@@ -294,9 +318,13 @@ class Work:
 
     def lose(self) -> None:
         """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
-        connection = self._connection
         self.ending()
         self.failed()
+        self.part()
+
+    def part(self) -> None:
+        """Let go of the branch, whatever it is associated with: nobody asks about it here any more."""
+        connection = self._connection
         connection.manager.channel_lost(self, [self.entry])
         if self.local:
             connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
@@ -470,7 +498,7 @@ class Transactions:
         try:
             flag = work.end(fail=not asked.commit)
         except XaError as error:
-            self._done(asked, work, _gone(error))
+            self._not_ended(asked, work, error)
             return
         if flag is None:
             self._connection.manager.spawn(self._discharge_later(asked, work))
@@ -484,9 +512,16 @@ class Transactions:
                 await work.quiet()
                 flag = work.end(fail=not asked.commit)
         except XaError as error:
-            self._done(asked, work, _gone(error))
+            self._not_ended(asked, work, error)
         else:
             self._ended(asked, work, flag)
+
+    def _not_ended(self, asked: DischargeAsked, work: Work, error: XaError) -> None:
+        """It is discharged all the same, and so nobody can end the association later: it goes as that of a channel that
+        is lost, and the branch can only be rolled back.
+        """
+        work.part()
+        self._done(asked, work, _gone(error))
 
     def _ended(self, asked: DischargeAsked, work: Work, flag: XaFlag) -> None:
         manager, who = self._connection.manager, self._connection.who

@@ -43,6 +43,13 @@ class Broker(Protocol):
             Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
         """
 
+    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+        """What a branch publishes that rejects *delivery*, of a queue with a dead letter exchange; ``None``: nothing.
+
+        Raises:
+            LogError: the message could not be read.
+        """
+
     def refusal(self, work: HeldWork) -> str | None:
         """Why a queue would not take what a branch has published to it (x-overflow: reject-publish).
 

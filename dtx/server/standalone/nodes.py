@@ -4,7 +4,9 @@ import asyncio
 import time
 from asyncio import Future
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 from dtx.log.api import LogError
@@ -29,8 +31,8 @@ from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.exchanges import Queue, describe
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.store.work import Delivery as Held
-from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
@@ -497,6 +499,34 @@ class QueueOrigin:
         held.add_consume(
             KeptDelivery(self, 0, b"", b"", b"", redelivered, b"", None, 0, slot, index, delivery, released)
         )
+
+    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, *, dead: bool) -> None:
+        """See :class:`Origin`: what is rejected is consumed by the branch, and published by it as a dead letter."""
+        delivery = cast("Delivery", taken)
+        if not dead:
+            if not held.fits(0):
+                raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
+            delivery.queue.hold(delivery)
+            held.add_outcome(partial(self._decided, delivery, decided))
+            return
+        self.keep(delivery, work, held, partial(decided, False))
+        if delivery.queue.arguments.dead_letter_exchange is not None:
+            work.wait_for(self._nodes.home.manager.spawn(self._bury(delivery, work)))
+
+    @staticmethod
+    def _decided(delivery: Delivery, decided: Decided, committed: bool) -> None:
+        delivery.queue.unhold(delivery)
+        decided(committed)
+
+    async def _bury(self, delivery: Delivery, work: Working) -> None:
+        try:
+            letter = await self._nodes.broker.dead_letter(delivery)
+        except LogError as error:
+            work.doom(f"what it rejects could not be read: {error}")
+            return
+        if letter is not None:
+            with suppress(XaError):  # the transaction has heard of it
+                work.publish(letter)
 
     def release(self, deliveries: Sequence[Held]) -> None:
         """The branch is rolled back before it voted: nothing of what it consumed has happened."""

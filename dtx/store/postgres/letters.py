@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtx.log.api import LeaseLost, LogConflict, LogError, MessageLog
 from dtx.log.changes import Change, Slot, Store, StoredMessage
@@ -17,6 +17,7 @@ from dtx.store.postgres.recording import Recorder
 from dtx.store.postgres.registry import Entry, Registry
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.postgres.traits import traits
+from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
@@ -33,6 +34,24 @@ _RETRY_SECONDS: Final = 0.5
 log = get_logger(part="store")
 
 Post = tuple[QueueSpec, list[Letter], Reason]
+
+
+class _Sealed(NamedTuple):
+    """A dead letter.
+
+    Args:
+        exchange: that it goes to, and
+        key: with what routing key.
+        raw: its properties, which say how it died.
+        blind: whether they have BCC.
+        targets: the queues that it is routed to.
+    """
+
+    exchange: bytes
+    key: bytes
+    raw: bytes
+    blind: bool
+    targets: Sequence[Entry]
 
 
 class DeadLetters:
@@ -155,8 +174,38 @@ class DeadLetters:
             log.warning("dead letters wait for a queue", queue=spec.where, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
+    async def in_branch(self, slot: Slot) -> HeldPublish | None:
+        """What a branch publishes that rejects the message in *slot*; ``None`` when that goes nowhere.
+
+        So the letter is stored with the vote, and is seen, or is not, with what becomes of the branch. It is routed
+        now, as any publish of a branch.
+
+        Raises:
+            LogError: the message could not be read.
+        """
+        message = (await self._log.read_messages((slot,))).get(slot)
+        entry = self._registry.find(slot.queue)
+        if message is None or entry is None:
+            return None  # the queue is gone, and its messages go with it
+        sealed = self._seal(entry.spec, message, Reason.REJECTED)
+        if not sealed.targets:
+            return None
+        ids = tuple(target.spec.id for target in sealed.targets)
+        return HeldPublish(sealed.exchange, sealed.key, False, sealed.raw, message.body, queues=ids, blind=sealed.blind)
+
     def address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
+        exchange, key, raw, blind, targets = self._seal(spec, message, reason)
+        now = self._clock()
+        found: list[tuple[Entry, StoredMessage]] = []
+        for entry in targets:
+            if entry.refuses and not entry.index.admit(len(message.body)):
+                continue
+            stored = self._registry.stored(entry, exchange, key, raw, message.body, traits(raw), now, blind=blind)
+            found.append((entry, stored))
+        return found
+
+    def _seal(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> _Sealed:
         settings = spec.settings
         now = self._clock()
         death = Death(spec.name, reason, message.exchange, message.routing_key, now)
@@ -171,18 +220,14 @@ class DeadLetters:
             targets = self._host(spec.vhost).route(exchange, key, headers, more)
         except (WireError, XaError) as error:
             log.warning("a dead letter is malformed and was dropped", queue=spec.where, error=str(error))
-            return []
-        found: list[tuple[Entry, StoredMessage]] = []
-        for target in targets:
-            entry = self._registry.find(target.spec.id)
-            if entry is None or (reason is not Reason.REJECTED and would_cycle(raw, target.spec.name)):
-                continue
-            if entry.refuses and not entry.index.admit(len(message.body)):
-                continue
-            body, blind = message.body, seen is not raw
-            stored = self._registry.stored(entry, exchange, key, raw, body, traits(raw), now, blind=blind)
-            found.append((entry, stored))
-        return found
+            return _Sealed(exchange, b"", message.properties, False, ())
+        entries = [self._registry.find(target.spec.id) for target in targets]
+        found = tuple(
+            entry
+            for entry in entries
+            if entry is not None and (reason is Reason.REJECTED or not would_cycle(raw, entry.spec.name))
+        )
+        return _Sealed(exchange, key, raw, seen is not raw, found)
 
     def _show(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:
         self._withdraw(moved)

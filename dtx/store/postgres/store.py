@@ -310,6 +310,14 @@ class PostgresStore:
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
         return letters
 
+    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+        """See :meth:`DeadLetters.in_branch`.
+
+        Raises:
+            LogError: the message could not be read.
+        """
+        return await self._letters.in_branch(delivery.slot)
+
     def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""
         now = self._clock()

@@ -47,6 +47,16 @@ def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes
         )
 
 
+def check_settle(delivery: Delivery) -> None:
+    """Refuse to settle a delivery with a branch that cannot be given back: it comes from a stream.
+
+    Raises:
+        XaError: 540.
+    """
+    if messages.from_stream(delivery.properties):
+        raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
+
+
 def check_consume(lane: Lane, delivery: Delivery) -> None:
     """Refuse to consume a delivery that dtx could not put back.
 
@@ -57,8 +67,7 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
     Raises:
         XaError: 540; 506, the branch is to be rolled back.
     """
-    if messages.from_stream(delivery.properties):
-        raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
+    check_settle(delivery)
     if not republishable(lane, delivery.properties):
         raise XaError(
             ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} octets are too large to be put back"

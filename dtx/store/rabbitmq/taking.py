@@ -245,6 +245,18 @@ class TakingChannel:
         for delivery in deliveries:
             self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
 
+    def unhold(self, delivery: Delivery) -> bool:
+        """The other end of :meth:`hold`: it is unsettled again, and nothing is sent.
+
+        Returns:
+            Whether it was held; it may have gone with the channel.
+        """
+        held = self._held.pop(delivery.tag, None)
+        if held is None:
+            return False
+        self._open[delivery.tag] = held.delivery
+        return True
+
     def then(self, act: Callable[[], None]) -> None:
         """Call *act* when all that was sent so far is committed; never, where that gets lost."""
         if self.gone is None:
@@ -271,8 +283,7 @@ class TakingChannel:
         held = [self._held[delivery.tag] for delivery in deliveries if delivery.tag in self._held]
         self.nack([each.delivery for each in held if each.released is None], requeue=True)
         for each in held:
-            if each.released is not None:
-                self._open[each.delivery.tag] = self._held.pop(each.delivery.tag).delivery
+            if each.released is not None and self.unhold(each.delivery):
                 each.released()
         self._close_if_idle()
 

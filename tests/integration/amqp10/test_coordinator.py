@@ -193,7 +193,7 @@ def test_no_outcome_is_applied_when_the_transaction_fails(
     state = TransactionalState(txn_id=txn_id, outcome=outcome)
     session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=settled)
     assert raw.discharge(session, control, txn_id, fail=True) == ACCEPTED
-    assert take_all(channel, queue) == ([b"one"] if settled else [])
+    assert take_all(channel, queue, at_least=int(settled)) == ([b"one"] if settled else [])
     if not settled:
         session.dispose(Role.RECEIVER, [got.delivery_id], Released(), settled=True)
         raw.flush()

@@ -41,6 +41,9 @@ class Recording:
     def virtual_host(self, name: str) -> VirtualHost:
         raise AssertionError
 
+    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+        raise AssertionError
+
     def refusal(self, work: HeldWork) -> str | None:
         raise AssertionError
 

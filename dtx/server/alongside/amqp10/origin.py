@@ -24,7 +24,8 @@ from dtx.server.amqp10.nodes import Handed, Receiver, Working
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content as Incoming
-from dtx.store.work import Delivery, HeldWork
+from dtx.store.work import Decided, Delivery, HeldWork
+from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -33,6 +34,8 @@ from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
     from dtx.server.alongside.amqp10.nodes import BrokerNodes
+
+_log = get_logger(part="connection")
 
 _SMALL: Final = 16
 """A credit up to which the prefetch is all of it."""
@@ -297,12 +300,44 @@ class BrokerOrigin:
         capture.check_consume(self._nodes.lane, delivery)
         if not held.fits(delivery.size, charged=True):
             raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(delivery.size))
-        # It is acknowledged when the branch is prepared, and makes room then: before that, the consumer must have gone.
-        number = self._from.pop(delivery.tag, _NONE)
-        self._freed += number == self._consumer
+        number = self._give_up(delivery)
         self._taking.hold((delivery,), work, partial(self._released, delivery, number, released))
         held.add_consume(delivery)
+
+    def postpone(
+        self,
+        taken: object,
+        work: Working,
+        held: HeldWork,
+        decided: Decided,
+        *,
+        dead: bool,  # noqa: ARG002 - the broker is told when it is decided
+    ) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`: only the broker knows its dead letter exchanges."""
+        delivery = cast("Delivery", taken)
+        capture.check_settle(delivery)
+        if not held.fits(0):
+            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
+        number = self._give_up(delivery)
+        self._taking.hold((delivery,), work)
+        held.add_outcome(partial(self._decided, delivery, number, decided))
+
+    def _give_up(self, delivery: Delivery) -> int:
+        """A branch has it; the number of its consumer.
+
+        It is settled when the branch is prepared, or ends, and makes room then: before that, the consumer must have
+        gone.
+        """
+        number = self._from.pop(delivery.tag, _NONE)
+        self._freed += number == self._consumer
         self._touch()
+        return number
+
+    def _decided(self, delivery: Delivery, number: int, decided: Decided, committed: bool) -> None:
+        if self._taking.unhold(delivery):
+            self._released(delivery, number, partial(decided, committed))
+        elif committed:
+            _log.warning("an outcome is lost with its channel: the message is in its queue", queue=self._queue)
 
     def _released(self, delivery: Delivery, number: int, released: Callable[[], None]) -> None:
         if number == self._consumer:
