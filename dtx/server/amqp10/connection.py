@@ -282,13 +282,13 @@ class Connection:
             case Attached():
                 self._attach(event)
             case Detached():
-                self._forget((event.session, event.link))
+                self._forget((event.session, event.link), by_client=event.by_peer)
                 session = self._engine.session(event.session)
                 link = None if session is None else session.link(event.link)
                 if link is not None and event.by_peer:
                     link.detach()
             case Ended():
-                self._forget_session(event.session)
+                self._forget_session(event.session, by_client=event.by_peer)
                 session = self._engine.session(event.session)
                 if session is not None and event.by_peer:
                     session.end()
@@ -415,15 +415,18 @@ class Connection:
         """The link that is attached there: places are taken again."""
         return self._links.get(place)
 
-    def _forget(self, place: tuple[int, int]) -> None:
+    def _forget(self, place: tuple[int, int], *, by_client: bool = False) -> None:
         shell = self._links.pop(place, None)
-        if shell is not None:
+        if isinstance(shell, Incoming):
+            shell.let_go(by_client=by_client)
+        elif shell is not None:
             shell.let_go()
+        if shell is not None:
             self.soon(self._resume)  # what waited on it has kept others from sending
 
-    def _forget_session(self, session: int) -> None:
+    def _forget_session(self, session: int, *, by_client: bool) -> None:
         for place in [place for place in self._links if place[0] == session]:
-            self._forget(place)
+            self._forget(place, by_client=by_client)
 
     def _on_delivered(self, event: Delivered) -> None:
         shell = self._links.get((event.session, event.link))

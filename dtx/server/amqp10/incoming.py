@@ -51,6 +51,8 @@ class Incoming:
         self._address = address
         self._node = node
         self._open = True
+        self._cut_off = False
+        """It has been ended here: its client would have heard of what it has sent."""
         node.begin(self)
 
     # -- messages
@@ -138,7 +140,10 @@ class Incoming:
             work.doom("nobody knows whether one of its messages could be taken")
             return
         error = verdict.result()
-        if error is None:
+        if error is None and number is not None and self._cut_off:
+            # "must inform the controller of the presumptive terminal outcome before it can successfully discharge"
+            spoil(transaction, work, "a link has ended before its client has heard of a message")
+        elif error is None:
             self._answer(number, provisional(transaction, ACCEPTED))
         else:
             work.withdraw(message)
@@ -167,9 +172,14 @@ class Incoming:
 
     # -- the end
 
-    def let_go(self) -> None:
-        """The link is gone: what has come is on its way."""
+    def let_go(self, *, by_client: bool = False) -> None:
+        """The link is gone: what has come is on its way.
+
+        Args:
+            by_client: it is the client that has ended it, and with it what it would have heard on it.
+        """
         self._open = False
+        self._cut_off = not by_client
         self._node.close()
 
     def refuse(self, error: AmqpError) -> None:

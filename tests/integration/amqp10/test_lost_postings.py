@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.states import Rejected, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, Rejected, TransactionalState
 from dtx.wire.amqp10.terminus import Discharge
 from tests.integration.amqp10.raw import Raw
 from tests.support.broker import only_alongside
@@ -62,3 +62,31 @@ def test_a_posting_that_is_refused_behind_the_end_of_its_link_spoils_the_transac
     discharge = control.send(b"request", message.value(Discharge(txn_id=txn_id)))
     assert condition(raw.outcome(session, discharge)) == "amqp:transaction:rollback"
     assert take_all(channel, queue) == []
+
+
+@only_alongside
+@pytest.mark.parametrize("by_client", [False, True])
+def test_a_posting_of_which_its_client_would_have_heard_spoils_the_transaction(
+    raw: Raw, channel: BlockingChannel, queue: str, by_client: bool
+) -> None:
+    """4.4.1: "must inform the controller of the presumptive terminal outcome before it can successfully discharge".
+
+    A client that ends the link itself does not want to hear of it.
+    """
+    session = raw.begin()
+    control, anywhere = raw.control(session), raw.sender(session, None, "anywhere")
+    txn_id = raw.declare(session, control)
+    one = message.bare(message.Properties(to=f"/queues/{queue}"), {}, message.data(b"one"))
+    anywhere.send(b"one", one, state=TransactionalState(txn_id=txn_id))
+    if by_client:
+        anywhere.detach()
+    else:  # a tag has at most 32 octets
+        fields = {"handle": anywhere.handle, "message_format": 0, "delivery_id": 77, "delivery_tag": bytes(33)}
+        raw.engine.send_transfer(session.channel, fields | {"settled": True}, memoryview(message.data(b"two")))
+    outcome = raw.outcome(session, control.send(b"request", message.value(Discharge(txn_id=txn_id))))
+    if by_client:
+        assert outcome == ACCEPTED
+        assert take_all(channel, queue, at_least=1) == [b"one"]
+    else:
+        assert condition(outcome) == "amqp:transaction:rollback"
+        assert take_all(channel, queue) == []

@@ -40,6 +40,8 @@ class Place:
 
     def wait_for(self, _: object) -> None: ...
 
+    def close(self) -> None: ...
+
     def work(self, _: object) -> "Place":
         return self
 
@@ -65,6 +67,11 @@ class Place:
 
 def posted(*, settled: bool) -> Place:
     """A place where a message has been posted."""
+    return posting(settled=settled)[0]
+
+
+def posting(*, settled: bool) -> tuple[Place, Incoming]:
+    """The same, and the link on which it came."""
     place: Any = Place()
     shell = Incoming(place, place, place, QueueAddress(b"q"), place)
     payload = memoryview(message.data(b"one"))
@@ -83,7 +90,7 @@ def posted(*, settled: bool) -> Place:
     assert len(place.held) == 1, "until it is judged it has its place among the others"
     assert place.said == []
     found: Place = place
-    return found
+    return found, shell
 
 
 async def judged(place: Place) -> None:
@@ -120,4 +127,20 @@ async def test_a_message_that_nobody_judges_any_more_dooms_its_transaction() -> 
     place.verdict.cancel()
     await judged(place)
     assert place.doomed
+    assert place.said == []
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("by_client", [False, True])
+async def test_a_message_that_is_judged_good_behind_the_end_of_its_link_is_heard_of_or_not_committed(
+    by_client: bool, settled: bool
+) -> None:
+    """4.4.1: it "must inform the controller … before it can successfully discharge", unless that has ended the link."""
+    place, shell = posting(settled=settled)
+    shell.let_go(by_client=by_client)
+    place.verdict.set_result(None)
+    await judged(place)
+    spoiled = not settled and not by_client
+    assert (len(place.held), bool(place.doomed)) == (1, spoiled)
+    assert (place.transaction.doom is not None) is spoiled
     assert place.said == []
