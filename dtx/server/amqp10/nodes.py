@@ -19,7 +19,7 @@ from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import Login
-from dtx.wire.amqp10.states import Modified, Outcome
+from dtx.wire.amqp10.states import Modified, Outcome, Rejected
 
 
 class Handed(NamedTuple):
@@ -108,6 +108,11 @@ class Destination(Protocol):
 
     def close(self) -> None:
         """The link is gone; what has come is on its way."""
+
+
+def kills(outcome: Outcome) -> bool:
+    """Whether *outcome* makes a dead letter of a message, or drops it."""
+    return isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here)
 
 
 class Working(Protocol):
@@ -204,7 +209,7 @@ class Origin(Protocol):
             XaError: it cannot be, and the branch with it cannot commit; nothing has changed.
         """
 
-    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, *, dead: bool) -> None:
+    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
         """Let what becomes of a message, other than that it is consumed, wait for the end of a branch.
 
         Args:
@@ -213,7 +218,7 @@ class Origin(Protocol):
             held: what the branch holds.
             decided: called when the branch has ended: then the message is taken as before. Where a branch that has
                 committed has done by itself what was to be done, it is not called for that.
-            dead: whether it is to be rejected, see :meth:`reject`; else it returns to its queue.
+            outcome: what becomes of it where the branch commits.
 
         Raises:
             XaError: it cannot be, and the branch with it cannot commit; nothing has changed.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dtx.server.amqp10.mapping import from_basic
-from dtx.server.amqp10.nodes import Handed, Origin
+from dtx.server.amqp10.nodes import Handed, Origin, kills
 from dtx.server.standalone.limits import MAX_UNACKED
 from dtx.wire.amqp10.coordination import Transaction, WorkRefused, provisional
 from dtx.wire.amqp10.coordination import Work as Kind
@@ -267,15 +267,10 @@ class Outgoing:
             return
         if isinstance(outcome, Accepted):
             self.node.accept(taken)
-        elif self.kills(outcome):
+        elif kills(outcome):
             self.node.reject(taken)
         else:
             self.node.requeue(taken)
-
-    @staticmethod
-    def kills(outcome: Outcome) -> bool:
-        """Whether *outcome* makes a dead letter of a message, or drops it."""
-        return isinstance(outcome, Rejected) or (isinstance(outcome, Modified) and outcome.undeliverable_here)
 
     def settle(self, deliveries: Sequence[int], outcome: Outcome = ACCEPTED) -> None:
         """Tell the client what became of *deliveries* that it has not settled."""

@@ -252,7 +252,7 @@ class Work:
                     link.node.keep(taken, self, held, partial(self._released, retired))
                 else:
                     decided = partial(self._decided, retired)
-                    link.node.postpone(taken, self, held, decided, dead=link.kills(outcome))
+                    link.node.postpone(taken, self, held, decided, outcome)
             except XaError as error:
                 _revert(retired)
                 self.doom(error.reason)

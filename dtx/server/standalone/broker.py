@@ -43,8 +43,12 @@ class Broker(Protocol):
             Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
         """
 
-    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
         """What a branch publishes that rejects *delivery*, of a queue with a dead letter exchange; ``None``: nothing.
+
+        Args:
+            delivery: not settled, and it stays so until this returns.
+            revised: the properties with which the message leaves its queue.
 
         Raises:
             LogError: the message could not be read.

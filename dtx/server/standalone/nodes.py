@@ -16,7 +16,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
 from dtx.server.amqp10.mapping import Content
 from dtx.server.amqp10.modifying import modified
-from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working
+from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working, kills
 from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
@@ -500,10 +500,10 @@ class QueueOrigin:
             KeptDelivery(self, 0, b"", b"", b"", redelivered, b"", None, 0, slot, index, delivery, released)
         )
 
-    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, *, dead: bool) -> None:
+    def postpone(self, taken: object, work: Working, held: HeldWork, decided: Decided, outcome: Outcome) -> None:
         """See :class:`Origin`: what is rejected is consumed by the branch, and published by it as a dead letter."""
         delivery = cast("Delivery", taken)
-        if not dead:
+        if not kills(outcome):
             if not held.fits(0):
                 raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(0))
             delivery.queue.hold(delivery)
@@ -511,16 +511,21 @@ class QueueOrigin:
             return
         self.keep(delivery, work, held, partial(decided, False))
         if delivery.queue.arguments.dead_letter_exchange is not None:
-            work.wait_for(self._nodes.home.manager.spawn(self._bury(delivery, work)))
+            work.wait_for(self._nodes.home.manager.spawn(self._bury(delivery, work, outcome)))
 
     @staticmethod
     def _decided(delivery: Delivery, decided: Decided, committed: bool) -> None:
         delivery.queue.unhold(delivery)
         decided(committed)
 
-    async def _bury(self, delivery: Delivery, work: Working) -> None:
+    async def _bury(self, delivery: Delivery, work: Working, outcome: Outcome) -> None:
+        def revised(message: StoredMessage) -> bytes:
+            if not isinstance(outcome, Modified):
+                return message.properties
+            return modified(message.properties, outcome, redelivered=delivery.redelivered)
+
         try:
-            letter = await self._nodes.broker.dead_letter(delivery)
+            letter = await self._nodes.broker.dead_letter(delivery, revised)
         except LogError as error:
             work.doom(f"what it rejects could not be read: {error}")
             return

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dtx.log.api import LeaseLost, LogConflict, LogError, MessageLog
@@ -174,11 +175,15 @@ class DeadLetters:
             log.warning("dead letters wait for a queue", queue=spec.where, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def in_branch(self, slot: Slot) -> HeldPublish | None:
+    async def in_branch(self, slot: Slot, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
         """What a branch publishes that rejects the message in *slot*; ``None`` when that goes nowhere.
 
         So the letter is stored with the vote, and is seen, or is not, with what becomes of the branch. It is routed
         now, as any publish of a branch.
+
+        Args:
+            slot: of a queue that has a dead letter exchange.
+            revised: the properties with which the message leaves it.
 
         Raises:
             LogError: the message could not be read.
@@ -187,6 +192,8 @@ class DeadLetters:
         entry = self._registry.find(slot.queue)
         if message is None or entry is None:
             return None  # the queue is gone, and its messages go with it
+        with suppress(WireError):  # malformed, as is said next
+            message = message._replace(properties=revised(message))
         sealed = self._seal(entry.spec, message, Reason.REJECTED)
         if not sealed.targets:
             return None

@@ -310,13 +310,13 @@ class PostgresStore:
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
         return letters
 
-    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
         """See :meth:`DeadLetters.in_branch`.
 
         Raises:
             LogError: the message could not be read.
         """
-        return await self._letters.in_branch(delivery.slot)
+        return await self._letters.in_branch(delivery.slot, revised)
 
     def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""

@@ -31,8 +31,9 @@ from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
-DEAD = [Rejected(), Modified(delivery_failed=True, undeliverable_here=True)]
-BACK = [Released(), Modified(delivery_failed=True)]
+NOTED = {"x-why": "broken"}
+DEAD = [Rejected(), Modified(delivery_failed=True, undeliverable_here=True, message_annotations=NOTED)]
+BACK = [Released(), Modified(delivery_failed=True, message_annotations=NOTED)]
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def discharge(raw: Raw, session: Session, control: Link, txn_id: bytes) -> None:
 @pytest.mark.parametrize("end", ["commit", "one-phase", "rollback", "rollback-prepared"])
 def test_a_message_that_is_rejected_dies_when_the_branch_commits_and_not_before(
     raw: Raw,
+    mode: Mode,
     channel: BlockingChannel,
     source: str,
     dead: str,
@@ -137,6 +139,8 @@ def test_a_message_that_is_rejected_dies_when_the_branch_commits_and_not_before(
     assert properties is not None
     assert body == b"one"
     assert properties.headers["a"] == 1
+    noted = isinstance(outcome, Modified) and there == dead and mode == "standalone"
+    assert properties.headers.get("x-why") == ("broken" if noted else None)
     if there == dead:
         death = properties.headers["x-death"][0]
         assert (death["queue"], death["reason"], death["count"]) == (source, "rejected", 1)

@@ -1,12 +1,12 @@
 """What one connection has on its way into the store."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.changes import Define
+from dtx.log.changes import Define, StoredMessage
 from dtx.server.standalone.broker import Done
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Delivery
@@ -41,10 +41,13 @@ class Recording:
     def virtual_host(self, name: str) -> VirtualHost:
         raise AssertionError
 
-    async def dead_letter(self, delivery: Delivery) -> HeldPublish | None:
+    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
         raise AssertionError
 
     def refusal(self, work: HeldWork) -> str | None:
+        raise AssertionError
+
+    async def revise(self, deliveries: Sequence[Delivery], revised: Callable[[Delivery, StoredMessage], bytes]) -> None:
         raise AssertionError
 
     def define(self, define: Define) -> Awaitable[None]:

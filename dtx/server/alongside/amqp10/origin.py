@@ -29,7 +29,7 @@ from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import Modified
+from dtx.wire.amqp10.states import Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -310,8 +310,7 @@ class BrokerOrigin:
         work: Working,
         held: HeldWork,
         decided: Decided,
-        *,
-        dead: bool,  # noqa: ARG002 - the broker is told when it is decided
+        outcome: Outcome,  # noqa: ARG002 - the broker is told when it is decided
     ) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`: only the broker knows its dead letter exchanges."""
         delivery = cast("Delivery", taken)
