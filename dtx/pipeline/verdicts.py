@@ -1,0 +1,357 @@
+"""How a global transaction has ended: the rules. :mod:`dtx.pipeline.reference` applies them with nothing but Python.
+
+Theory of operation. A global transaction is (format id, gtrid). What is known of it comes from three sides: lines of
+journals, what participants have in doubt, and what transaction managers have decided. Its *branches* are the places
+where it has been: (source, rm, vhost, bqual), so a transaction manager that gives every resource manager the same xid
+has as many branches as resource managers. Each of them is folded, all together make :class:`Facts`,
+and :data:`RULES` reads those: one verdict per transaction, the first rule that matches.
+
+Folding is made of "or", "least" and "greatest" alone. So the order of lines does not matter, a line that is read twice
+changes nothing, and what arrives late is folded into what was known before.
+
+Clocks differ between resource managers. Times are compared across them in one rule only (``forgotten too early``),
+with :attr:`Rules.skew` between them; whether a branch is open is told by the events that it has.
+
+Times are microseconds since the epoch (UTC), as Spark and PostgreSQL keep them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntFlag, StrEnum
+from typing import Final
+
+from dtx.log.records import JournalEvent
+from dtx.xa.codes import Heuristic
+
+MICROS: Final = 1_000_000
+
+
+class Verdict(StrEnum):
+    """How a global transaction stands; :data:`RULES` says when, in order of precedence."""
+
+    XID_REUSED = "xid-reused"
+    MIXED = "mixed"
+    AGAINST_DECISION = "against-decision"
+    HEURISTIC_DAMAGE = "heuristic-damage"
+    HAZARD = "hazard"
+    FORGOTTEN_EARLY = "forgotten-early"
+    UNFINISHED = "unfinished"
+    ORPHAN = "orphan"
+    OWNER_MISMATCH = "owner-mismatch"
+    IN_DOUBT = "in-doubt"
+    ROLLED_BACK = "rolled-back"
+    COMMITTED = "committed"
+
+
+PLAIN: Final = frozenset({Verdict.COMMITTED, Verdict.ROLLED_BACK})
+"""The verdicts that nobody needs to look at."""
+
+
+class Kind(StrEnum):
+    """Where an observation comes from."""
+
+    DTX = "dtx"
+    POSTGRESQL = "postgresql"
+    MYSQL = "mysql"
+
+
+class Choice(StrEnum):
+    """What a transaction manager decides."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
+class Mark(IntFlag):
+    """What has happened to a branch; the marks of its lines are joined by "or"."""
+
+    PREPARED = 1
+    COMMITTED = 2
+    ROLLED_BACK = 4
+    READ_ONLY = 8
+    HEURISTIC_COMMITTED = 16
+    HEURISTIC_ROLLED_BACK = 32
+    HEURISTIC_MIXED = 64
+    HEURISTIC_HAZARD = 128
+    FORGOTTEN = 256
+    WORKING = 512
+    """Phase two has begun and is not over."""
+    WILL_COMMIT = 1024
+    WILL_ROLL_BACK = 2048
+    DECIDED_COMMIT = 4096
+    """This and what follows is said by the log of a transaction manager."""
+    DECIDED_ROLLBACK = 8192
+    UNDONE = 16384
+    DONE = 32768
+    """Says so in one line of its log, whatever an older one says."""
+
+
+ENDED: Final = (
+    Mark.COMMITTED
+    | Mark.ROLLED_BACK
+    | Mark.READ_ONLY
+    | Mark.HEURISTIC_COMMITTED
+    | Mark.HEURISTIC_ROLLED_BACK
+    | Mark.HEURISTIC_MIXED
+    | Mark.HEURISTIC_HAZARD
+    | Mark.FORGOTTEN
+)
+"""Any of these ends a branch as far as its resource manager is concerned."""
+OPENED: Final = Mark.PREPARED | Mark.WORKING
+TO_COMMIT: Final = Mark.COMMITTED | Mark.WILL_COMMIT
+"""Any of these is done by order of a transaction manager that has decided so."""
+TO_ROLL_BACK: Final = Mark.ROLLED_BACK | Mark.WILL_ROLL_BACK
+DECIDED: Final = Mark.DECIDED_COMMIT | Mark.DECIDED_ROLLBACK
+DIRECTIONS: Final = ENDED & ~(Mark.FORGOTTEN | Mark.READ_ONLY)
+"""Any of these says which way a branch went, or that this is not known."""
+
+HEURISTIC_MARK: Final = {
+    Heuristic.COMMITTED: Mark.HEURISTIC_COMMITTED,
+    Heuristic.ROLLED_BACK: Mark.HEURISTIC_ROLLED_BACK,
+    Heuristic.MIXED: Mark.HEURISTIC_MIXED,
+    Heuristic.HAZARD: Mark.HEURISTIC_HAZARD,
+}
+EVENT_MARK: Final = {
+    JournalEvent.PREPARED: Mark.PREPARED,
+    JournalEvent.TIMED_OUT: Mark.ROLLED_BACK,
+    JournalEvent.STUCK: Mark.WORKING,
+    JournalEvent.DECIDED: Mark.WORKING,
+    JournalEvent.DISCARDED: Mark.WORKING,
+    JournalEvent.REDIRECTED: Mark.WORKING,
+    JournalEvent.HAZARD: Mark.HEURISTIC_HAZARD,
+    # with its outcome's mark; without one nobody knows which way it went
+    JournalEvent.HEURISTIC: Mark(0),
+    # it has been completed before, and the work was done once more: says nothing about how the branch stands
+    JournalEvent.REPEATED: Mark(0),
+    JournalEvent.COMMITTED: Mark.COMMITTED,
+    JournalEvent.ROLLED_BACK: Mark.ROLLED_BACK,
+    JournalEvent.READ_ONLY: Mark.READ_ONLY,
+    JournalEvent.FORGOTTEN: Mark.FORGOTTEN,
+}
+"""What each event of the journal says of its branch."""
+WITH_OUTCOME: Final = frozenset({JournalEvent.HEURISTIC, JournalEvent.FORGOTTEN})
+"""Events whose outcome says which way the branch went."""
+STATE_MARK: Final = {
+    "prepared": Mark.PREPARED,
+    "committing": Mark.WORKING | Mark.WILL_COMMIT,
+    "rolling-back": Mark.WORKING | Mark.WILL_ROLL_BACK,
+    "heuristic-committing": Mark.WORKING,
+    "heuristic-rolling-back": Mark.WORKING,
+    "heuristic-committed": Mark.HEURISTIC_COMMITTED,
+    "heuristic-rolled-back": Mark.HEURISTIC_ROLLED_BACK,
+    "heuristic-mixed": Mark.HEURISTIC_MIXED,
+    "heuristic-hazard": Mark.HEURISTIC_HAZARD,
+    "heuristic": Mark.HEURISTIC_HAZARD,
+}
+"""What a participant's word for the state of a branch says; any other word (``taking``) is no vote and says nothing."""
+
+
+def mark_of(event: JournalEvent, outcome: Heuristic | None) -> Mark:
+    """What a line of the journal says of its branch."""
+    mark = EVENT_MARK[event]
+    if event in WITH_OUTCOME and outcome is not None:
+        mark |= HEURISTIC_MARK[outcome]
+    elif event is JournalEvent.HEURISTIC:
+        mark |= Mark.HEURISTIC_HAZARD
+    return mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the rules need beside the facts.
+
+    Args:
+        as_of: microseconds since the epoch; ages are counted up to then.
+        orphan_after: microseconds; a branch that is in doubt for so long would be known to its transaction manager.
+        skew: microseconds by which clocks of different machines may differ.
+        decisions_read: whether the logs of the transaction managers were read: else nothing is an orphan.
+    """
+
+    as_of: int
+    orphan_after: int = 3600 * MICROS
+    skew: int = 300 * MICROS
+    decisions_read: bool = True
+
+    def __post_init__(self) -> None:
+        if self.orphan_after < 0 or self.skew < 0:
+            raise ValueError("orphan_after and skew are not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that the rules read about one global transaction.
+
+    Args:
+        marks: of all branches.
+        reused: an xid had two lives in one place.
+        unknown: a branch went nobody knows which way.
+        open: branches that are in doubt or under way.
+        since: when the first of them was opened.
+        forgotten_at: when an outcome was first forgotten by somebody other than the branch's owner.
+        owners_differ: dtx's branches of it have different owners.
+        decided_at: the latest decision.
+        undone: a transaction manager says that it has not finished.
+    """
+
+    marks: Mark
+    reused: bool = False
+    unknown: bool = False
+    open: int = 0
+    since: int | None = None
+    forgotten_at: int | None = None
+    owners_differ: bool = False
+    decided_at: int | None = None
+    undone: bool = False
+
+    def has(self, mark: Mark) -> bool:
+        """Whether any branch has any of these marks."""
+        return bool(self.marks & mark)
+
+    @property
+    def decided(self) -> bool:
+        """Whether a decision is known: from a log, or since a branch went one way by order of its manager."""
+        return self.has(DECIDED | TO_COMMIT | TO_ROLL_BACK)
+
+
+def _mixed(facts: Facts, _: Rules) -> bool:
+    return facts.has(Mark.COMMITTED) and facts.has(Mark.ROLLED_BACK)
+
+
+def _against_decision(facts: Facts, _: Rules) -> bool:
+    return (facts.has(Mark.COMMITTED) and facts.has(Mark.DECIDED_ROLLBACK)) or (
+        facts.has(Mark.ROLLED_BACK) and facts.has(Mark.DECIDED_COMMIT)
+    )
+
+
+def _heuristic_damage(facts: Facts, _: Rules) -> bool:
+    committed, rolled_back = facts.has(Mark.HEURISTIC_COMMITTED), facts.has(Mark.HEURISTIC_ROLLED_BACK)
+    return (
+        facts.has(Mark.HEURISTIC_MIXED)
+        or (committed and rolled_back)
+        or (committed and facts.has(Mark.DECIDED_ROLLBACK | TO_ROLL_BACK))
+        or (rolled_back and facts.has(Mark.DECIDED_COMMIT | TO_COMMIT))
+    )
+
+
+def _forgotten_early(facts: Facts, rules: Rules) -> bool:
+    if facts.forgotten_at is None:
+        return False
+    decided_later = facts.decided_at is not None and facts.decided_at > facts.forgotten_at + rules.skew
+    return facts.open > 0 or facts.undone or decided_later
+
+
+def _unfinished(facts: Facts, _: Rules) -> bool:
+    return facts.undone or (facts.open > 0 and facts.decided)
+
+
+def _orphan(facts: Facts, rules: Rules) -> bool:
+    return (
+        rules.decisions_read
+        and facts.open > 0
+        and not facts.decided
+        and facts.since is not None
+        and rules.as_of - facts.since > rules.orphan_after
+    )
+
+
+def _rolled_back(facts: Facts, _: Rules) -> bool:
+    if facts.has(Mark.COMMITTED | Mark.HEURISTIC_COMMITTED):
+        return False
+    if facts.has(Mark.ROLLED_BACK | Mark.HEURISTIC_ROLLED_BACK):
+        return True
+    return facts.has(Mark.DECIDED_ROLLBACK) and not facts.has(Mark.DECIDED_COMMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a verdict is given.
+
+    Args:
+        verdict: which.
+        sentence: its definition, for people.
+        matches: the same for facts.
+    """
+
+    verdict: Verdict
+    sentence: str
+    matches: Callable[[Facts, Rules], bool]
+
+
+RULES: Final = (
+    Rule(
+        Verdict.XID_REUSED,
+        "The same xid had two lives in the same resource manager and virtual host, so nothing else can be told apart.",
+        lambda facts, _: facts.reused,
+    ),
+    Rule(
+        Verdict.MIXED,
+        "One branch was committed and another rolled back, both by order of a transaction manager.",
+        _mixed,
+    ),
+    Rule(
+        Verdict.AGAINST_DECISION,
+        "A branch was committed although a transaction manager decided to roll back, or the other way round.",
+        _against_decision,
+    ),
+    Rule(
+        Verdict.HEURISTIC_DAMAGE,
+        "A heuristic outcome is mixed, or goes against the decision, another branch or another heuristic outcome.",
+        _heuristic_damage,
+    ),
+    Rule(
+        Verdict.HAZARD,
+        "Nobody knows which way a branch went: its heuristic outcome is hazard, or was forgotten unrecorded.",
+        lambda facts, _: facts.unknown,
+    ),
+    Rule(
+        Verdict.FORGOTTEN_EARLY,
+        "Somebody other than its owner had a heuristic outcome forgotten while another branch was open, the transaction"
+        " manager had not finished, or before it decided.",
+        _forgotten_early,
+    ),
+    Rule(
+        Verdict.UNFINISHED,
+        "The decision is known, from a log or from another branch, and a branch is still open; or the transaction"
+        " manager says itself that it has not finished.",
+        _unfinished,
+    ),
+    Rule(
+        Verdict.ORPHAN,
+        "A branch has been in doubt for longer than a transaction manager takes, and none has a decision about it.",
+        _orphan,
+    ),
+    Rule(
+        Verdict.OWNER_MISMATCH,
+        "Branches of it in dtx belong to different users.",
+        lambda facts, _: facts.owners_differ,
+    ),
+    Rule(
+        Verdict.IN_DOUBT,
+        "A branch has voted and waits for a decision that nobody is known to have made yet.",
+        lambda facts, _: facts.open > 0,
+    ),
+    Rule(
+        Verdict.ROLLED_BACK,
+        "Every branch was rolled back or had nothing to do; or there is no branch and the decision is to roll back.",
+        _rolled_back,
+    ),
+    Rule(
+        Verdict.COMMITTED,
+        "Every branch was committed or had nothing to do; or there is no branch and the decision is to commit.",
+        lambda *_: True,
+    ),
+)
+"""Who comes first wins; what else matches stands in the findings, but for the last two, of which one always holds."""
+
+
+def judge(facts: Facts, rules: Rules) -> tuple[Verdict, ...]:
+    """All verdicts that match, the one that counts first.
+
+    Args:
+        facts: of one transaction.
+        rules: what else they depend on.
+    """
+    found = tuple(rule.verdict for rule in RULES if rule.verdict not in PLAIN and rule.matches(facts, rules))
+    if found:
+        return found
+    return (next(rule.verdict for rule in RULES if rule.verdict in PLAIN and rule.matches(facts, rules)),)

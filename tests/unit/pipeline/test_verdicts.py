@@ -1,0 +1,235 @@
+"""Each rule by its sentence, with what is next to it and must not match."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtx.log.records import JournalEvent
+from dtx.pipeline.reference import Decision, Event, Judgement, Observation, reconcile
+from dtx.pipeline.verdicts import (
+    EVENT_MARK,
+    HEURISTIC_MARK,
+    MICROS,
+    PLAIN,
+    RULES,
+    Choice,
+    Kind,
+    Rules,
+    Verdict,
+)
+from dtx.xa.codes import Heuristic
+
+NOW = 100_000 * MICROS
+RULES_NOW = Rules(as_of=NOW)
+E, V = JournalEvent, Verdict
+
+
+def line(event: JournalEvent, at: float, rm: str = "rm1", outcome: Heuristic | None = None, **more: Any) -> Event:
+    return replace(
+        Event(
+            source="db", rm=rm, vhost="/", format_id=1, gtrid=b"g", bqual=b"", branch_id=f"life of {rm}",
+            id=f"{rm} {event} {at}", event=event, outcome=outcome, at=int(at * MICROS), owner="ann", actor="ann",
+        ),
+        **more,
+    )  # fmt: skip
+
+
+def decided(choice: Choice, at: float = 2, finished: bool | None = None, **more: Any) -> Decision:
+    found = Decision(
+        source="log", tm="tm", format_id=1, gtrid=b"g", decision=choice, at=int(at * MICROS), finished=finished
+    )
+    return replace(found, **more)
+
+
+def seen(state: str, since: float | None, rm: str = "rm1", kind: Kind = Kind.DTX, owner: str = "ann") -> Observation:
+    return Observation(
+        source="db", rm=rm, vhost="/", format_id=1, gtrid=b"g", bqual=b"", kind=kind, state=state, owner=owner,
+        since=None if since is None else int(since * MICROS), observed_at=NOW,
+    )  # fmt: skip
+
+
+Known = Event | Observation | Decision
+
+
+def judged(*known: Known, rules: Rules = RULES_NOW) -> Judgement:
+    found = reconcile(
+        [each for each in known if isinstance(each, Event)],
+        [each for each in known if isinstance(each, Observation)],
+        [each for each in known if isinstance(each, Decision)],
+        rules,
+    )
+    (judgement,) = found.values()
+    return judgement
+
+
+def committed(rm: str, at: float = 3) -> tuple[Event, Event]:
+    return line(E.PREPARED, 1, rm), line(E.COMMITTED, at, rm)
+
+
+def rolled_back(rm: str) -> tuple[Event, Event]:
+    return line(E.PREPARED, 1, rm), line(E.ROLLED_BACK, 3, rm)
+
+
+def by_hand(rm: str, outcome: Heuristic, *, forgotten: float | None = None, actor: str = "ann") -> tuple[Event, ...]:
+    lines = (line(E.PREPARED, 1, rm), line(E.HEURISTIC, 2, rm, outcome, actor="operator"))
+    return lines if forgotten is None else (*lines, line(E.FORGOTTEN, forgotten, rm, outcome, actor=actor))
+
+
+OPEN = line(E.PREPARED, 1)
+YOUNG = line(E.PREPARED, 99_000)
+COMMIT, ROLLBACK = decided(Choice.COMMIT), decided(Choice.ROLLBACK)
+LATER = 1_000
+
+CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
+    "two phases": (V.COMMITTED, (*committed("rm1"), *committed("rm2"), COMMIT)),
+    "one phase": (V.COMMITTED, (line(E.COMMITTED, 1),)),
+    "the same xid in every resource manager": (V.COMMITTED, (*committed("rm1"), *committed("rm2"), *committed("rm3"))),
+    "nothing but reading": (V.COMMITTED, (line(E.READ_ONLY, 1),)),
+    "nothing but reading, and rolled back": (V.ROLLED_BACK, (line(E.READ_ONLY, 1), ROLLBACK)),
+    "one reads, one commits": (V.COMMITTED, (line(E.READ_ONLY, 1), *committed("rm2"), COMMIT)),
+    "presumed abort": (V.ROLLED_BACK, (*rolled_back("rm1"), *rolled_back("rm2"))),
+    "timed out": (V.ROLLED_BACK, (line(E.TIMED_OUT, 1), *rolled_back("rm2"))),
+    "a decision and no branch": (V.COMMITTED, (COMMIT,)),
+    "a decision to roll back and no branch": (V.ROLLED_BACK, (ROLLBACK,)),
+    "stuck and then committed": (V.COMMITTED, (OPEN, line(E.STUCK, 2), line(E.REDIRECTED, 4), line(E.COMMITTED, 5))),
+    "by hand as was decided": (V.COMMITTED, (*by_hand("rm1", Heuristic.COMMITTED), *committed("rm2"), COMMIT)),
+    "by hand, and nobody decided": (V.ROLLED_BACK, by_hand("rm1", Heuristic.ROLLED_BACK)),
+    "reused": (V.XID_REUSED, (*committed("rm1"), *(replace(each, branch_id="next") for each in committed("rm1")))),
+    "reused, and open again": (V.XID_REUSED, (*committed("rm1"), line(E.PREPARED, 9, branch_id="next"))),
+    "reused by another user": (
+        V.XID_REUSED,
+        (*committed("rm1"), *(replace(each, branch_id="next", owner="bob") for each in committed("rm1"))),
+    ),
+    "seen again after its end": (V.XID_REUSED, (*committed("rm1"), seen("prepared", 9))),
+    "mixed": (V.MIXED, (*committed("rm1"), *rolled_back("rm2"))),
+    "mixed, whatever was decided": (V.MIXED, (*committed("rm1"), *rolled_back("rm2"), COMMIT)),
+    "committed against it": (V.AGAINST_DECISION, (*committed("rm1"), ROLLBACK)),
+    "rolled back against it": (V.AGAINST_DECISION, (*rolled_back("rm1"), COMMIT)),
+    "decided both ways": (V.AGAINST_DECISION, (*committed("rm1"), COMMIT, decided(Choice.ROLLBACK, tm="other"))),
+    "by hand against the decision": (V.HEURISTIC_DAMAGE, (*by_hand("rm1", Heuristic.ROLLED_BACK), COMMIT)),
+    "by hand against another": (V.HEURISTIC_DAMAGE, (*by_hand("rm1", Heuristic.COMMITTED), *rolled_back("rm2"))),
+    "by hand both ways": (
+        V.HEURISTIC_DAMAGE,
+        (*by_hand("rm1", Heuristic.COMMITTED), *by_hand("rm2", Heuristic.ROLLED_BACK)),
+    ),
+    "by hand in part": (V.HEURISTIC_DAMAGE, by_hand("rm1", Heuristic.MIXED)),
+    "by hand while another is told to commit": (
+        V.HEURISTIC_DAMAGE,
+        (*by_hand("rm1", Heuristic.ROLLED_BACK), seen("committing", 5, "rm2")),
+    ),
+    "hazard": (V.HAZARD, (*by_hand("rm1", Heuristic.HAZARD), COMMIT)),
+    "hazard that was resolved": (V.COMMITTED, (OPEN, line(E.HAZARD, 2), line(E.COMMITTED, 3))),
+    "forgotten, and nobody knows how it was": (V.HAZARD, (OPEN, line(E.FORGOTTEN, 3))),
+    "heuristic without an outcome": (V.HAZARD, (OPEN, line(E.HEURISTIC, 3))),
+    "forgotten before it was decided": (
+        V.FORGOTTEN_EARLY,
+        (*by_hand("rm1", Heuristic.COMMITTED, forgotten=3, actor="op"), decided(Choice.COMMIT, LATER)),
+    ),
+    "forgotten before, as far as clocks can tell": (
+        V.COMMITTED,
+        (*by_hand("rm1", Heuristic.COMMITTED, forgotten=3, actor="op"), decided(Choice.COMMIT, 200)),
+    ),
+    "forgotten by its own manager": (
+        V.COMMITTED,
+        (*by_hand("rm1", Heuristic.COMMITTED, forgotten=3), decided(Choice.COMMIT, LATER)),
+    ),
+    "forgotten while the manager is at it": (
+        V.FORGOTTEN_EARLY,
+        (*by_hand("rm1", Heuristic.COMMITTED, forgotten=9, actor="op"), decided(Choice.COMMIT, finished=False)),
+    ),
+    "forgotten while another is open": (
+        V.FORGOTTEN_EARLY,
+        (*by_hand("rm2", Heuristic.COMMITTED, forgotten=9, actor="op"), OPEN),
+    ),
+    "decided, and one is open": (V.UNFINISHED, (OPEN, *committed("rm2"), COMMIT)),
+    "another branch shows the decision": (V.UNFINISHED, (OPEN, *rolled_back("rm2"))),
+    "told to commit and stuck": (V.UNFINISHED, (OPEN, seen("committing", 1))),
+    "not finished, says the manager": (V.UNFINISHED, (*committed("rm1"), decided(Choice.COMMIT, finished=False))),
+    "not finished, says an older line": (
+        V.COMMITTED,
+        (*committed("rm1"), decided(Choice.COMMIT, finished=False), decided(Choice.COMMIT, finished=True)),
+    ),
+    "orphan": (V.ORPHAN, (OPEN,)),
+    "orphan that only a database has": (V.ORPHAN, (seen("prepared", 1, kind=Kind.POSTGRESQL),)),
+    "other users": (
+        V.OWNER_MISMATCH,
+        (*committed("rm1"), *(replace(each, owner="bob") for each in committed("rm2"))),
+    ),
+    "roles of databases are no users of dtx": (
+        V.IN_DOUBT,
+        (YOUNG, seen("prepared", 99_000, "bank", Kind.POSTGRESQL, owner="role")),
+    ),
+    "in doubt": (V.IN_DOUBT, (YOUNG,)),
+    "in doubt since nobody knows when": (V.IN_DOUBT, (seen("prepared", None),)),
+    "seen before its end was read": (V.COMMITTED, (*committed("rm1"), seen("prepared", 1))),
+    "committed, while its clock was set back": (V.COMMITTED, (line(E.PREPARED, 9), line(E.COMMITTED, 3))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_has_its_verdict(case: str) -> None:
+    verdict, known = CASES[case]
+    assert judged(*known).verdict == verdict
+    assert judged(*reversed(known)) == judged(*known), "the order of lines does not matter"
+    assert judged(*known, *known) == judged(*known), "nor does a line that is read twice"
+
+
+def test_every_verdict_has_one_rule_and_a_case() -> None:
+    assert [rule.verdict for rule in RULES] == list(Verdict)
+    assert {verdict for verdict, _ in CASES.values()} == set(Verdict)
+    assert all(rule.sentence.endswith(".") for rule in RULES)
+
+
+def test_every_event_and_outcome_of_the_journal_has_a_mark() -> None:
+    assert set(EVENT_MARK) == set(JournalEvent)
+    assert set(HEURISTIC_MARK) == set(Heuristic)
+
+
+def test_a_branch_without_a_vote_is_nothing_to_tell() -> None:
+    assert reconcile([], [seen("taking", 1)], [], RULES_NOW) == {}
+
+
+def test_nothing_is_an_orphan_where_no_log_was_read() -> None:
+    assert judged(OPEN, rules=Rules(as_of=NOW, decisions_read=False)).verdict is Verdict.IN_DOUBT
+
+
+def test_a_decision_without_a_format_id_is_about_whatever_has_its_gtrid() -> None:
+    known = [OPEN, replace(line(E.PREPARED, 1, "rm2"), format_id=2)]
+    found = reconcile(known, [], [decided(Choice.COMMIT, format_id=None)], RULES_NOW)
+    assert {key: judgement.verdict for key, judgement in found.items()} == {
+        (1, b"g"): Verdict.UNFINISHED,
+        (2, b"g"): Verdict.UNFINISHED,
+    }
+    alone = reconcile([], [], [decided(Choice.COMMIT, format_id=None)], RULES_NOW)
+    assert [(key, judgement.verdict) for key, judgement in alone.items()] == [((None, b"g"), Verdict.COMMITTED)]
+
+
+def test_all_findings_are_told_the_worst_first() -> None:
+    found = judged(*committed("rm1"), *rolled_back("rm2"), line(E.PREPARED, 1, "rm3", owner="bob"), COMMIT)
+    assert found.findings == (V.MIXED, V.AGAINST_DECISION, V.UNFINISHED, V.OWNER_MISMATCH, V.IN_DOUBT)
+    assert not set(found.findings) & PLAIN
+
+
+def test_what_is_told_about_a_transaction() -> None:
+    found = judged(OPEN, *committed("rm2", 7), COMMIT)
+    assert (found.since, found.first_at, found.last_at) == (MICROS, MICROS, 7 * MICROS)
+    assert (found.rms, found.owners, found.branches) == (("rm1", "rm2"), ("ann",), 2)
+    assert (found.decision, found.tm) == ("commit", "tm")
+
+
+def test_fingerprints_differ_with_whatever_differs() -> None:
+    found = judged(OPEN, *committed("rm2"), COMMIT)
+    others = [
+        replace(found, format_id=None), replace(found, gtrid=b"G"), replace(found, findings=(V.ORPHAN,)),
+        replace(found, since=None), replace(found, first_at=0), replace(found, last_at=0),
+        replace(found, rms=("rm1,rm2",)), replace(found, rms=("rm1", "rm2", "")), replace(found, owners=()), replace(found, branches=9),
+        replace(found, decision=None), replace(found, tm=None), replace(found, tm="tm|"),
+    ]  # fmt: skip
+    assert len({each.fingerprint for each in (found, *others)}) == len(others) + 1
+    assert len(found.fingerprint) == 16
+
+
+def test_rules_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        Rules(as_of=0, skew=-1)
