@@ -6,7 +6,8 @@ finishes: what was decided as it was decided, what was not is rolled back (presu
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -58,8 +59,8 @@ class Asker:
         if before in _DOUBT and now in _DOUBT:
             self.ledger.wrong(f"404 of {branch.xid}, which is {now}: {error}")
 
-    async def prepare(self, client: Client, branch: Branch) -> bool:
-        """Ask for the vote: whether it is yes.
+    async def prepare(self, client: Client, branch: Branch) -> XaFlag:
+        """Ask for the vote.
 
         Raises:
             GONE: there was no answer, or an error.
@@ -70,12 +71,12 @@ class Asker:
             if self.state(branch.xid) is not LogState.PREPARED and not branch.ordered:
                 self.ledger.wrong(f"prepare of {branch.xid} is answered, and the log has {self.state(branch.xid)}")
             branch.prepared = True
-            return True
+            return flag
         if flag is XaFlag.RDONLY and (branch.publishes or branch.consumes):
             self.ledger.wrong(f"xa-rdonly for {branch.xid}, which has work")
         branch.decision = "rollback"
         branch.finished = True
-        return False
+        return flag
 
     async def complete(self, client: Client, branch: Branch) -> None:
         """Commit or roll back, as it was decided.
@@ -126,6 +127,31 @@ class Asker:
         if self.state(branch.xid) is not None:
             self.ledger.wrong(f"forget of {branch.xid} is answered, and the log has {self.state(branch.xid)}")
         branch.finished = True
+
+    def in_doubt(self) -> dict[Xid, LogState]:
+        """What the log has in doubt, where the vote was answered: only of that it is certain that dtx knows it."""
+        rows = (row.branch for row in self.database.tables.database.rows.values())
+        return {row.xid: row.state for row in rows if row.state in _DOUBT and self.ledger.branches[row.xid].prepared}
+
+    def judge_scan(self, before: Mapping[Xid, LogState], listed: Sequence[Xid]) -> None:
+        """A scan lists exactly what is in doubt, once; what changes meanwhile may be there or not.
+
+        Args:
+            before: what was in doubt when it began.
+            listed: all of its batches.
+        """
+        rows = {row.branch.xid: row.branch.state for row in self.database.tables.database.rows.values()}
+        for xid, state in before.items():
+            # Committing is left out when its end was answered and is about to be written.
+            if state in _STAYS and rows.get(xid) is state and xid not in listed:
+                self.ledger.wrong(f"recover does not list {xid}, which is {state}")
+        journal = {line.xid for _, line in self.database.tables.database.journal}
+        for xid in listed:
+            if rows.get(xid) not in _DOUBT and xid not in journal:
+                self.ledger.wrong(f"recover lists {xid}, which never voted")
+        for xid, times in Counter(listed).items():
+            if times > 1:
+                self.ledger.wrong(f"recover lists {xid} {times} times in a scan")
 
     def _refused(self, branch: Branch, before: LogState | None, commit: bool, error: ChannelClosed) -> None:
         code, text = error.close.reply_code, error.close.reply_text.decode()
@@ -187,7 +213,7 @@ class Application(Asker):
                 return
             if branch.one_phase:
                 await self._one_phase(client, branch)
-            elif self.random.random() < 0.1 or await self.prepare(client, branch):
+            elif self.random.random() < 0.1 or await self.prepare(client, branch) is XaFlag.OK:
                 commit = branch.prepared and self.random.random() < 0.75
                 branch.decision = "commit" if commit else "rollback"
                 longest = 3.0 if self._hesitates and self.random.random() < 0.2 else 0.1
@@ -284,9 +310,9 @@ class Recovery(Asker):
                     self._client.close()
 
     async def _scan(self) -> None:
-        before = {xid: state for xid, state in self._in_doubt().items() if self.ledger.branches[xid].prepared}
+        before = self.in_doubt()
         listed = await self._client.recover()
-        self._judge(before, listed)
+        self.judge_scan(before, listed)
         self.scans += 1
         # What is not listed is not in doubt; it may be open, and is asked about for that reason.
         known = dict.fromkeys(listed)
@@ -319,22 +345,3 @@ class Recovery(Asker):
             raise
         branch.decision = "rollback"
         branch.answered = branch.finished = True
-
-    def _in_doubt(self) -> dict[Xid, LogState]:
-        rows = self.database.tables.database.rows.values()
-        return {row.branch.xid: row.branch.state for row in rows if row.branch.state in _DOUBT}
-
-    def _judge(self, before: dict[Xid, LogState], listed: list[Xid]) -> None:
-        """A scan lists exactly what is in doubt; what changes meanwhile may be there or not.
-
-        Only of a vote that was answered it is certain that dtx knows that it is in the log.
-        """
-        now = self._in_doubt()
-        for xid, state in before.items():
-            # Committing is left out when its end was answered and is about to be written.
-            if state in _STAYS and now.get(xid) is state and xid not in listed:
-                self.ledger.wrong(f"recover does not list {xid}, which is {state}")
-        journal = {line.xid for _, line in self.database.tables.database.journal}
-        for xid in listed:
-            if xid not in now and xid not in journal:
-                self.ledger.wrong(f"recover lists {xid}, which never voted")

@@ -283,6 +283,10 @@ class BrokerChannel:
         for key, payload in self._inbox:
             self.connection.take(key, self.number, payload)
 
+    def _flow(self, method: Any) -> None:
+        """Changes nothing, and is answered behind all that came before it."""
+        self._send(spec.Channel.FlowOk(method.active))
+
     def _qos(self, method: Any) -> None:
         self.prefetch = method.prefetch_count
         self._send(spec.Basic.QosOk())
@@ -522,6 +526,7 @@ class BrokerChannel:
         spec.Channel.Open.INDEX: _open,
         spec.Channel.Close.INDEX: _client_closes,
         spec.Channel.CloseOk.INDEX: _close_ok,
+        spec.Channel.Flow.INDEX: _flow,
         spec.Basic.Qos.INDEX: _qos,
         spec.Tx.Select.INDEX: _tx_select,
         spec.Tx.Rollback.INDEX: _tx_rollback,

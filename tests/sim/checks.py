@@ -88,8 +88,9 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
         may_be = {queue, *(move.queue for move in moves.get(body, ()))}
         if not may_be.issuperset(there):
             wrong(f"{body!r} is in {there}, it belongs into {may_be}")
+    _judge_strays(ledger, copies, wrong)
     for body, found in copies.items():
-        if body not in expected and body not in given_up:
+        if body not in expected and body not in given_up and body not in ledger.strays:
             wrong(f"{body!r} is in {found}, of {_of(origin.get(body))}, which did not commit")
         ids = {id_ for _, id_ in found}
         if body in origin and len(ids) > 1:
@@ -97,6 +98,13 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
     _judge_moves(moves, _places(ledger, committed, copies), given_up, wrong)
     del verdict.violations[_MOST:]
     return verdict
+
+
+def _judge_strays(ledger: Ledger, copies: Copies, wrong: Callable[[str], None]) -> None:
+    """What was published outside of any branch may have come to nothing; dtx does not repeat it."""
+    for body in ledger.strays:
+        if len(copies.get(body, ())) > 1:
+            wrong(f"{body!r}, which was published outside of any branch, is in {copies[body]}")
 
 
 def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:

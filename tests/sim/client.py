@@ -1,13 +1,14 @@
 """Clients of the simulation: a connection to dtx with one selected channel, and what is asked on it."""
 
 import asyncio
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import content, keys, properties, requests, tables
-from dtx.wire.amqp09.calls import DtxMethod, SetTimeout, encode_call
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
+from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import split_xids
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -20,15 +21,32 @@ GONE: Final = (UpstreamLost, ChannelClosed, OSError, TimeoutError)
 """Whatever ends the work on a connection."""
 
 
+class _Connection(ServiceConnection):
+    """One that wants small frames, where *frame_max* is not 0."""
+
+    def __init__(self, broker: Broker, name: str, frame_max: int) -> None:
+        super().__init__(broker, name)
+        self._most = frame_max
+
+    async def open(self, vhost: str) -> None:
+        """Agree on the size of a frame, and open *vhost*."""
+        if self._most:
+            self._agreed = replace(self._agreed, frame_max=self._most)
+            self.frame_max = self._most
+        await super().open(vhost)
+
+
 class Client:
     """A connection, and a channel on it.
 
     Args:
         hosts: where dtx may be; they are tried in turn.
+        frame_max: octets that a frame may have, of either side; 0 for what dtx offers.
     """
 
-    def __init__(self, hosts: list[str]) -> None:
+    def __init__(self, hosts: list[str], *, frame_max: int = 0) -> None:
         self._hosts = hosts
+        self._frame_max = frame_max
         self._next = 0
         self._connection: ServiceConnection | None = None
         self._channel: OwnChannel | None = None
@@ -52,7 +70,7 @@ class Client:
         self._next += 1
         host = self._hosts[self._next % len(self._hosts)]
         broker = Broker(host=host, port=PORT, user="guest", password="guest", heartbeat=10)
-        connection = ServiceConnection(broker, "sim")
+        connection = _Connection(broker, "sim", self._frame_max)
         async with asyncio.timeout(PATIENCE):
             await connection.login("/")
         self._connection = connection
@@ -103,13 +121,13 @@ class Client:
 
     # -- dtx
 
-    async def start(self, xid: Xid, *, join: bool = False) -> XaFlag:
+    async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
         """dtx-demarcation.start."""
-        return await self._flag(DtxMethod.START, xid, bytes((join,)))
+        return await self._flag(DtxMethod.START, xid, bytes((join | resume << 1,)))
 
-    async def end(self, xid: Xid, *, fail: bool = False) -> XaFlag:
+    async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
         """dtx-demarcation.end."""
-        return await self._flag(DtxMethod.END, xid, bytes((fail,)))
+        return await self._flag(DtxMethod.END, xid, bytes((fail | suspend << 1,)))
 
     async def prepare(self, xid: Xid) -> XaFlag:
         """dtx-coordination.prepare."""
@@ -132,20 +150,24 @@ class Client:
         """dtx-coordination.set-timeout."""
         await self.ask(encode_call(SetTimeout(xid=xid, timeout=seconds)), DtxMethod.SET_TIMEOUT_OK)
 
+    async def get_timeout(self, xid: Xid) -> int:
+        """dtx-coordination.get-timeout, seconds."""
+        _, answer, _ = await self.ask(encode_call(GetTimeout(xid=xid)), DtxMethod.GET_TIMEOUT_OK)
+        return int.from_bytes(answer[4:8], "big")
+
     async def _flag(self, method: DtxMethod, xid: Xid, rest: bytes = b"") -> XaFlag:
         payload = int(method).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
         _, answer, _ = await self.ask(payload, method + 1)
         return XaFlag(int.from_bytes(answer[4:6], "big"))
 
-    async def recover(self) -> list[Xid]:
-        """dtx-coordination.recover: all of a scan in one answer."""
-        payload = int(DtxMethod.RECOVER).to_bytes(4, "big") + b"\0\0\1" + (1).to_bytes(4, "big")
-        _, answer, _ = await self.ask(payload, DtxMethod.RECOVER_OK)
-        found: dict[bytes, Any] = {}
+    async def recover(self, *, start: bool = True, end: bool = True) -> list[Xid]:
+        """dtx-coordination.recover: a batch of a scan, by default of one that this call starts and ends."""
+        call = encode_call(Recover(startscan=start, endscan=end))
+        _, answer, _ = await self.ask(call, DtxMethod.RECOVER_OK)
+        assert not self._frame_max or len(answer) + OVERHEAD <= self._frame_max, f"a frame of {len(answer)} octets"
         table, _ = tables.long_string(answer, 4)
-        at = table.index(b"S")
-        found[b"xids"], _ = tables.long_string(table, at + 1)
-        return [Xid.from_wire(wire) for wire in split_xids(found[b"xids"])]
+        (xids,) = (entry.value for entry in tables.entries(table))
+        return [Xid.from_wire(wire) for wire in split_xids(xids)]
 
     # -- messages
 

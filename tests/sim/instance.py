@@ -20,6 +20,9 @@ from tests.sim.scheduler import Process, SimLoop
 
 PORT: Final = 5673
 LEASE_TTL: Final = 4.0
+DEFAULT_TIMEOUT: Final = 30
+MAX_TIMEOUT: Final = 100
+"""Seconds, of a branch."""
 _RESTART: Final = 0.5
 """Seconds after which whatever watches over a service starts it again."""
 
@@ -99,7 +102,7 @@ class Instance:
             log = SimLog(self._database, lease_ttl=LEASE_TTL, on_lost=lost)
             await log.open()
             stack.push_async_callback(log.close)
-            limits = Limits(patience=5.0, default_timeout=30, tombstone_ttl=60.0)
+            limits = Limits(patience=5.0, default_timeout=DEFAULT_TIMEOUT, max_timeout=MAX_TIMEOUT, tombstone_ttl=60.0)
             if broker is not None:
                 manager, new_session, *_ = await open_alongside(settings, broker, log, limits, metrics, stack)
             else:

@@ -84,6 +84,8 @@ class Ledger:
     branches: dict[Xid, Branch] = field(default_factory=dict)
     seeds: dict[bytes, bytes] = field(default_factory=dict)
     """By body, the queue."""
+    strays: set[bytes] = field(default_factory=set)
+    """Messages published outside of any branch, by somebody who cannot know whether they arrived."""
     violations: list[str] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
 

@@ -20,6 +20,8 @@ from tests.sim.broker_session import persistent_message
 from tests.sim.checks import Copies, in_broker, judge
 from tests.sim.client import GONE, Client
 from tests.sim.database import SimDatabase
+from tests.sim.explorer import Explorer
+from tests.sim.hoarder import Hoarder
 from tests.sim.instance import Instance
 from tests.sim.ledger import Branch, Ledger
 from tests.sim.nemesis import Trouble
@@ -33,6 +35,8 @@ _SEEDS: Final = 8
 """Messages in each queue at the beginning."""
 _REST: Final = 600.0
 """Seconds in which everything has come to rest after the last trouble."""
+_AFTERMATH: Final = 20.0
+"""Seconds for which a trouble that is over may still be felt: leases run out, heartbeats are missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class Shape:
         forgets_acks: whether a broker that dies forgets the last acks, too.
         operators: whether one gives orders about branches in doubt.
         joins: how often a second connection joins a branch.
+        explorers: applications that suspend, fail and time out.
+        hoards: whether somebody has more in doubt than a page of recover holds.
     """
 
     broker: bool = True
@@ -68,6 +74,8 @@ class Shape:
     forgets_acks: bool = False
     operators: bool = False
     joins: float = 0.15
+    explorers: int = 0
+    hoards: bool = False
 
     def __str__(self) -> str:
         mode = f"alongside, replay {self.replay}" if self.broker else "standalone"
@@ -78,6 +86,8 @@ class Shape:
                 (self.refusing, ", a queue refuses"),
                 (self.forgets_acks, ", the broker forgets acks"),
                 (self.operators, ", an operator gives orders"),
+                (bool(self.explorers), f", {self.explorers} explorers"),
+                (self.hoards, ", a hoarder"),
             )
             if on
         )
@@ -90,7 +100,7 @@ def shape_of(seed: int) -> Shape:
     broker = seed % 4 != 3
     exact = not broker or random.random() < 0.6
     replay = random.choice(("auto", "auto", "receipts", "always")) if broker else "auto"
-    refusing = not exact and random.random() < 0.4
+    refusing = not exact and random.random() < 0.4 and replay != "receipts"  # README, "Limits": not with these
     return Shape(
         broker=broker,
         replay=replay,
@@ -102,6 +112,8 @@ def shape_of(seed: int) -> Shape:
         refusing=refusing,
         database=random.choice((0.0005, 0.001, 0.01)),
         operators=random.random() < (0.7 if refusing else 0.3),
+        explorers=random.choice((0, 0, 1, 2)),
+        hoards=random.random() < 0.2,
     )
 
 
@@ -158,6 +170,7 @@ class Simulation:
         self.recovery: Recovery | None = None
         self._random = random
         self._applications: dict[int, Process] = {}
+        self._calm_from = 0.0
         self._writes = 0
         self._at_write: dict[int, Callable[[], None]] = {}
         self.database.on_write = self._written
@@ -223,6 +236,22 @@ class Simulation:
             hesitates=self.shape.operators, joins=self.shape.joins,
         )  # fmt: skip
         process.spawn(application.run())
+
+    def _start_others(self) -> None:
+        """Whoever asks for what applications do not ask for."""
+        hosts = [instance.host for instance in self.instances]
+        for number in range(self.shape.explorers):
+            explorer = Explorer(
+                self.database, self.ledger, self._random, number, hosts, QUEUES, lambda: self.stopping, self._is_calm
+            )
+            Process(self.loop, f"explorer-{number}").spawn(explorer.run())
+        if self.shape.hoards:
+            hoarder = Hoarder(self.database, self.ledger, self._random, hosts, QUEUES, lambda: self.stopping)
+            Process(self.loop, "hoarder").spawn(hoarder.run())
+
+    def _is_calm(self) -> bool:
+        """Whether the last trouble is over long since, and none waits for its moment."""
+        return self.loop.now > self._calm_from and not self._at_write and not self.shape.refusing
 
     # -- the run
 
@@ -308,6 +337,7 @@ class Simulation:
             Process(self.loop, "desk").spawn(operator.run())
         for number in range(self.shape.applications):
             self.start_application(number)
+        self._start_others()
         begin = self.loop.now
         for trouble in plan:
             self.loop.call_at(begin + trouble.at, self._happen, trouble)
@@ -317,6 +347,7 @@ class Simulation:
 
     def _happen(self, trouble: Trouble) -> None:
         self.note(f"nemesis      {trouble.kind} (whom {trouble.whom}, {trouble.seconds:.3f} s)")
+        self._calm_from = max(self._calm_from, self.loop.now + trouble.seconds + _AFTERMATH)
         nemesis.KINDS[trouble.kind](self, trouble)
 
     def rest(self) -> bool:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from dtx.server.alongside.order import FLOW
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.receipts import is_gone
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
@@ -193,6 +194,20 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
             while not await count(other, rig.queue):
                 await asyncio.sleep(0.05)
         assert await bodies(other, rig.queue) == [b"kept"]
+
+    await play(scenario)
+
+
+async def test_channel_flow_is_answered_behind_what_was_published_before_it(play: Play) -> None:
+    """That is how two channels keep the order of one."""
+
+    async def scenario(rig: Rig) -> None:
+        channel, other = await rig.channel(), await rig.channel()
+        await rig.declare(other)
+        for number in range(20):
+            flow = method_frame(channel.number, FLOW)
+            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, keys.CHANNEL_FLOW_OK)
+            assert await bodies(other, rig.queue) == [b"%d" % number]
 
     await play(scenario)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.sim.__main__ import report
 from tests.sim.mutations import MUTATIONS, Mutation
+from tests.sim.mutations_demarcation import DEMARCATION
 from tests.sim.run import Result, Shape, shape_of, shrink, simulate
 
 STEPS: Final = 1_000_000
@@ -70,12 +71,15 @@ def test_seeds_are_about_all_that_there_is() -> None:
     assert {shape.replay for shape in shapes} == {"auto", "receipts", "always"}
     assert {shape.instances for shape in shapes} == {1, 2}
     assert any(shape.forgets_acks for shape in shapes)
+    for broker in (True, False):
+        assert any(shape.explorers for shape in shapes if shape.broker is broker)
+        assert any(shape.hoards for shape in shapes if shape.broker is broker)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *DEMARCATION], ids=lambda mutation: mutation.name.replace(" ", "-"))
 def test_a_mistake_is_found(mutation: Mutation) -> None:
     """The simulation can fail: without this it would prove nothing."""
     with mutation.applied():
