@@ -23,13 +23,16 @@ SOAK ?= 600
 # seconds that `make fuzz` spends on each target
 FUZZ ?= 60
 
+# the RabbitMQ client, 5.0 or newer, that `make java` compiles against
+AMQP_CLIENT ?= /usr/share/java/amqp-client.jar
+
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Spark is half a gigabyte, and needed by the pipeline and its tests alone
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo test walkthrough crash sim soak overload fuzz check format bench
+.PHONY: help install run demo pipeline-demo java test walkthrough crash sim soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +97,15 @@ fuzz: install ## look for input that dtx does not stand, FUZZ seconds for each t
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev,fuzz]'
 	@$(BIN)/python -m tests.fuzz.campaign --seconds $(FUZZ) $(ARGS)
+
+java: ## build dtx-client.jar, XA for Java's transaction managers, in build/java (AMQP_CLIENT=amqp-client.jar)
+	@command -v javac >/dev/null || { echo 'javac is missing: install a JDK (Debian: apt install default-jdk-headless)' >&2; exit 1; }
+	@[ -r '$(AMQP_CLIENT)' ] || { echo 'no RabbitMQ client at $(AMQP_CLIENT): make java AMQP_CLIENT=/path/to/amqp-client.jar' \
+	    '(Debian: apt install librabbitmq-client-java)' >&2; exit 1; }
+	@rm -rf build/java && mkdir -p build/java/classes
+	@javac --release 8 -Xlint:all,-options -Werror -cp '$(AMQP_CLIENT)' -d build/java/classes dtx/client/java/src/dtx/client/*.java
+	@cd build/java && jar cf dtx-client.jar -C classes .
+	@echo build/java/dtx-client.jar
 
 check: install $(PIPELINE) ## lint, format, types, import contracts
 	$(BIN)/ruff check

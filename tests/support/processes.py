@@ -32,6 +32,7 @@ def spawn(
     *,
     output: int,
     errors: int = subprocess.STDOUT,
+    input_: int = subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -41,7 +42,7 @@ def spawn(
     return _spawner.submit(
         subprocess.Popen[bytes],
         [*launcher, str(os.getpid()), program, *map(str, command[1:])],
-        stdin=subprocess.DEVNULL,
+        stdin=input_,
         stdout=output,
         stderr=errors,
         env=env,

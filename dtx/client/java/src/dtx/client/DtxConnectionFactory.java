@@ -1,0 +1,62 @@
+package dtx.client;
+
+import com.rabbitmq.client.ConnectionFactory;
+import com.rabbitmq.client.impl.FrameHandler;
+import com.rabbitmq.client.impl.FrameHandlerFactory;
+import com.rabbitmq.client.impl.Frame;
+import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
+
+/**
+ * The RabbitMQ client's factory, for connections to dtx: set host, user, TLS and so on as usual.
+ *
+ * <p>Automatic recovery is off and stays off: a channel that came back by itself would have lost its branch, and nobody
+ * would know. {@link DtxXAConnection} connects again where that is right.
+ */
+public class DtxConnectionFactory extends ConnectionFactory {
+    /** A factory with the client's defaults, without automatic recovery. */
+    public DtxConnectionFactory() {
+        super.setAutomaticRecoveryEnabled(false);
+        super.setTopologyRecoveryEnabled(false);
+    }
+
+    /**
+     * @throws IllegalArgumentException it was to be switched on
+     */
+    @Override
+    public void setAutomaticRecoveryEnabled(boolean automaticRecovery) {
+        if (automaticRecovery) {
+            throw new IllegalArgumentException("a channel that was recovered has lost its branch: leave it off");
+        }
+    }
+
+    /**
+     * @throws UnsupportedOperationException always: answers of dtx are mapped where frames are read from a stream
+     */
+    @Override
+    public void useNio() {
+        throw new UnsupportedOperationException("a connection to dtx cannot use NIO: leave useNio() out");
+    }
+
+    @Override
+    protected synchronized FrameHandlerFactory createFrameHandlerFactory() throws IOException {
+        FrameHandlerFactory plain = super.createFrameHandlerFactory();
+        return (address, name) -> mapped(plain.create(address, name));
+    }
+
+    /** A proxy, since later versions of the client ask more of a frame handler than this one knows of. */
+    private static FrameHandler mapped(FrameHandler plain) {
+        return (FrameHandler) Proxy.newProxyInstance(
+                FrameHandler.class.getClassLoader(),
+                new Class<?>[] {FrameHandler.class},
+                (proxy, method, arguments) -> {
+                    try {
+                        Object result = method.invoke(plain, arguments);
+                        return result instanceof Frame ? DtxAnswer.readable((Frame) result) : result;
+                    } catch (InvocationTargetException thrown) {
+                        throw thrown.getCause();
+                    }
+                });
+    }
+}

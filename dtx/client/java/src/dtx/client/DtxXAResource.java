@@ -1,0 +1,243 @@
+package dtx.client;
+
+import com.rabbitmq.client.Channel;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Set;
+import javax.transaction.xa.XAException;
+import javax.transaction.xa.XAResource;
+import javax.transaction.xa.Xid;
+
+/** What a transaction manager drives; see {@link DtxXAConnection#getXAResource()}. */
+final class DtxXAResource implements XAResource {
+    private static final int RB_ROLLBACK = 1;
+    private static final int RB_TIMEOUT = 2;
+    private static final int HEUR_HAZ = 3;
+    private static final int HEUR_COM = 4;
+    private static final int HEUR_RB = 5;
+    private static final int HEUR_MIX = 6;
+    private static final int RDONLY = 7;
+    private static final int OK = 8;
+
+    /** How dtx says of an xid that it does not know any more how it ended: the answer to an earlier call was lost. */
+    private static final String COMMITTED = "unknown xid, completed: committed ";
+    private static final String ROLLED_BACK = "unknown xid, completed: rolled-back ";
+
+    private final DtxXAConnection connection;
+    private Channel associated;
+    private int timeout;
+    private boolean scanning;
+
+    DtxXAResource(DtxXAConnection connection) {
+        this.connection = connection;
+    }
+
+    @Override
+    public synchronized void start(Xid xid, int flags) throws XAException {
+        require(flags, "start", TMNOFLAGS, TMJOIN, TMRESUME);
+        DtxMethod request = DtxMethod.start(xid, flags == TMJOIN, flags == TMRESUME);
+        Channel channel;
+        try {
+            channel = connection.getChannel();
+        } catch (IOException unreachable) {
+            throw new DtxXAException(
+                    XAException.XAER_RMFAIL, request.describe() + ": " + unreachable.getMessage(), 0, unreachable);
+        }
+        outcome(connection.demarcate(channel, request), request, false);
+        associated = channel;
+        if (flags == TMNOFLAGS && timeout > 0) {
+            try {
+                connection.coordinate(DtxMethod.setTimeout(xid, timeout));
+            } catch (XAException refused) {
+                leave(channel, xid);
+                throw refused;
+            }
+        }
+    }
+
+    /** The transaction manager takes a start that failed for one that never was: so must the channel. */
+    private void leave(Channel channel, Xid xid) {
+        associated = null;
+        try {
+            connection.demarcate(channel, DtxMethod.end(xid, true, false));
+            connection.coordinate(DtxMethod.rollback(xid));
+        } catch (XAException lost) {
+            DtxXAConnection.abandon(channel); // with its channel the branch goes, or can only be rolled back
+        }
+    }
+
+    @Override
+    public synchronized void end(Xid xid, int flags) throws XAException {
+        require(flags, "end", TMSUCCESS, TMFAIL, TMSUSPEND);
+        DtxMethod request = DtxMethod.end(xid, flags == TMFAIL, flags == TMSUSPEND);
+        Channel channel = connection.workNow();
+        if (channel == null || channel != associated) {
+            if (associated == null) {
+                throw new DtxXAException(XAException.XAER_PROTO, request.describe() + ": no branch was started");
+            }
+            associated = null;
+            throw new DtxXAException(
+                    XAException.XA_RBROLLBACK, request.describe() + ": its channel was closed, so its work is undone");
+        }
+        // Other branches may be suspended, or be ended out of order: only the server knows what is left.
+        DtxAnswer answer = connection.demarcate(channel, request);
+        if (flags == TMFAIL) {
+            int flag = answer.flags();
+            if (flag != RB_ROLLBACK && flag != RB_TIMEOUT) {
+                outcome(answer, request, false);
+            }
+            // X/Open: with TMFAIL "marked rollback-only" is what was asked for; JTA's managers take it either way.
+            return;
+        }
+        outcome(answer, request, false);
+    }
+
+    @Override
+    public int prepare(Xid xid) throws XAException {
+        DtxMethod request = DtxMethod.prepare(xid);
+        return outcome(connection.coordinate(request), request, false) == RDONLY ? XA_RDONLY : XA_OK;
+    }
+
+    @Override
+    public void commit(Xid xid, boolean onePhase) throws XAException {
+        DtxMethod request = DtxMethod.commit(xid, onePhase);
+        try {
+            outcome(connection.coordinate(request), request, false);
+        } catch (DtxXAException unknown) {
+            if (!unknown.tells(COMMITTED)) {
+                throw unknown.tells(ROLLED_BACK) && onePhase ? raised(XAException.XA_RBROLLBACK, request) : unknown;
+            }
+        }
+    }
+
+    @Override
+    public void rollback(Xid xid) throws XAException {
+        DtxMethod request = DtxMethod.rollback(xid);
+        try {
+            outcome(connection.coordinate(request), request, true);
+        } catch (DtxXAException unknown) {
+            if (!unknown.tells(ROLLED_BACK)) {
+                throw unknown;
+            }
+        }
+    }
+
+    @Override
+    public void forget(Xid xid) throws XAException {
+        connection.coordinate(DtxMethod.forget(xid));
+    }
+
+    /**
+     * Every branch in doubt or heuristically completed that the user may control, with the start of the scan.
+     *
+     * <p>The server's answers are pages of a snapshot; they are all fetched at once, so that nothing is left behind by
+     * managers that never go on with a scan, or never end one. Later calls of the same scan have nothing to add.
+     */
+    @Override
+    public synchronized Xid[] recover(int flags) throws XAException {
+        if ((flags & ~(TMSTARTRSCAN | TMENDRSCAN)) != 0) {
+            throw new DtxXAException(XAException.XAER_INVAL, "recover: unknown flags 0x" + Integer.toHexString(flags));
+        }
+        List<Xid> found = new ArrayList<>();
+        if ((flags & TMSTARTRSCAN) != 0) {
+            found.addAll(scanned());
+            scanning = true;
+        } else if (!scanning) {
+            throw new DtxXAException(XAException.XAER_INVAL, "recover: no scan was started");
+        }
+        if ((flags & TMENDRSCAN) != 0) {
+            scanning = false;
+        }
+        return found.toArray(new Xid[0]);
+    }
+
+    private Set<Xid> scanned() throws XAException {
+        Set<Xid> found = new LinkedHashSet<>();
+        Object channel = null;
+        while (true) {
+            // A scan belongs to its channel: where that was replaced in between, the new one is scanned from the start.
+            boolean begun = connection.scanLives(channel);
+            List<Xid> page = connection.coordinate(DtxMethod.recover(!begun, false)).xids();
+            channel = connection.scanChannel();
+            if (page.isEmpty()) {
+                connection.coordinate(DtxMethod.recover(false, true));
+                return found;
+            }
+            found.addAll(page);
+        }
+    }
+
+    /** Whether both speak for one user of one virtual host of one dtx, so that one may join the other's branches. */
+    @Override
+    public boolean isSameRM(XAResource other) {
+        return other instanceof DtxXAResource
+                && connection.resourceManager().equals(((DtxXAResource) other).connection.resourceManager());
+    }
+
+    @Override
+    public synchronized int getTransactionTimeout() {
+        return timeout;
+    }
+
+    /** Of branches that are started from now on, from their start to their prepare; 0 is the server's own default. */
+    @Override
+    public synchronized boolean setTransactionTimeout(int seconds) throws XAException {
+        if (seconds < 0) {
+            throw new DtxXAException(XAException.XAER_INVAL, "a timeout of " + seconds + " s");
+        }
+        timeout = seconds;
+        return true;
+    }
+
+    /** The resource manager and its user, for logs. */
+    @Override
+    public String toString() {
+        return "dtx " + connection.resourceManager();
+    }
+
+    private static void require(int flags, String call, int... possible) throws XAException {
+        for (int one : possible) {
+            if (flags == one) {
+                return;
+            }
+        }
+        throw new DtxXAException(XAException.XAER_INVAL, call + ": flags 0x" + Integer.toHexString(flags));
+    }
+
+    /** xa-ok and xa-rdonly are returned, every other answer is raised; xa-rb* is what a rollback was asked for. */
+    private static int outcome(DtxAnswer answer, DtxMethod request, boolean rollback) throws DtxXAException {
+        int flags = answer.flags();
+        switch (flags) {
+            case OK:
+            case RDONLY:
+                return flags;
+            case RB_ROLLBACK:
+                if (rollback) {
+                    return OK;
+                }
+                throw raised(XAException.XA_RBROLLBACK, request);
+            case RB_TIMEOUT:
+                if (rollback) {
+                    return OK;
+                }
+                throw raised(XAException.XA_RBTIMEOUT, request);
+            case HEUR_HAZ:
+                throw raised(XAException.XA_HEURHAZ, request);
+            case HEUR_COM:
+                throw raised(XAException.XA_HEURCOM, request);
+            case HEUR_RB:
+                throw raised(XAException.XA_HEURRB, request);
+            case HEUR_MIX:
+                throw raised(XAException.XA_HEURMIX, request);
+            default:
+                throw new DtxXAException(
+                        XAException.XAER_RMERR, request.describe() + " was answered with unknown flags " + flags);
+        }
+    }
+
+    private static DtxXAException raised(int code, DtxMethod request) {
+        return new DtxXAException(code, request.describe());
+    }
+}
