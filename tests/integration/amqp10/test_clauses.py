@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.events import Attached, Disposed
-from dtx.wire.amqp10.performatives import Attach, Role
+from dtx.wire.amqp10.performatives import Attach, ReceiverSettles, Role
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Rejected, TransactionalState
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Durability, ExpiryPolicy, Source, Target
 from dtx.wire.amqp10.values import Described, ULong
@@ -322,3 +322,48 @@ def test_a_database_that_fails_is_an_internal_error(own: DtxService, consumes: b
         assert error is not None
         assert error.condition == "amqp:internal-error"
         database.execute("ALTER TABLE lost RENAME TO message")
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_receiver_that_settles_second_hears_that_its_sender_has(
+    raw: Raw, channel: BlockingChannel, queue: str, in_transaction: bool
+) -> None:
+    """Transport, 2.8.3, second: "The receiver will only settle after sending the disposition to the sender and
+    receiving a disposition indicating settlement of the delivery from the sender."
+    """
+    channel.basic_publish("", queue, b"one")
+    session = raw.begin()
+    control = raw.control(session)
+    link = session.new_link("second", Role.RECEIVER)
+    link.attach(source=Source(address=queue), target=Target(), receiver_settles=ReceiverSettles.SECOND)
+    answer = raw.expect(Attached, lambda event: event.link == link.handle).attach
+    assert answer.rcv_settle_mode is ReceiverSettles.SECOND
+    link.grant(1)
+    got = raw.take()
+    if in_transaction:
+        txn_id = raw.declare(session, control)
+        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=False)
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+    else:
+        session.dispose(Role.RECEIVER, [got.delivery_id], ACCEPTED, settled=False)
+    done = raw.expect(Disposed, lambda event: event.role is Role.RECEIVER)
+    assert (done.state, done.settled) == (ACCEPTED, True)
+    assert [number for _, number in done.deliveries] == [got.delivery_id]
+    session.dispose(Role.RECEIVER, [got.delivery_id], ACCEPTED, settled=True)  # the second: it says nothing new
+    raw.detach(session, link)
+    assert take_all(channel, queue) == []
+
+
+def test_dtx_settles_first_whatever_its_sender_would_like(raw: Raw, channel: BlockingChannel, queue: str) -> None:
+    """Transport, 2.7.3: the receiver sets "the value in use": a message that is safe needs no second word."""
+    session = raw.begin()
+    link = session.new_link("second", Role.SENDER)
+    link.attach(source=Source(), target=Target(address=queue), receiver_settles=ReceiverSettles.SECOND)
+    answer = raw.expect(Attached, lambda event: event.link == link.handle).attach
+    assert answer.rcv_settle_mode is ReceiverSettles.FIRST
+    raw.until(lambda: link.credit > 0)
+    number = raw.post(link, b"one")
+    done = raw.expect(Disposed)
+    assert ([found for _, found in done.deliveries], done.state, done.settled) == ([number], ACCEPTED, True)
+    assert take_all(channel, queue, at_least=1) == [b"one"]

@@ -6,7 +6,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.events import Attached, Disposed
 from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, Modified, Rejected, Released, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, Accepted, Declared, Modified, Rejected, Released, TransactionalState
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge
 from tests.integration.amqp10.raw import Raw, body
 from tests.support.client import take_all
@@ -257,3 +257,18 @@ def test_the_default_outcome_is_the_sources(raw: Raw, channel: BlockingChannel, 
     session.dispose(Role.RECEIVER, [got.delivery_id], None, settled=True)
     raw.close()
     assert take_all(channel, queue) == []
+
+
+def test_a_control_link_takes_any_number_of_requests(raw: Raw) -> None:
+    """Its credit is for 1,000 at a time, and comes again."""
+    session = raw.begin()
+    control = raw.control(session)
+    count = 600
+    declares = [control.send(b"request", message.value(Declare())) for _ in range(count)]
+    outcomes = [raw.outcome(session, number) for number in declares]
+    ids = [outcome.txn_id for outcome in outcomes if isinstance(outcome, Declared)]
+    assert len(set(ids)) == count
+    raw.until(lambda: control.credit >= count)
+    ends = [control.send(b"request", message.value(Discharge(txn_id=txn_id, fail=True))) for txn_id in ids]
+    assert None not in ends
+    assert [raw.outcome(session, number) for number in ends] == [ACCEPTED] * count
