@@ -356,7 +356,7 @@ def test_a_receiver_that_settles_second_hears_that_its_sender_has(
 
 
 def test_dtx_settles_first_whatever_its_sender_would_like(raw: Raw, channel: BlockingChannel, queue: str) -> None:
-    """Transport, 2.7.3: the receiver sets "the value in use": a message that is safe needs no second word."""
+    """Transport, 2.7.3: the receiver says the mode that is in use: a message that is safe needs no second word."""
     session = raw.begin()
     link = session.new_link("second", Role.SENDER)
     link.attach(source=Source(), target=Target(address=queue), receiver_settles=ReceiverSettles.SECOND)

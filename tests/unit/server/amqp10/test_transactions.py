@@ -1,25 +1,33 @@
-"""A discharge that cannot end its association leaves none behind: nobody could end it later."""
+"""Discharges that come to nothing: what they leave of the branch, and of what was retired."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from dtx.log.memory import MemoryLog
+from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.transactions import Transactions
+from dtx.server.amqp10.transactions import Retired, Transactions
+from dtx.store.api import UnitOutcome
+from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, Rejects
-from dtx.wire.amqp10.states import Declared, Rejected
+from dtx.wire.amqp10.coordination import Work as Kind
+from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Declared, Outcome, Rejected
 from dtx.wire.amqp10.terminus import TransactionCapability
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
+from tests.support.branches import a_unit
 from tests.unit.manager.asking import answer_of
+from tests.unit.manager.test_operators import Broker
 from tests.unit.manager.test_quick import Preparing
 
 WHO = Who("guest", "/")
@@ -46,26 +54,34 @@ class Place:
 
 
 @asynccontextmanager
-async def discharging(global_id: bytes | None) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
-    """A transaction that is about to be discharged, while something else runs on its branch for too long."""
+async def declared(
+    global_id: bytes | None, limits: Limits, broker: Broker
+) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
+    """A transaction, and what its discharge asks for."""
     log = MemoryLog("rm")
     await log.open()
-    manager = TransactionManager(log, Preparing(), Limits(patience=0.01), Metrics())
+    manager = TransactionManager(log, broker, limits, Metrics())
     await manager.start()
     place: Any = Place(manager)
     coordination = Coordination(frozenset(TransactionCapability), Rejects.ALWAYS)
     coordination.control_attached(CONTROL, None)
     transactions = Transactions(place, coordination)
     transactions.declare(DeclareAsked(control=CONTROL, delivery_id=1, global_id=global_id))
-    declared = place.said.pop().outcome
-    assert isinstance(declared, Declared)
-    transaction = coordination.live(declared.txn_id)
+    outcome = place.said.pop().outcome
+    assert isinstance(outcome, Declared)
+    transaction = coordination.live(outcome.txn_id)
     assert transaction is not None
-    entry = transactions.work(transaction).entry
-    entry.busy = True
     asked = DischargeAsked(control=CONTROL, delivery_id=2, transaction=transaction, commit=True)
-    yield place, transactions, asked, entry
+    yield place, transactions, asked, transactions.work(transaction).entry
     await manager.close()
+
+
+@asynccontextmanager
+async def discharging(global_id: bytes | None) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
+    """The same, while something else runs on its branch for too long."""
+    async with declared(global_id, Limits(patience=0.01), Preparing()) as found:
+        found[-1].busy = True
+        yield found
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -93,3 +109,84 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
         assert entry.branch.associations == {}
         assert entry.work is not None
         assert entry.work.count == 0
+
+
+class Node:
+    """A source, and the channel of the broker on which its deliveries are held."""
+
+    lock = "lock"
+
+    def __init__(self) -> None:
+        self.held: dict[int, Callable[[], None]] = {}
+
+    def keep(self, taken: Delivery, _: object, held: HeldWork, released: Callable[[], None]) -> None:
+        self.held[taken.tag] = released
+        held.add_consume(taken)
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            released = self.held.pop(delivery.tag, None)
+            if released is not None:  # it was not taken
+                released()
+
+
+class Source:
+    """A link to a client."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.retired: dict[int, Retired] = {}
+        self.unsettled: dict[int, object] = {}
+        self.told: list[tuple[list[int], Outcome]] = []
+
+    def settle(self, deliveries: Sequence[int], outcome: Outcome) -> None:
+        self.told.append((list(deliveries), outcome))
+
+
+class Taking(Broker):
+    """A broker that has said of some units that they happened."""
+
+    def __init__(self, happened: set[Node]) -> None:
+        super().__init__()
+        self.happened = happened
+
+    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+        return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
+
+    async def take(self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork) -> dict[int, UnitOutcome]:
+        outcomes = {}
+        for number, holder in enumerate(work.holders(), 1):
+            assert isinstance(holder, Node)
+            outcomes[number] = UnitOutcome.HAPPENED if holder in self.happened else UnitOutcome.NEVER
+            if holder in self.happened:
+                holder.held.clear()
+        return outcomes
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["none", "part"])
+async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_of_those_that_had_left(
+    part: bool,
+) -> None:
+    """4.4.2: what is rolled back remains the controller's. What was taken and put back is not: it may be sent again."""
+    links = Source(), Source()
+    broker = Taking({links[0].node} if part else set())
+    async with declared(None, Limits(), broker) as (place, transactions, asked, entry):
+        work = transactions.work(asked.transaction)
+        for number, link in enumerate(links):
+            taken = Delivery(link.node, 7, b"q", b"", b"q", False, b"\x00\x00", b"body", 6)
+            source: Any = link
+            work.retire(source, number, taken, ACCEPTED, settled=False, kind=Kind.RETIREMENT)
+        transactions.discharge(asked)
+        while entry in place.manager.entries():
+            await asyncio.sleep(0)
+        (answer,) = place.said
+        assert isinstance(answer.outcome, Rejected)
+        assert answer.outcome.error is not None
+        assert answer.outcome.error.condition == Condition.ROLLBACK
+        assert broker.seen == ([(b"q", b"body")] if part else [])
+        assert links[0].told == ([([0], RELEASED)] if part else [])
+        assert list(links[0].unsettled) == ([] if part else [0])
+        assert (links[1].told, list(links[1].unsettled)) == ([], [1])
+        assert links[0].retired == links[1].retired == {}
