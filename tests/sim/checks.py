@@ -88,7 +88,8 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
         may_be = {queue, *(move.queue for move in moves.get(body, ()))}
         if not may_be.issuperset(there):
             wrong(f"{body!r} is in {there}, it belongs into {may_be}")
-    _judge_strays(ledger, copies, wrong)
+    if exact:
+        _judge_strays(ledger, copies, consumed, wrong)
     for body, found in copies.items():
         if body not in expected and body not in given_up and body not in ledger.strays:
             wrong(f"{body!r} is in {found}, of {_of(origin.get(body))}, which did not commit")
@@ -100,11 +101,11 @@ def judge(ledger: Ledger, database: SimDatabase, copies: Copies, *, exact: bool)
     return verdict
 
 
-def _judge_strays(ledger: Ledger, copies: Copies, wrong: Callable[[str], None]) -> None:
-    """What was published outside of any branch may have come to nothing; dtx does not repeat it."""
+def _judge_strays(ledger: Ledger, copies: Copies, consumed: Counter[bytes], wrong: Callable[[str], None]) -> None:
+    """What was published outside of any branch may have come to nothing; like everything else it comes once."""
     for body in ledger.strays:
-        if len(copies.get(body, ())) > 1:
-            wrong(f"{body!r}, which was published outside of any branch, is in {copies[body]}")
+        if len(copies.get(body, ())) + consumed[body] > 1:
+            wrong(f"{body!r}, of no branch, is in {copies.get(body, [])} and was consumed {consumed[body]} times")
 
 
 def _moves(ledger: Ledger) -> dict[bytes, list[Move]]:
