@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600, help="of harm, in all (default 600)")
     parser.add_argument("--round", type=float, default=40, help="seconds between two counts (default 40)")
     parser.add_argument("--mode", choices=[*MODES, "both"], default="both")
+    parser.add_argument("--harm", action="append", default=[], help="only harm whose name contains this; repeatable")
     parser.add_argument("--seed", type=int, default=None, help="default: random")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and file systems go away with us
@@ -36,7 +37,7 @@ def main() -> int:
     for mode in modes:
         seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
         say(f"{mode}, seed {seed}")
-        soak = Soak(mode, seed, say)
+        soak = Soak(mode, seed, say, harm=arguments.harm)
         reports.append(soak.report)
         try:
             soak.run(arguments.seconds / len(modes), each=arguments.round, broker_deaths=lambda number: number % 3 == 1)

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -227,10 +227,12 @@ class Nemesis:
     Args:
         world: whom.
         chance: of its choices.
+        harm: only what has one of these in its name; all of it where there is none.
     """
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: World, chance: random.Random, harm: Sequence[str] = ()) -> None:
         self._world = world
+        self._harm = harm or [""]
         self._chance = chance
         self._over = threading.Event()
         self.done: Counter[str] = Counter()
@@ -240,7 +242,10 @@ class Nemesis:
 
     def rage(self, seconds: float, *, broker_dies: bool, until: Callable[[], bool]) -> None:
         """Do one thing after the other; returns when *seconds* have gone by or *until* holds, and all of it is over."""
-        events = list(_events(self._world, broker_dies=broker_dies))
+        possible = _events(self._world, broker_dies=broker_dies)
+        events = [event for event in possible if any(name in event.name for name in self._harm)]
+        if not events:
+            raise ValueError(f"no harm has {' or '.join(self._harm)} in its name")
         deck = [event for event in events if event.name in FIRST]
         running: dict[str, Future[None]] = {}
         self._over.clear()

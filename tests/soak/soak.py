@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,6 +70,7 @@ class Soak:
         seed: of every choice that is made here; what the machine makes of it is its own.
         say: gets a line now and then.
         afterwards: is called when everything has agreed, before it is taken down.
+        harm: only what has one of these in its name; all of it where there is none.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class Soak:
         say: Callable[[str], None],
         *,
         afterwards: Callable[[World, Census], None] = lambda *_: None,
+        harm: Sequence[str] = (),
     ) -> None:
         self._mode: Mode = mode
         self._chance = random.Random(seed)
         self._say = say
         self._afterwards = afterwards
+        self._harm = harm
         self.report = Report(mode=mode, seed=seed)
 
     def run(self, seconds: float, *, each: float, broker_deaths: Callable[[int], bool]) -> Report:
@@ -99,7 +102,7 @@ class Soak:
         with World(self._mode, self._chance.getrandbits(32)) as world:
             self._open(world)
             census = Census(world)
-            nemesis = Nemesis(world, self._chance)
+            nemesis = Nemesis(world, self._chance, self._harm)
             while not self.report.bad and (self.report.rounds == 0 or self.report.seconds + each <= seconds + 0.1):
                 deaths = self._mode == "alongside" and broker_deaths(self.report.rounds)
                 self._round(world, census, nemesis, each, broker_dies=deaths)
