@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from dtx.log import account_tables, migrate, operator_tables, tables
+from dtx.log import account_tables, migrate, operator_tables, tables, verdict_tables
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.engine import engine
@@ -24,7 +24,7 @@ from dtx.log.records import JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
 
-HEAD = "0010"
+HEAD = "0011"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
@@ -77,6 +77,7 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
     }
     assert account_tables.account.metadata is tables.metadata
     assert operator_tables.audit.metadata is tables.metadata
+    assert verdict_tables.verdict.metadata is tables.metadata
     assert found.keys() == checks.keys()
     for words, name in (
         (LogState, "branch_state_check"),
