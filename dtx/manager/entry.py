@@ -221,6 +221,8 @@ class Entry:
 
     def conclude(self, *, committed: bool) -> None:
         """The branch has ended: what waited for that happens. Idempotent."""
+        if not self.outcomes:
+            return
         outcomes = self.outcomes[:]
         self.outcomes.clear()
         for decided in outcomes:

@@ -13,7 +13,7 @@ from dtx.client import Coordinator, XAException, Xid
 from dtx.failpoint import DIED, Point
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Declared, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, Declared, Outcome, Rejected, TransactionalState
 from dtx.wire.amqp10.terminus import Discharge
 from tests.integration.amqp10.raw import Raw
 from tests.support.client import connected, new_xid, take_all
@@ -22,8 +22,11 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
-OLD, NEW = [b"old"], [b"new"]
+OLD, NEW, BOTH = [b"old"], [b"new"], [b"new", b"old"]
 QUEUE: Final = "amqp10-crashes"
+DEAD: Final = f"{QUEUE}-dead"
+"""Its dead letters."""
+ARGUMENTS: Final = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 STANDALONE_LOCAL: Final = {
     Point.HELD_CONSUME: OLD,
     Point.LOG_ONE_PHASE_BEFORE: OLD,
@@ -73,9 +76,12 @@ def armed(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[
     if node is not None:
         with node.channel() as direct:
             direct.queue_delete(QUEUE)
+            direct.queue_delete(DEAD)
 
 
-def die_at(service: ArmedService, point: Point, xid: Xid | None, *, promoted: bool = False) -> None:
+def die_at(
+    service: ArmedService, point: Point, xid: Xid | None, *, promoted: bool = False, outcome: Outcome = ACCEPTED
+) -> None:
     """Consume *old* and publish *new* in a transaction, with a dtx that dies at *point*.
 
     Args:
@@ -83,13 +89,16 @@ def die_at(service: ArmedService, point: Point, xid: Xid | None, *, promoted: bo
         point: where.
         xid: of the branch that it is for; ``None``: it is a local one.
         promoted: it was a local one while it did that.
+        outcome: of *old*.
     """
     service.arming = ("--at", point.label, "--do", "die")
     service.start()
     with connected(service.url()) as connection:
         channel = connection.channel()
         channel.queue_delete(QUEUE)
-        channel.queue_declare(QUEUE, durable=True)
+        channel.queue_declare(QUEUE, durable=True, arguments=ARGUMENTS)
+        channel.queue_declare(DEAD, durable=True)
+        channel.queue_purge(DEAD)
         channel.confirm_delivery()
         channel.basic_publish("", QUEUE, b"old", BasicProperties(delivery_mode=2))
     with Raw(service) as raw, contextlib.suppress(OSError, AssertionError):
@@ -100,7 +109,7 @@ def die_at(service: ArmedService, point: Point, xid: Xid | None, *, promoted: bo
         txn_id = raw.declare(session, control, None if xid is None or promoted else xid.to_wire())
         durable = message.head(message.Header(durable=True)) + message.data(b"new")
         sender.send(b"t", durable, state=TransactionalState(txn_id=txn_id), settled=True)
-        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        state = TransactionalState(txn_id=txn_id, outcome=outcome)
         session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=True)
         if promoted and xid is not None:
             assert raw.promote(session, control, txn_id, xid.to_wire()) == Declared(txn_id=txn_id)
@@ -157,5 +166,26 @@ def it_is_there_if_it_has_voted(
             wait_until(lambda: list(manager.recover()) == [xid])
             manager.commit(xid)
         assert whole(connection) == left
+        wait_until(lambda: not list(manager.recover()))
+    armed.kill9()
+
+
+@cells(
+    {Point.HELD_CONSUME: OLD, Point.LOG_PREPARED_BEFORE: OLD, Point.LOG_PREPARED_AFTER: NEW},
+    {Point.REPLY_END_SENT: OLD, Point.LOG_PREPARED_AFTER: BOTH},
+)
+def test_what_is_rejected_is_dead_with_its_branch_or_back_in_its_queue(
+    armed: ArmedService, point: Point, left: list[bytes]
+) -> None:
+    """Without a broker a dead letter is part of the branch; a broker has the message back when dtx dies."""
+    xid = new_xid()
+    die_at(armed, point, xid, outcome=Rejected())
+    with connected(armed.url()) as connection:
+        channel, manager = connection.channel(), Coordinator(connection)
+        if left != OLD:
+            wait_until(lambda: list(manager.recover()) == [xid])
+            manager.commit(xid)
+        assert sorted(take_all(channel, QUEUE, at_least=len(left))) == left
+        assert take_all(channel, DEAD) == ([] if b"old" in left else OLD)
         wait_until(lambda: not list(manager.recover()))
     armed.kill9()
