@@ -1,0 +1,148 @@
+"""The files beside Spark: small ones, and whole directories that are moved or removed. Local, HDFS, S3, GCS, Azure."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from pyarrow import fs
+
+from dtx.pipeline.archive.layout import LakeError
+
+_LOCAL: Final = "file"
+
+
+class Files:
+    """A directory of a file system.
+
+    Args:
+        root: a path of this machine, or a URI such as ``s3://bucket/lake``, ``hdfs://host/lake``.
+
+    Raises:
+        LakeError: there is no such kind of file system here.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.uri: Final = root.rstrip("/") if "://" in root else Path(root).absolute().as_uri()
+        """For Spark."""
+        try:
+            self._system, self._root = fs.FileSystem.from_uri(self.uri)
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise LakeError(f"{root} cannot be used as a directory for the lake: {error}") from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine."""
+        return bool(self._system.type_name == "local")
+
+    def path(self, name: str) -> str:
+        """The URI of *name* in this directory, for Spark."""
+        return f"{self.uri}/{name}"
+
+    def names(self, under: str = "", *, directories: bool = True) -> list[str]:
+        """Names in the directory *under*, sorted; none where it is not there."""
+        selector = fs.FileSelector(self._full(under), allow_not_found=True)
+        wanted = fs.FileType.Directory if directories else fs.FileType.File
+        return sorted(info.base_name for info in self._system.get_file_info(selector) if info.type == wanted)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file or a directory of that name."""
+        (info,) = self._system.get_file_info([self._full(name)])
+        return bool(info.type != fs.FileType.NotFound)
+
+    def size(self, under: str) -> tuple[int, int]:
+        """Data files in a directory, and their bytes."""
+        selector = fs.FileSelector(self._full(under), allow_not_found=True)
+        sizes = [info.size for info in self._system.get_file_info(selector) if info.base_name.endswith(".parquet")]
+        return len(sizes), sum(sizes)
+
+    def read(self, name: str) -> Any:
+        """JSON of a file; ``None`` where there is none.
+
+        Raises:
+            LakeError: it is no JSON.
+        """
+        try:
+            with self._system.open_input_stream(self._full(name)) as file:
+                text = file.read()
+        except FileNotFoundError:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise LakeError(f"{self.path(name)} is damaged: {error}") from error
+
+    def write(self, name: str, content: Any) -> None:
+        """Write JSON: the whole file or none of it, and on disk where this machine keeps it."""
+        full = self._full(name)
+        self._system.create_dir(full.rpartition("/")[0], recursive=True)
+        beside = f"{full}.{uuid4().hex}.tmp"
+        with self._system.open_output_stream(beside) as file:
+            file.write(json.dumps(content, indent=1, sort_keys=True).encode())
+        if self.is_local:
+            _sync(Path(beside))
+        self._system.move(beside, full)
+        if self.is_local:
+            _sync(Path(full).parent)
+
+    def move(self, name: str, to: str) -> None:
+        """Move a directory; nothing happens where it has been moved already."""
+        if not self.exists(name):
+            return
+        full = self._full(to)
+        self._system.create_dir(full.rpartition("/")[0], recursive=True)
+        try:
+            self._system.move(self._full(name), full)
+        except OSError:
+            if self.exists(name):
+                raise
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a directory with all that is in it, where it is there."""
+        (info,) = self._system.get_file_info([self._full(name)])
+        try:
+            if info.type == fs.FileType.Directory:
+                self._system.delete_dir(info.path)
+            elif info.type == fs.FileType.File:
+                self._system.delete_file(info.path)
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Keep others out who ask for the same *name*, as long as this lasts and no longer than this process lives.
+
+        On file systems other than this machine's there is no such lock: there the operator has to see to it.
+
+        Raises:
+            LakeError: somebody else is at it.
+        """
+        if not self.is_local:
+            yield
+            return
+        path = Path(self._full(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LakeError(f"another process is at work in {self.uri} ({name}): wait until it has ended") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _full(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,224 @@
+"""``pipeline.toml``: which databases, participants and decision logs there are, and where lake and results go."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dtx.config import ConfigError, parse_duration, redact
+
+DEFAULT_FILE: Final = Path("pipeline.toml")
+_VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
+_POSTGRESQL: Final = ("postgresql://", "postgres://")
+_MYSQL: Final = ("mysql://", "mariadb://")
+Span = Annotated[timedelta, BeforeValidator(lambda value: timedelta(seconds=parse_duration(value)))]
+"""A time span in the words that settings take: ``10m``, ``90d``."""
+
+EXAMPLE: Final = """\
+# pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
+lake = "lake"            # a directory, or s3://..., hdfs://..., gs://...
+results = "results"      # verdicts, their totals, the report
+# publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
+orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
+skew = "5s"              # how far the clocks of the databases may be apart
+
+[[database]]             # the databases of dtx: their journals are archived, their branches looked at
+name = "bank-a"
+url = "postgresql://reader:${BANK_A_PASSWORD}@bank-a/dtx"
+
+[[participant]]          # other resource managers: who has what in doubt now
+name = "ledger"
+url = "postgresql://reader:${LEDGER_PASSWORD}@ledger/ledger"   # or mysql://
+
+[[decisions]]            # logs of transaction managers
+name = "orders"
+format = "dtx"           # dtx.client.tm: path of its SQLite file, or url of its database
+path = "/var/lib/orders/decisions.sqlite"
+
+[[decisions]]
+name = "batch"
+format = "atomikos"      # its JSON lines; or csv, json, parquet: gtrid, decision, time
+path = "/var/lib/batch/tmlog*.log"
+"""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Database(_Table):
+    """A database with tables of dtx.
+
+    Args:
+        name: how it is called in results, for good: another name is another source.
+        url: ``postgresql://…``; reading ``dtx.*`` is all that its user has to be allowed.
+        options: further options of ``format("dtx")``.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    url: str
+    options: dict[str, str] = {}
+
+    @field_validator("url")
+    @classmethod
+    def _check(cls, url: str) -> str:
+        if not url.startswith(_POSTGRESQL):
+            raise ValueError("does not start with postgresql://")
+        return url
+
+    def source(self) -> dict[str, str]:
+        """Options of ``format("dtx")``."""
+        return {**self.options, "url": self.url, "name": self.name}
+
+
+class Participant(_Table):
+    """Another resource manager.
+
+    Args:
+        name: how it is called in results.
+        url: ``postgresql://…`` or ``mysql://…``.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    url: str
+
+    @field_validator("url")
+    @classmethod
+    def _check(cls, url: str) -> str:
+        if not url.startswith(_POSTGRESQL + _MYSQL):
+            raise ValueError("does not start with postgresql:// or mysql://")
+        return url
+
+    @property
+    def is_mysql(self) -> bool:
+        """Whether it is MariaDB or MySQL."""
+        return self.url.startswith(_MYSQL)
+
+
+class Decisions(_Table):
+    """The log of a transaction manager.
+
+    Args:
+        name: of the transaction manager, in results.
+        format: who wrote it.
+        path: of files; may have wildcards.
+        url: of a database, for ``dtx``.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    format: Literal["dtx", "atomikos", "csv", "json", "parquet"]
+    path: str | None = None
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Decisions":
+        if (self.path is None) == (self.url is None):
+            raise ValueError(f"decisions {self.name!r} need a path or a url, one of the two")
+        if self.url is not None and (self.format != "dtx" or not self.url.startswith(_POSTGRESQL)):
+            raise ValueError(f'decisions {self.name!r}: a url is for format "dtx", and starts with postgresql://')
+        return self
+
+
+class Fleet(_Table):
+    """The whole file; see :data:`EXAMPLE`."""
+
+    lake: str
+    results: str
+    publish: str | None = None
+    orphan_after: Span = timedelta(hours=1)
+    skew: Span = timedelta(seconds=5)
+    database: tuple[Database, ...] = ()
+    participant: tuple[Participant, ...] = ()
+    decisions: tuple[Decisions, ...] = ()
+
+    @model_validator(mode="after")
+    def _names(self) -> "Fleet":
+        for kind, names in (
+            (
+                "databases and participants",
+                [table.name for table in self.database] + [table.name for table in self.participant],
+            ),
+            ("decision logs", [table.name for table in self.decisions]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{twice[0]!r} is the name of two {kind}: results could not tell them apart")
+        return self
+
+    def sources(self, names: tuple[str, ...] = ()) -> dict[str, dict[str, str]]:
+        """Options of ``format("dtx")`` by source; of all databases, or of *names*.
+
+        Raises:
+            ConfigError: there is no database of that name, or none at all.
+        """
+        there = {database.name: database.source() for database in self.database}
+        for name in names:
+            if name not in there:
+                raise ConfigError(f"there is no database {name!r}: there are {', '.join(there) or 'none'}")
+        if not there:
+            raise ConfigError("there are no databases: add a [[database]] with name and url")
+        return {name: there[name] for name in names} if names else there
+
+
+def load(path: Path, environment: Mapping[str, str] = os.environ) -> Fleet:
+    """Read the file.
+
+    Args:
+        path: of the file; relative paths in it are relative to its directory.
+        environment: for ``${NAME}``.
+
+    Raises:
+        ConfigError: it is not there, is no TOML, or says something wrong; one sentence, without secrets.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no {path}: dtx pipeline example > {path} writes one to begin with, --fleet names another"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+    try:
+        fleet = Fleet.model_validate(_filled(found, environment))
+    except ValidationError as error:
+        item = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in item["loc"])
+        said = item["msg"].removeprefix("Value error, ")
+        raise ConfigError(redact(f"{path}: {f'{where}: ' if where else ''}{said}")) from None
+    here = path.absolute().parent
+    return fleet.model_copy(
+        update={
+            "lake": _placed(fleet.lake, here),
+            "results": _placed(fleet.results, here),
+            "decisions": tuple(
+                log if log.path is None else log.model_copy(update={"path": _placed(log.path, here)})
+                for log in fleet.decisions
+            ),
+        }
+    )
+
+
+def _placed(path: str, here: Path) -> str:
+    return path if "://" in path else str(here / path)
+
+
+def _filled(value: object, environment: Mapping[str, str]) -> object:
+    """*value* with the environment's variables in the place of their names."""
+    if isinstance(value, dict):
+        return {key: _filled(part, environment) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_filled(part, environment) for part in value]
+    if not isinstance(value, str):
+        return value
+    missing = [name for name in _VARIABLE.findall(value) if name not in environment]
+    if missing:
+        raise ConfigError(f"the environment variable {missing[0]} is not set, and pipeline.toml needs it")
+    return _VARIABLE.sub(lambda match: environment[match[1]], value)

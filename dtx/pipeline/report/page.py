@@ -1,0 +1,174 @@
+"""The page and the CSVs."""
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dtx.pipeline.report import plots
+from dtx.pipeline.report.figures import AGES, LISTED, Figures
+from dtx.pipeline.verdicts import PLAIN, RULES, Verdict
+
+PAGE: Final = "report.html"
+_EVIDENCE_SHOWN: Final = 50
+"""Lines of evidence of one transaction on the page."""
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for a formula when a cell begins with it; names come from clients."""
+
+
+def write_report(figures: Figures, directory: Path) -> Path:
+    """Write the page and the CSVs; each file is whole or as it was before.
+
+    Args:
+        figures: what they show.
+        directory: where to; it is made where there is none.
+
+    Returns:
+        The path of the page.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, (header, rows) in _tables(figures).items():
+        _write_csv(directory / f"{name}.csv", header, rows)
+    _write(directory / PAGE, render(figures))
+    return directory / PAGE
+
+
+def render(figures: Figures) -> str:
+    """The page."""
+    environment = Environment(
+        loader=PackageLoader("dtx.pipeline.report"),
+        autoescape=True,  # names and reasons are what clients sent
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": lambda value: f"{value:,}",
+        "time": _time,
+        "seconds": plots.seconds,
+        "age": partial(_age, now=figures.as_of),
+        "hex": _readable,
+        "evidence": _evidence,
+    }
+    ages = plots.ages(figures.ages, [label for label, _ in AGES])
+    drawings = {
+        "days": plots.days(figures.days),
+        "endings": plots.endings(figures.days),
+        "ages": ages,
+        "latency": plots.latency(figures.latency) if figures.latency else "",
+        "owners": plots.names("Transactions by owner", {name: count for name, count, _ in figures.owners}),
+        "queues": plots.names(
+            "Messages in open branches, by queue",
+            {f"{place} ({rm}, {kind})": n for rm, kind, place, n in figures.queues or ()},
+        ),
+        "heuristics": plots.names(
+            "Heuristic outcomes", _summed((what, count) for _, what, _, count in figures.heuristics), "special"
+        ),
+    }
+    return environment.get_template("report.html").render(
+        figures=figures,
+        plots={name: Markup(drawing) for name, drawing in drawings.items()},  # noqa: S704 - drawn here, names escaped
+        rules=RULES,
+        plain=PLAIN,
+        colour={str(verdict): colour for colour, verdicts in plots.GROUPS.values() for verdict in verdicts},
+        open_count=sum(count for _, _, count in figures.ages),
+        wrong=sum(figures.verdicts[verdict] for verdict in plots.GROUPS["went wrong"][1]),
+        listed=LISTED,
+        Verdict=Verdict,
+    )
+
+
+def _tables(figures: Figures) -> dict[str, tuple[Sequence[str], Iterable[Sequence[Any]]]]:
+    transaction = (
+        "verdict", "findings", "format_id", "gtrid", "since", "first_at", "last_at", "branches", "decision", "tm",
+        "rms", "owners", "evidence",
+    )  # fmt: skip
+    return {
+        "verdicts": (("verdict", "transactions"), figures.verdicts.items()),
+        "days": (("day", "verdict", "transactions"), figures.days),
+        "ages": (("age", "verdict", "transactions"), figures.ages),
+        "latency": (("rm", "branches", "p50_seconds", "p95_seconds", "p99_seconds"), figures.latency),
+        "heuristics": (("rm", "outcome", "actor", "branches"), figures.heuristics),
+        "owners": (("owner", "transactions", "need_attention"), figures.owners),
+        "queues": (("rm", "kind", "queue", "messages"), figures.queues or ()),
+        "attention": (transaction, ([row[name] for name in transaction] for row in figures.attention)),
+        "quarantine": (
+            ("source", "item", "reason", "count", "sample"),
+            ((row.source, row.item, row.reason, row.count, row.sample) for row in figures.quarantine),
+        ),
+    }
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    _place(Path(file.name), path)
+
+
+def _write(path: Path, text: str) -> None:
+    with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    _place(Path(file.name), path)
+
+
+def _place(beside: Path, path: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    beside.chmod(0o666 & ~umask)
+    beside.replace(path)
+
+
+def _cell(value: object) -> object:
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="microseconds")
+        case list() | tuple():
+            return _cell(" ".join(str(part) for part in value))
+        case str() if value.startswith(_FORMULA):
+            return f"'{value}"
+        case float():
+            return f"{value:.6f}"
+        case _:
+            return value
+
+
+def _time(value: datetime | None) -> str:
+    return "" if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _age(value: datetime | None, *, now: datetime) -> str:
+    if value is None:
+        return ""
+    gone = max(0, int((now - value).total_seconds()))
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if gone >= size:
+            return f"{gone // size} {name}"
+    return f"{gone} s"
+
+
+def _readable(gtrid: str) -> str:
+    """A gtrid for people: as text where it is printable ASCII, else nothing."""
+    text = bytes.fromhex(gtrid)
+    return text.decode("ascii") if text.isascii() and text.decode("ascii").isprintable() else ""
+
+
+def _evidence(text: str | None) -> list[Mapping[str, Any]]:
+    found = json.loads(text) if text else []
+    return list(found[:_EVIDENCE_SHOWN]) if isinstance(found, list) else []
+
+
+def _summed(rows: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for name, count in rows:
+        sums[name] = sums.get(name, 0) + count
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
