@@ -5,12 +5,25 @@ from typing import TYPE_CHECKING
 from dtx.pipeline.source.datasource import DtxDataSource
 from dtx.pipeline.source.errors import SourceAway, SourceError
 from dtx.pipeline.source.holding import HOLD_SECONDS, hold, moments
+from dtx.pipeline.source.options import Waits
 from dtx.pipeline.source.pushdown import where
+from dtx.pipeline.source.reachable import reachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HOLD_SECONDS", "DtxDataSource", "SourceAway", "SourceError", "hold", "moments", "register", "where"]
+__all__ = [
+    "HOLD_SECONDS",
+    "DtxDataSource",
+    "SourceAway",
+    "SourceError",
+    "Waits",
+    "hold",
+    "moments",
+    "reachable",
+    "register",
+    "where",
+]
 
 
 def register(spark: "SparkSession") -> None:

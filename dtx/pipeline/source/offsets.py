@@ -59,8 +59,14 @@ class Place:
             "since": self.since,
         }
 
-    def follow(self, name: str, now: Identity, snapshot: Snapshot, *, any_timeline: bool) -> Self:
+    def follow(self, name: str, now: Identity, latest: Snapshot | None, *, any_timeline: bool) -> Self:
         """The same place in the database as it is *now*.
+
+        Args:
+            name: of the source.
+            now: which database that is.
+            latest: what has ended there; ``None`` where that may lag behind (a standby).
+            any_timeline: whether a fail-over is fine.
 
         Raises:
             SourceError: it is not the same history any more: what the numbers say would be wrong.
@@ -76,7 +82,7 @@ class Place:
                 "fail-over, or a recovery to a point in time): where no commit was lost, option timeline=any goes on; "
                 "else begin a new checkpoint"
             )
-        if snapshot.xmax < self.snapshot.xmin:
+        if latest is not None and latest.xmax < self.snapshot.xmax:
             raise SourceError(
                 f"{name}: the database is older than what the stream has read of it: begin a new checkpoint"
             )

@@ -1,6 +1,7 @@
 """The options of ``format("dtx")``: read once, refused with a sentence that says what they may be."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -152,7 +153,7 @@ def _moments(text: str | None, sources: Mapping[str, str]) -> dict[str, Moment]:
     try:
         found = {
             name: Moment(
-                None if moment.get("exported") is None else str(moment["exported"]),
+                None if moment.get("exported") is None else _exported(moment["exported"]),
                 None if moment.get("snapshot") is None else Snapshot.parse(moment["snapshot"]),
             )
             for name, moment in json.loads(text).items()
@@ -163,6 +164,13 @@ def _moments(text: str | None, sources: Mapping[str, str]) -> dict[str, Moment]:
     if missing:
         raise SourceError(f"option snapshots says nothing of source {missing[0]!r}")
     return found
+
+
+def _exported(name: str) -> str:
+    """*name*, which becomes part of SQL."""
+    if not re.fullmatch("[0-9A-Fa-f-]{1,64}", name):
+        raise ValueError(name)
+    return name
 
 
 def _waits(named: Mapping[str, str]) -> Waits:

@@ -94,6 +94,8 @@ class Server:
 
     def __init__(self, name: str, url: str, waits: Waits) -> None:
         self.name = name
+        self.standby = False
+        """Whether the last snapshot was that of a standby, which may lag behind what others have seen."""
         with explained(name):
             self._connection = psycopg.connect(conninfo(url, waits, statement=waits.stall), autocommit=True)
 
@@ -139,6 +141,7 @@ class Server:
             SourceAway: the server did not write its records to disk in time, or does not answer.
         """
         text, recorded = self.rows(_SNAPSHOT)[0]
+        self.standby = recorded is None
         if recorded is not None:
             ends = time.monotonic() + _FLUSH_SECONDS
             while not self.rows(f"SELECT pg_current_wal_flush_lsn() >= '{recorded}'::pg_lsn")[0][0]:
@@ -147,6 +150,13 @@ class Server:
                     break
                 time.sleep(_FLUSH_PAUSE)
         return Snapshot.parse(text)
+
+    def lines(self) -> int | None:
+        """How many lines the journal has, ``None`` where that cannot be said: there is none, or it may not be read."""
+        try:
+            return int(self.rows("SELECT count(*) FROM dtx.journal")[0][0])
+        except SourceError:
+            return None
 
     def _flush(self) -> None:
         """Have the records written to disk by a commit of our own that leaves nothing behind but itself."""

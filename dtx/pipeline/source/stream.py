@@ -135,12 +135,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = (
             Place(identity=identity)
             if begun is None
-            else begun.follow(server.name, identity, now, any_timeline=self._options.any_timeline)
+            else begun.follow(
+                server.name, identity, None if server.standby else now, any_timeline=self._options.any_timeline
+            )
         )
         if self._target is not None:
             now = self._target.get(server.name, start.snapshot)
-        if start.snapshot.contains(now):
-            return None
+        if start.snapshot.contains(now) or not now.contains(start.snapshot):
+            return None  # nothing new; or a standby that is behind what was read elsewhere, and catches up
         sweep = start.since is None or self._sweep_due(server)
         yesterday = str(server.rows(_YESTERDAY)[0][0])
         end = start.complete(now, yesterday) if sweep else start.advanced(now)

@@ -1,0 +1,62 @@
+"""What transaction managers have decided: their logs, whatever wrote them, as one DataFrame."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, assert_never
+
+from pyspark.errors import PySparkException
+
+from dtx.pipeline.decisions.atomikos import atomikos
+from dtx.pipeline.decisions.kinds import DECISIONS, DecisionLog, LogKind, kind_of
+from dtx.pipeline.decisions.neutral import csv_lines, json_lines
+from dtx.pipeline.decisions.own import postgresql, sqlite
+from dtx.pipeline.decisions.parquet import parquet, sound
+from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.source.options import Waits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DECISIONS", "DecisionLog", "LogKind", "kind_of", "read", "sound"]
+
+
+def read(
+    spark: "SparkSession", logs: Sequence[DecisionLog], *, waits: Waits | None = None
+) -> "tuple[DataFrame, list[Quarantined]]":
+    """Every decision as :data:`DECISIONS`, and what could not be read: lines, files, whole logs.
+
+    Args:
+        spark: a session.
+        logs: what to read.
+        waits: how long a database may take.
+    """
+    whole = spark.createDataFrame([], DECISIONS)
+    wrong: list[Quarantined] = []
+    for log in logs:
+        try:
+            frame, quarantined = _read(spark, log, waits or Waits())
+        except PySparkException as error:
+            text = str(error)
+            reason = "there is no such file or directory" if "PATH_NOT_FOUND" in text else sample(text)
+            wrong.append(Quarantined(source=log.name, item=log.place, reason=reason, count=None))
+            continue
+        whole = whole.unionByName(frame)
+        wrong += quarantined
+    return whole, wrong
+
+
+def _read(spark: "SparkSession", log: DecisionLog, waits: Waits) -> "tuple[DataFrame, list[Quarantined]]":
+    match log.kind:
+        case LogKind.PARQUET:
+            return parquet(spark, log.name, log.place)
+        case LogKind.CSV:
+            return csv_lines(spark, log.name, log.place)
+        case LogKind.JSON:
+            return json_lines(spark, log.name, log.place)
+        case LogKind.ATOMIKOS:
+            return atomikos(spark, log.name, log.place)
+        case LogKind.SQLITE:
+            return sqlite(spark, log.name, log.place)
+        case LogKind.POSTGRESQL:
+            return postgresql(spark, log.name, log.place, waits)
+        case _:
+            assert_never(log.kind)

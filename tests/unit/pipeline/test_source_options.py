@@ -1,0 +1,116 @@
+"""Options and filters: what is wrong is refused with a sentence, before anything is read."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from dtx.pipeline.quarantine import ExitCode, Quarantined, exit_code, sample
+from dtx.pipeline.source import SourceError, where
+from dtx.pipeline.source.columns import readable
+from dtx.pipeline.source.errors import passes, sentence
+from dtx.pipeline.source.offsets import Place
+from dtx.pipeline.source.options import parse
+from dtx.pipeline.source.pushdown import condition
+from dtx.pipeline.source.pushdown import parse as filters
+from dtx.pipeline.source.server import Identity
+from dtx.pipeline.source.snapshot import Snapshot
+
+URL = "postgresql://u:secret@127.0.0.1/d"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "say which databases"),
+        ({"url": URL, "sources": "{}"}, "say which databases"),
+        ({"url": "mysql://x"}, "does not start with postgresql://"),
+        ({"sources": "[]"}, "not a JSON object"),
+        ({"sources": '{"a": 3}'}, "does not start with postgresql://"),
+        ({"url": URL, "table": "message"}, "no table 'message'"),
+        ({"url": URL, "tabel": "branch"}, "unknown option 'tabel'"),
+        ({"url": URL, "partitions": "0"}, "not a whole number from 1"),
+        ({"url": URL, "stallTimeout": "1.5"}, "not a whole number from 1"),
+        ({"url": URL, "unavailable": "never"}, "not one of fail, wait"),
+        ({"url": URL, "snapshots": "{}"}, "nothing of source 'dtx'"),
+        ({"url": URL, "snapshots": "x"}, "hold() and moments()"),
+        ({"url": URL, "snapshots": '{"dtx": {"snapshot": "1:2"}}'}, "hold() and moments()"),
+        ({"url": URL, "snapshots": json.dumps({"dtx": {"exported": "0'; DROP"}})}, "hold() and moments()"),
+        ({"url": URL, "filters": "3"}, "what where()"),
+        ({"url": URL, "filters": '[["rm"]]'}, "what where()"),
+        ({"url": URL, "filters": where(("no", "=", 1))}, "no column 'no'"),
+        ({"url": URL, "filters": where(("at", "=", "yesterday"))}, "no value of a timestamptz"),
+        ({"url": URL, "filters": where(("at", ">", "2026-01-01T00:00:00"))}, "no value of a timestamptz"),
+        ({"url": URL, "filters": where(("rm", "=", "a\0"))}, "no value of a text"),
+        ({"url": URL, "filters": where(("id", "=", "1' OR true --"))}, "no value of a uuid"),
+        ({"url": URL, "filters": where(("gtrid", "contains", b"a"))}, "for bytea there is"),
+        ({"url": URL, "filters": where(("rm", "in", []))}, "a list of 1 to"),
+        ({"url": URL, "filters": where(("source", "<", "a"))}, "sources are chosen with"),
+        ({"url": URL, "filters": where(("publishes", "=", True))}, "no value of a integer"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused(given: dict[str, str], words: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        parse(given)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_names_of_options_are_read_in_any_case() -> None:
+    assert parse({"URL": URL, "ROWSPERPARTITION": "7"}).rows == 7
+
+
+def test_a_value_cannot_leave_its_literal() -> None:
+    journal = readable("journal")
+    (wanted,) = filters(where(("rm", "=", "a'; DROP TABLE x; --")))
+    assert condition(journal, wanted) == "rm = 'a''; DROP TABLE x; --'::text"
+    (wanted,) = filters(where(("rm", "=", "a\\'")))
+    assert condition(journal, wanted) == r"rm = E'a\\''' :: text".replace(" :: ", "::")
+    (wanted,) = filters(where(("at", "<", datetime(2026, 1, 2, tzinfo=UTC))))
+    assert condition(journal, wanted) == "at < '2026-01-02T00:00:00+00:00'::timestamptz"
+
+
+PLACE = Place(
+    identity=Identity(system="1/2", timeline=3),
+    snapshot=Snapshot(20, frozenset({12})),
+    swept=Snapshot(9),
+    since="2026-01-01",
+)
+
+
+def test_a_place_survives_its_checkpoint() -> None:
+    assert Place.read("a", json.loads(json.dumps(PLACE.written()))) == PLACE
+
+
+@pytest.mark.parametrize("since", ["'; DROP", "", "x"])
+def test_a_checkpoint_that_somebody_else_wrote_is_refused(since: str) -> None:
+    with pytest.raises(SourceError, match="holds no place"):
+        Place.read("a", PLACE.written() | {"since": since})
+    with pytest.raises(SourceError, match="holds no place"):
+        Place.read("a", 7)
+
+
+def test_another_history_is_refused() -> None:
+    """The numbers of transactions mean something else there: what is new would be lost, or come twice."""
+    now = Snapshot(30)
+    with pytest.raises(SourceError, match="not the database that the stream has read"):
+        PLACE.follow("a", Identity(system="9/2", timeline=3), now, any_timeline=True)
+    with pytest.raises(SourceError, match="timeline from 3 to 4"):
+        PLACE.follow("a", Identity(system="1/2", timeline=4), now, any_timeline=False)
+    with pytest.raises(SourceError, match="older than what the stream has read"):
+        PLACE.follow("a", PLACE.identity, Snapshot(19), any_timeline=False)
+    assert PLACE.follow("a", Identity(system="1/2", timeline=4), now, any_timeline=True).snapshot == PLACE.snapshot
+
+
+def test_errors_name_no_password_and_say_what_may_pass() -> None:
+    assert sentence(OSError(f"no route to {URL}\nmore.")) == "no route to postgresql://u:***@127.0.0.1/d"
+    assert passes(None)
+    assert passes("57P03")
+    assert not passes("42501")
+
+
+def test_a_run_says_by_its_exit_code_that_something_was_set_aside() -> None:
+    assert exit_code([]) is ExitCode.CLEAN
+    assert exit_code([Quarantined(source="a", item="b", reason="c")]) is ExitCode.QUARANTINED
+    assert sample("a\x1b[2Jb") == "a\\x1b[2Jb"
+    assert len(sample("x" * 10_000)) == 200
