@@ -30,6 +30,8 @@ class Kind(StrEnum):
     SEVERED = "the broker ends dtx's connections under phase two"
     MENDED = "phase two is stuck, an operator redirects a message"
     LINKED = "joined by a client of AMQP 1.0"
+    ACQUIRED = "joined by a client of AMQP 1.0 that acquires"
+    PROMOTED = "joined by a client of AMQP 1.0 that promotes"
     LOCAL = "a local transaction of AMQP 1.0"
 
     @property
@@ -45,12 +47,17 @@ class Kind(StrEnum):
     @property
     def decides(self) -> bool:
         """Whether its transaction manager may want either."""
-        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH, Kind.JOINED, Kind.LINKED)
+        return self in (Kind.PUBLISH, Kind.CONSUME, Kind.BOTH) or self.joined
 
     @property
     def joined(self) -> bool:
         """Whether a second connection works for it."""
-        return self in (Kind.JOINED, Kind.LINKED)
+        return self is Kind.JOINED or self.linked
+
+    @property
+    def linked(self) -> bool:
+        """Whether that is one of AMQP 1.0."""
+        return self in (Kind.LINKED, Kind.ACQUIRED, Kind.PROMOTED)
 
     @property
     def one_phase(self) -> bool:

@@ -10,7 +10,7 @@ from dtx.client import Xid
 from dtx.server.amqp10.transactions import LOCAL_FORMAT
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, DeliveryState, Rejected, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, Accepted, Declared, DeliveryState, Rejected, TransactionalState
 from tests.crash.matrix.stages import MatrixStage
 from tests.integration.amqp10.raw import Raw
 
@@ -35,14 +35,23 @@ class Links:
         self._control = raw.control(self._session)
         self._txn_id = raw.declare(self._session, self._control, global_id)
 
-    def work(self, sources: Sequence[str], published: Mapping[str, Sequence[bytes]]) -> None:
-        """Consume of each source, and publish."""
+    def work(self, sources: Sequence[str], published: Mapping[str, Sequence[bytes]], *, acquires: bool = False) -> None:
+        """Consume of each source, and publish.
+
+        Args:
+            sources: queues.
+            published: bodies, by queue.
+            acquires: what is consumed is also sent in the transaction.
+        """
         raw, session = self._raw, self._session
         retired = TransactionalState(txn_id=self._txn_id, outcome=ACCEPTED)
         for queue in sources:
-            raw.receiver(session, queue, CONSUMED, name=f"from {queue}")
-            numbers = [raw.take().delivery_id for _ in range(CONSUMED)]
-            session.dispose(Role.RECEIVER, numbers, retired, settled=True)
+            link, _ = raw.receiver(session, queue, 0, name=f"from {queue}")
+            link.grant(CONSUMED, properties={"txn-id": self._txn_id} if acquires else None)
+            taken = [raw.take() for _ in range(CONSUMED)]
+            states = {(TransactionalState(txn_id=self._txn_id),)} if acquires else {()}
+            assert {one.states for one in taken} == states, taken
+            session.dispose(Role.RECEIVER, [one.delivery_id for one in taken], retired, settled=True)
         for queue, bodies in published.items():
             link = raw.sender(session, queue, name=f"to {queue}")
             for body in bodies:
@@ -51,6 +60,11 @@ class Links:
                 outcome = raw.outcome(session, number)
                 assert isinstance(outcome, TransactionalState), outcome
                 assert isinstance(outcome.outcome, Accepted), outcome
+
+    def promote(self, global_id: bytes) -> None:
+        """Let the transaction, a local one, work for a branch."""
+        outcome = self._raw.promote(self._session, self._control, self._txn_id, global_id)
+        assert isinstance(outcome, Declared), outcome
 
     def discharge(self) -> DeliveryState | None:
         """End the transaction; what the coordinator says."""

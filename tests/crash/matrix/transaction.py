@@ -183,7 +183,7 @@ class Transaction:
                 self._do(channel, 0)
                 if self.kind is Kind.JOINED:
                     self._join()
-                if self.kind is Kind.LINKED:
+                if self.kind.linked:
                     self._link()
                 xa.end(self.xid)
                 if self.kind is Kind.ABANDONED:
@@ -270,8 +270,12 @@ class Transaction:
 
     def _link(self) -> None:
         """The second part, as a client of AMQP 1.0 does it."""
-        with links(self._stage, self.xid.to_wire()) as second:
-            second.work(self.sources[1:], {TARGETS[1]: self.published(TARGETS[1])})
+        promotes = self.kind is Kind.PROMOTED
+        with links(self._stage, None if promotes else self.xid.to_wire()) as second:
+            published = {TARGETS[1]: self.published(TARGETS[1])}
+            second.work(self.sources[1:], published, acquires=self.kind is Kind.ACQUIRED)
+            if promotes:
+                second.promote(self.xid.to_wire())
             if second.discharge() != ACCEPTED:
                 raise ConnectionError("the association was not ended")
 
