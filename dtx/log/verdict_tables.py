@@ -68,10 +68,12 @@ verdict: Final = Table(
     Column("fingerprint", LargeBinary, nullable=False),
     Column("evidence", Text, nullable=False, comment="JSON: the lines that it rests on"),
     CheckConstraint("format_id BETWEEN 0 AND 4294967295", name="verdict_format_id_check"),
-    CheckConstraint("octet_length(gtrid) BETWEEN 1 AND 64", name="verdict_gtrid_check"),
+    # names that PostgreSQL's own prepared transactions may have are longer than a gtrid
+    CheckConstraint("octet_length(gtrid) BETWEEN 1 AND 200", name="verdict_gtrid_check"),
     CheckConstraint("branches >= 0", name="verdict_branches_check"),
     CheckConstraint("octet_length(fingerprint) = 16", name="verdict_fingerprint_check"),
-    # There is no primary key: a decision of a log that keeps no format id may be about no branch that is known.
+    # There is no primary key, since there may be no format id: where a participant's name for it is no xid, or where
+    # a decision is about no branch that is known, of a log that keeps none.
     Index("verdict_key", "gtrid", text("coalesce(format_id, -1)"), unique=True),
     Index("verdict_last_at_idx", "last_at", "gtrid"),
     Index("verdict_verdict_idx", "verdict", "last_at", "gtrid"),

@@ -40,7 +40,7 @@ CREATE TABLE dtx.verdict (
     fingerprint bytea NOT NULL,
     evidence text NOT NULL,
     CONSTRAINT verdict_format_id_check CHECK (format_id BETWEEN 0 AND 4294967295),
-    CONSTRAINT verdict_gtrid_check CHECK (octet_length(gtrid) BETWEEN 1 AND 64),
+    CONSTRAINT verdict_gtrid_check CHECK (octet_length(gtrid) BETWEEN 1 AND 200),
     CONSTRAINT verdict_branches_check CHECK (branches >= 0),
     CONSTRAINT verdict_fingerprint_check CHECK (octet_length(fingerprint) = 16)
 );
