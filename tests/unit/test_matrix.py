@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dtx.failpoint import Point
 from tests.crash.matrix import rotation, table
 from tests.crash.matrix.audit import Verdict
@@ -21,16 +23,19 @@ def test_rows_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_rows_that_were_not_played_keep_their_line() -> None:
+@pytest.mark.parametrize(("add", "runs", "repeated"), [(False, 1, 2), (True, 6, 3)])
+def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
+    *, add: bool, runs: int, repeated: int
+) -> None:
     first, second, *_ = all_rows()
     figures = table.Figures()
-    earlier = table.Line(first.name, 3, 0, 0, 0), table.Line(second.name, 5, 0, 0, 0)
-    text = f"before{table.BEGIN}\n\n{table.HEAD}{earlier[0]}\n{earlier[1]}\n| all | 8 | 0 | 0 | 0 |\n\n{table.END}after"
+    earlier = table.Line(first.name, 3, 0, 0, 0), table.Line(second.name, 5, 0, 1, 0)
+    text = f"before{table.BEGIN}\n\n{table.HEAD}{earlier[0]}\n{earlier[1]}\n| all | 8 | 0 | 1 | 0 |\n\n{table.END}after"
     cell = Cell(Point.READY_AFTER, 1)
     figures.add(second, cell, Result(reached=True, verdict=Verdict(repeated=2), seconds=1.0))
-    lines = {line.name: line for line in table.shown(table.embed(text, figures))}
+    lines = {line.name: line for line in table.shown(table.embed(text, figures, add=add))}
     assert lines[first.name] == earlier[0]
-    assert lines[second.name] == table.Line(second.name, 1, 0, 2, 0)
+    assert lines[second.name] == table.Line(second.name, runs, 0, repeated, 0)
 
 
 def test_the_table_in_readme_has_the_rows_that_there_are_and_nothing_was_lost_or_wrong() -> None:

@@ -77,18 +77,21 @@ class Figures:
         wrong = sum(bool(cell["wrong"]) for cell in cells)
         return f"| {row.name} | {len(cells)} | {sums[0]} | {sums[1]} | {wrong} |"
 
-    def table(self, rows: Iterable[Row], known: Mapping[str, "Line"] | None = None) -> str:
+    def table(self, rows: Iterable[Row], known: Mapping[str, "Line"] | None = None, *, add: bool = False) -> str:
         """For people and README.
 
         Args:
             rows: which.
             known: lines of earlier runs, by name, for rows of which nothing was played.
+            add: these runs come on top of the earlier ones, which were others.
         """
-        earlier = known or {}
-        lines = [
-            str(earlier[row.name]) if row.name in earlier and row.name not in self._cells else self.line(row)
-            for row in rows
-        ]
+        lines = []
+        for row in rows:
+            earlier = (known or {}).get(row.name)
+            if earlier is None or (row.name in self._cells and not add):
+                lines.append(self.line(row))
+            else:
+                lines.append(str(earlier.plus(Line.of(self.line(row)))))
         totals = [sum(int(line.split("|")[column]) for line in lines) for column in range(2, 6)]
         return HEAD + "".join(f"{line}\n" for line in (*lines, f"| all | {' | '.join(map(str, totals))} |"))
 
@@ -107,8 +110,13 @@ class Figures:
         }
 
 
-def embed(text: str, figures: Figures) -> str:
+def embed(text: str, figures: Figures, *, add: bool = False) -> str:
     """*text*, which is README's, with the table brought up to date; rows that were not played keep their line.
+
+    Args:
+        text: as it was.
+        figures: of the runs.
+        add: to the figures that are there, which are of other runs.
 
     Raises:
         ValueError: the markers are not in *text*.
@@ -118,7 +126,7 @@ def embed(text: str, figures: Figures) -> str:
     if not begin or not end:
         raise ValueError(f"no block between {BEGIN} and {END}")
     known = {line.name: line for line in shown(text)}
-    return f"{before}{BEGIN}\n\n{figures.table(all_rows(), known)}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{figures.table(all_rows(), known, add=add)}\n{END}{after}"
 
 
 class Line(NamedTuple):
@@ -130,6 +138,16 @@ class Line(NamedTuple):
     repeated: int
     wrong: int
 
+    @classmethod
+    def of(cls, text: str) -> "Line":
+        """From a row of the table."""
+        name, *numbers = (cell.strip() for cell in text.strip("|").split("|"))
+        return cls(name, *map(int, numbers))
+
+    def plus(self, other: "Line") -> "Line":
+        """The sum of the runs of both."""
+        return Line(self.name, *(int(one) + int(two) for one, two in zip(self[1:], other[1:], strict=True)))
+
     def __str__(self) -> str:
         return f"| {' | '.join(map(str, self))} |"
 
@@ -137,5 +155,4 @@ class Line(NamedTuple):
 def shown(text: str) -> list[Line]:
     """The rows that *text*, which is README's, has, without the sum."""
     block = text.partition(BEGIN)[2].partition(END)[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "|" in line]
-    return [Line(name, *map(int, numbers)) for name, *numbers in cells[2:-1]]
+    return [Line.of(line) for line in [line for line in block.splitlines() if "|" in line][2:-1]]
