@@ -6,6 +6,7 @@ be had is not refused, but missing in the answer. Which filters there are, the r
 (``apache.org``), as Qpid and RabbitMQ 3 know them.
 """
 
+import re
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +15,7 @@ from dtx.server.amqp10.values import to_field
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source
-from dtx.wire.amqp10.values import Described, Symbol, ULong, Value
+from dtx.wire.amqp10.values import Described, Symbol, Timestamp, ULong, Value
 
 COPY: Final = "copy"
 """The distribution mode in which messages stay at their node for others (std-dist-mode, 3.5.7)."""
@@ -49,6 +50,30 @@ _PREDECLARED: Final = {
     b"amq.headers": _HEADERS,
     b"amq.match": _HEADERS,
 }
+
+
+_STREAM_OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
+_OFFSETS: Final = re.compile(r"first|last|next|[1-9][0-9]{0,9}[YMDhms]")
+_MAX_OFFSET: Final = 2**63 - 1
+
+
+def stream_offset(asked: dict[str, Any] | None) -> tuple[Value, dict[str, Any]]:
+    """Where the reader of a stream wants to begin, as RabbitMQ 4 has that filter.
+
+    Returns:
+        ``first``, ``last``, ``next``, an age, an offset or a time; ``None`` where it does not say. And that filter,
+        which is in place then.
+    """
+    for name, each in (asked or {}).items():
+        if isinstance(each, Described) and each.descriptor == _STREAM_OFFSET:
+            value = each.value
+            if isinstance(value, str) and _OFFSETS.fullmatch(value):
+                return str(value), {name: each}
+            if isinstance(value, Timestamp) and value >= 0:
+                return value, {name: each}
+            if isinstance(value, int) and not isinstance(value, bool | Timestamp) and 0 <= value <= _MAX_OFFSET:
+                return int(value), {name: each}
+    return None, {}
 
 
 class Subscription(NamedTuple):

@@ -89,6 +89,16 @@ class Queries:
 
         return await self._ask("binding.query", vhost, user, ask)
 
+    async def is_stream(self, vhost: str, queue: bytes) -> bool:
+        """Whether a queue that is there is a stream; dtx asks for itself, and tells no client.
+
+        Raises:
+            ManagementError: the API does not tell.
+        """
+        about = _About(await self._lane(vhost).management(), vhost, "")
+        async with self._turns:
+            return await about.is_stream(queue)
+
     async def _ask(self, method: str, vhost: str, user: str | None, ask: "Callable[[_About], Awaitable[_T]]") -> _T:
         try:
             if user is None:
@@ -188,6 +198,13 @@ class _About:
         if found is not None and octets(found["name"]) != name:
             raise LookupError(name)
         return found is not None
+
+    async def is_stream(self, name: bytes) -> bool:
+        """Whether a queue is a stream."""
+        found = await self._get("queues", self._vhost, name, columns="name,type")
+        if not isinstance(found, dict) or octets(str(found.get("name"))) != name:
+            raise ManagementError("it does not say of what type a queue is")
+        return found.get("type") == "stream"
 
     async def binding(self, exchange: bytes, queue: bytes, key: bytes, arguments: dict[bytes, Plain]) -> BindingFacts:
         """What the API says of a binding of an exchange that has a name."""

@@ -11,8 +11,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client import XAResource
+from dtx.wire.amqp10.states import ACCEPTED
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
+from tests.integration.amqp10.raw import Raw, body
 from tests.support.client import new_xid
 from tests.support.peer import HEADER_0_9_1, Peer, message
 from tests.support.processes import wait_until
@@ -55,6 +57,25 @@ def test_both_sides_are_encrypted(dtx_service: ServiceFactory, tls_node: RabbitN
     assert xa.commit(xid) == XaFlag.OK
     assert channel.basic_get(queue, auto_ack=True)[2] == bytes(3_000_000)
     connection.close()
+
+
+def test_both_sides_of_a_client_of_amqp_1_0_are_encrypted(
+    dtx_service: ServiceFactory, tls_node: RabbitNode, certificates: Path
+) -> None:
+    service = dtx_service(
+        *server_flags(certificates), "--broker-ca", str(certificates / "ca.pem"), broker=tls_node.url(tls=True)
+    )
+    with tls_node.channel() as channel:
+        channel.queue_declare("encrypted-1.0", durable=True)
+    with Raw(service, tls=ssl.create_default_context(cafile=str(certificates / "ca.pem"))) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        link = raw.sender(session, "encrypted-1.0")
+        txn_id = raw.declare(session, control)
+        assert raw.post(link, bytes(1_000_000), txn_id) is not None
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        raw.receiver(session, "encrypted-1.0")
+        assert body(raw.take()) == bytes(1_000_000)
 
 
 def test_a_broker_that_nobody_vouches_for_is_refused(

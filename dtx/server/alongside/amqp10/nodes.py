@@ -15,21 +15,23 @@ from dtx.manager.entry import Entry
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origin import BrokerOrigin
 from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone
+from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
 from dtx.server.alongside.amqp10.upstream import ClientUpstream
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
 from dtx.server.amqp10.nodes import Home, Working
-from dtx.server.amqp10.subscribing import known_kind, subscription
+from dtx.server.amqp10.subscribing import known_kind, stream_offset, subscription
 from dtx.server.front import ClientTransport
 from dtx.store.rabbitmq.confirming import ConfirmChannel
 from dtx.store.rabbitmq.lane import Lane
+from dtx.store.rabbitmq.management import ManagementError
 from dtx.store.rabbitmq.service import LoginRefused
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import content, handshake, keys, properties, requests
+from dtx.wire.amqp09 import content, handshake, keys, properties, requests, tables
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -45,6 +47,8 @@ _LANE_PATIENCE: Final = 5.0
 """Seconds that a control link waits for the lane of its vhost."""
 _FRESH: Final = 10.0
 """Seconds for which it holds that a queue is there."""
+_TYPE_FRESH: Final = 60.0
+"""Seconds for which it holds that a queue is a stream, or none, where only an error in the broker's log tells."""
 _MAX_KNOWN: Final = 1024
 """Queues that one connection remembers."""
 
@@ -72,7 +76,8 @@ class BrokerNodes:
         """The user's name can be relied on."""
         self._validator: Validator
         self._known: dict[bytes, float] = {}
-        self._touched: dict[BrokerOrigin, None] = {}
+        self._streams: dict[bytes, tuple[bool, float]] = {}
+        self._touched: dict[BrokerOrigin | StreamOrigin, None] = {}
         self._running = False
         self._left: Callable[[], None] | None = None
         self._ended: Callable[[], None] | None = None
@@ -201,7 +206,7 @@ class BrokerNodes:
 
     def origin(
         self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
-    ) -> Awaitable[BrokerOrigin]:
+    ) -> Awaitable[BrokerOrigin | StreamOrigin]:
         """See :class:`~dtx.server.amqp10.nodes.Nodes`.
 
         Whether the client may read the queue, the broker says when there is credit: whatever asked it before would
@@ -209,13 +214,15 @@ class BrokerNodes:
         """
         return self._origin(None if dynamic else address, filters)
 
-    async def _origin(self, address: Address | None, filters: dict[str, Any] | None) -> BrokerOrigin:
+    async def _origin(self, address: Address | None, filters: dict[str, Any] | None) -> BrokerOrigin | StreamOrigin:
         made = shown = None
+        is_stream = False
         in_place: dict[str, Any] = {}
         try:
             if isinstance(address, QueueAddress):
                 queue = address.name
                 await self._find_queue(queue)
+                is_stream = await self._is_stream(queue)
             else:
                 queue = made = await self._new_queue()
                 if isinstance(address, ExchangeAddress):
@@ -233,7 +240,38 @@ class BrokerNodes:
             if isinstance(error, UpstreamLost):
                 raise broker_gone(error) from error
             raise
+        if is_stream:
+            offset, in_place = stream_offset(filters)
+            return StreamOrigin(self, taking, queue, in_place, offset)
         return BrokerOrigin(self, taking, queue, shown, made=made is not None, filters=in_place)
+
+    async def _is_stream(self, queue: bytes) -> bool:
+        """Whether a queue is a stream, which for what it does not know ends the whole connection (540).
+
+        Where the management API does not tell, a consumer is asked for that no queue takes: one at an offset, which
+        streams alone know, but without a prefetch, which they want.
+        """
+        now = asyncio.get_running_loop().time()
+        found, until = self._streams.get(queue, (False, 0.0))
+        if until > now:
+            return found
+        try:
+            return await self.store.queries.is_stream(self.home.who.vhost, queue)
+        except ManagementError:
+            found = await self._refuses_for_want_of_prefetch(queue)
+        if len(self._streams) >= _MAX_KNOWN:
+            self._streams.clear()
+        self._streams[queue] = found, now + _TYPE_FRESH
+        return found
+
+    async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:
+        impossible = requests.consume(queue, b"type", arguments=tables.entry(OFFSET, b"S", b"next"))
+        try:
+            await self._ask(impossible, keys.BASIC_CONSUME_OK)
+        except ChannelClosed as closed:
+            failed = closed.close.reply_code == ReplyCode.PRECONDITION_FAILED
+            return failed and OFFSET not in closed.close.reply_text
+        return True
 
     async def _subscribe(
         self, queue: bytes, address: ExchangeAddress, filters: dict[str, Any] | None
@@ -335,7 +373,7 @@ class BrokerNodes:
 
     # -- pace
 
-    def touch(self, origin: BrokerOrigin) -> None:
+    def touch(self, origin: BrokerOrigin | StreamOrigin) -> None:
         """Something has changed for a link: it is looked at when the client has said all that it said at once."""
         self._touched[origin] = None
         self.home.soon()

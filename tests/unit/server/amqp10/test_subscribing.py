@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from dtx.server.amqp10.addresses import ExchangeAddress
-from dtx.server.amqp10.subscribing import check_terminus, known_kind, subscription
+from dtx.server.amqp10.subscribing import check_terminus, known_kind, stream_offset, subscription
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source
-from dtx.wire.amqp10.values import Described, Symbol, ULong
+from dtx.wire.amqp10.values import Described, Int, Symbol, Timestamp, ULong
 
 EXCHANGE = ExchangeAddress(b"x", None)
 DIRECT, TOPIC = "apache.org:legacy-amqp-direct-binding:string", "apache.org:legacy-amqp-topic-binding:string"
@@ -136,3 +136,20 @@ def test_nobody_browses_a_queue() -> None:
         check_terminus(Source(distribution_mode="copy"), exchange=False)
     check_terminus(Source(distribution_mode="copy"), exchange=True)
     check_terminus(Source(expiry_policy=ExpiryPolicy.LINK_DETACH), exchange=True)
+
+
+@pytest.mark.parametrize("value", ["first", "last", "next", "7D", ULong(0), Int(5), Timestamp(1_700_000_000_000)])
+def test_the_reader_of_a_stream_says_where_it_begins(value: Any) -> None:
+    asked = {"s": said(SELECTOR, "a = 1"), "offset": said("rabbitmq:stream-offset-spec", value)}
+    assert stream_offset(asked) == (
+        value if isinstance(value, str | Timestamp) else int(value),
+        {"offset": asked["offset"]},
+    )
+
+
+@pytest.mark.parametrize(
+    "value", ["", "bogus", "0D", "7x", "7D ", Int(-1), ULong(2**63), Timestamp(-1), True, None, 1.5]
+)
+def test_what_is_no_place_in_a_stream_is_none(value: Any) -> None:
+    """RabbitMQ 3.10 ends the whole connection (541) for some of them."""
+    assert stream_offset({"offset": said("rabbitmq:stream-offset-spec", value), "o": value}) == (None, {})

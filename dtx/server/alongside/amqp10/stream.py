@@ -1,0 +1,230 @@
+"""Links to clients from a stream of a broker.
+
+Theory of operation. Reading a stream takes nothing from it, but where one has read to is known to the reader alone. So
+there is one consumer for as long as the link is attached, from its attach on: what comes without credit waits here, and
+is acknowledged when it has been sent, which to a stream means no more than that there is room for another. Where there
+is no memory for a message, the consumer goes, and another one begins at that message's offset later. A stream does not
+know basic.get, nor that anything is given back: for both the broker ends the whole connection. So nothing is, and a
+drain ends when nothing has come for a moment.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.amqp10.mapping import Content
+from dtx.server.amqp10.nodes import Handed, Receiver, Working
+from dtx.server.amqp10.values import to_field
+from dtx.store.rabbitmq import capture
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import Content as Incoming
+from dtx.store.work import Decided, Delivery, HeldWork
+from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.tables import Entry
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.states import Modified, Outcome
+from dtx.wire.amqp10.values import Value
+from dtx.xa.codes import ReplyCode
+
+if TYPE_CHECKING:
+    from dtx.server.alongside.amqp10.nodes import BrokerNodes
+
+OFFSET: Final = b"x-stream-offset"
+"""Argument of a consumer, and header of what it gets."""
+_PREFETCH: Final = 100
+"""Messages that may wait here for the credit of one link, or be on their way."""
+_QUIET: Final = 0.25
+"""Seconds without a message after which a drained link has had all that there is."""
+_METHOD: Final = 1
+"""Type of a frame."""
+
+
+class StreamOrigin:
+    """A stream as the source of one link.
+
+    Args:
+        nodes: of the connection.
+        taking: a channel of its own.
+        queue: name.
+        filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
+        offset: where reading begins, as a consumer of AMQP 0-9-1 says it; ``None``: with what comes next.
+    """
+
+    shown = None
+
+    def __init__(
+        self, nodes: "BrokerNodes", taking: TakingChannel, queue: bytes, filters: dict[str, Any], offset: Value
+    ) -> None:
+        self.filters = filters
+        self._nodes = nodes
+        self._taking = taking
+        self._queue = queue
+        self._offset = offset
+        self._receiver: Receiver
+        self._ahead: deque[tuple[Delivery, Handed]] = deque()
+        self._consumer = 0
+        self._reading = False
+        self._lost = False
+        """There was no memory: what comes of the present consumer comes again, of the next."""
+        self._closed = False
+        self._quiet: asyncio.TimerHandle | None = None
+        taking.owner = self
+        taking.on_message = self._arrived
+
+    def begin(self, receiver: Receiver) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._receiver = receiver
+        self._consume()
+
+    def _consume(self) -> None:
+        self._consumer += 1
+        self._reading = True
+        self._lost = False
+        field = None if self._offset is None else to_field(self._offset)
+        arguments = b"" if field is None else tables.entry(OFFSET, *field)
+        self._taking.request(keys.BASIC_QOS, requests.qos(_PREFETCH))
+        self._taking.request(
+            keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
+        )
+
+    # -- credit
+
+    def follow(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._nodes.touch(self)
+
+    def resume(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._nodes.touch(self)
+
+    def flush(self) -> None:
+        """Send what there is credit for, and what it makes room for may come."""
+        if self._closed:
+            return
+        receiver = self._receiver
+        sent: list[Delivery] = []
+        while self._ahead and receiver.credit > 0 and not receiver.full:
+            delivery, handed = self._ahead.popleft()
+            sent.append(delivery)
+            receiver.deliver(delivery, handed)
+        self._taking.ack(sent)
+        if not self._reading and not self._ahead:
+            self._consume()
+        if not receiver.draining:
+            self._stop_waiting()
+        elif receiver.credit <= 0:
+            self._drained()
+        elif not self._ahead and self._quiet is None:
+            self._quiet = asyncio.get_running_loop().call_later(_QUIET, self._drained)
+
+    def _drained(self) -> None:
+        self._stop_waiting()
+        if self._receiver.draining and not self._ahead:
+            self._receiver.drained()
+
+    def _stop_waiting(self) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+
+    # -- messages
+
+    def _arrived(self, delivery: Delivery, _message: Incoming) -> None:
+        if self._lost or self._closed:
+            self._taking.ack((delivery,))
+            return
+        if delivery.body is None:
+            self._lost = True
+            self._offset = _offset(delivery)
+            self._taking.ack((delivery,))
+            self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
+            return
+        found = Content(delivery.properties, delivery.body)
+        self._ahead.append((delivery, Handed(found, delivery.exchange, delivery.routing_key, delivery.redelivered)))
+        self._stop_waiting()
+        self._nodes.touch(self)
+
+    # -- the channel, as its owner
+
+    def forward(self, buffer: bytes, start: int, end: int) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
+        if buffer[start] != _METHOD or self._closed:
+            return
+        key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+        if key == keys.BASIC_CANCEL_OK:
+            self._reading = content.consumer_tag(buffer[start + 7 : end - 1]) != b"%d" % self._consumer
+            self._nodes.touch(self)
+        elif key == keys.BASIC_CANCEL:
+            self._deleted()
+
+    def _deleted(self) -> None:
+        name = self._queue.decode("utf-8", "replace")
+        self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"stream '{name}' was deleted"))
+
+    def upstream_closed(self, close: Close) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
+        if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
+            self._deleted()
+        else:
+            self._receiver.fail(broker_error(close))
+
+    def upstream_close_ok(self) -> None:
+        """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
+
+    # -- outcomes: none of them means anything to a stream
+
+    def accept(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+
+    def reject(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`: a stream has no dead letters."""
+
+    def requeue(self, taken: Sequence[object]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`: they are in the stream as before."""
+
+    def modify(self, taken: Sequence[object], outcome: Modified) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+
+    def then(self, act: Callable[[], None]) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        act()
+
+    def keep(
+        self,
+        taken: object,
+        work: Working,  # noqa: ARG002 - it is refused
+        held: HeldWork,  # noqa: ARG002
+        released: Callable[[], None],  # noqa: ARG002
+    ) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        capture.check_settle(cast("Delivery", taken))
+
+    def postpone(
+        self,
+        taken: object,
+        work: Working,  # noqa: ARG002 - it is refused
+        held: HeldWork,  # noqa: ARG002
+        decided: Decided,  # noqa: ARG002
+        outcome: Outcome,  # noqa: ARG002
+    ) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        capture.check_settle(cast("Delivery", taken))
+
+    # -- the end
+
+    def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - nothing of a stream is taken
+        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
+        self._closed = True
+        self._stop_waiting()
+        self._taking.ack([delivery for delivery, _ in self._ahead])
+        self._ahead.clear()
+        self._taking.detach()
+
+
+def _offset(delivery: Delivery) -> Value:
+    """Where a message is in its stream."""
+    entry: Entry | None = properties.read(delivery.properties).header(OFFSET)
+    return None if entry is None else int.from_bytes(entry.value, "big")

@@ -1,0 +1,243 @@
+"""A broker that takes no publishes for a while, and streams, for clients of AMQP 1.0."""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+
+from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.events import Disposed
+from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, Modified, Outcome, Rejected, TransactionalState
+from dtx.wire.amqp10.terminus import Discharge
+from dtx.wire.amqp10.values import Described, Symbol, ULong
+from tests.conftest import ServiceFactory
+from tests.integration.amqp10.client import Client, Message, proton
+from tests.integration.amqp10.raw import Raw, body
+from tests.support.broker import only_alongside
+from tests.support.client import take_all
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+@contextlib.contextmanager
+def alarm(service: DtxService, node: RabbitNode) -> Iterator[None]:
+    """A memory alarm that dtx knows of."""
+
+    def told() -> int:
+        return service.log_path.read_bytes().count(b"the broker takes no publishes")
+
+    before = told()
+    node.memory_alarm(on=True)
+    try:
+        wait_until(lambda: told() > before, what="the news of the alarm")
+        yield
+    finally:
+        node.memory_alarm(on=False)
+
+
+@only_alongside
+def test_a_posting_waits_for_the_end_of_a_memory_alarm(
+    service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
+) -> None:
+    with Raw(service) as raw, Raw(service) as other:
+        session = raw.opened().begin()
+        raw.control(session)  # dtx hears of alarms where it has something to publish
+        link = raw.sender(session, queue)
+        assert raw.outcome(session, raw.post(link, b"before")) == ACCEPTED
+        consuming = other.opened().begin()
+        with alarm(service, rabbitmq):
+            waiting = raw.post(link, b"meanwhile")
+            raw.flush()
+            other.receiver(consuming, queue, credit=10)
+            taken = other.take()  # who does not publish is not held up
+            consuming.dispose(Role.RECEIVER, [taken.delivery_id], ACCEPTED, settled=False)
+            other.until(lambda: taken.delivery_id not in consuming.incoming)
+            assert body(taken) == b"before"
+            assert not any(isinstance(event, Disposed) for event in raw.events)
+        assert raw.outcome(session, waiting) == ACCEPTED
+        assert body(other.take()) == b"meanwhile"
+
+
+@only_alongside
+def test_a_transaction_that_publishes_waits_for_the_end_of_a_memory_alarm(
+    service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
+) -> None:
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        link = raw.sender(session, queue)
+        txn_id = raw.declare(session, control)
+        raw.outcome(session, raw.post(link, b"once", txn_id))
+        with alarm(service, rabbitmq):
+            number = control.send(b"request", message.value(Discharge(txn_id=txn_id)))
+            raw.flush()
+            wait_until(lambda: "committing" in service.run("in-doubt", "--json").stdout, what="the decision")
+            assert channel.queue_declare(queue, passive=True).method.message_count == 0
+        assert raw.outcome(session, number) == ACCEPTED
+    assert take_all(channel, queue) == [b"once"]
+
+
+@only_alongside
+def test_a_transaction_that_consumes_needs_no_publish(
+    service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
+) -> None:
+    channel.basic_publish("", queue, b"one", BasicProperties(delivery_mode=2))
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        raw.receiver(session, queue)
+        taken = raw.take()
+        txn_id = raw.declare(session, control)
+        with alarm(service, rabbitmq):
+            state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+            session.dispose(Role.RECEIVER, [taken.delivery_id], state, settled=True)
+            assert raw.discharge(session, control, txn_id) == ACCEPTED
+    assert take_all(channel, queue, at_least=0) == []
+
+
+@pytest.fixture
+def stream(channel: BlockingChannel) -> Iterator[str]:
+    """A stream."""
+    name = f"amqp10-{secrets.token_hex(6)}"
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    yield name
+    channel.connection.channel().queue_delete(name)
+
+
+@pytest.fixture(scope="module")
+def bare(postgres: PostgresServer, shared_rabbitmq: RabbitNode) -> Iterator[DtxService]:
+    """A service that knows of no management API: what type a queue has, it finds out by itself."""
+    database = postgres.create_database()
+    with DtxService(broker=shared_rabbitmq.url(), database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture(params=["management", "bare"])
+def reader(request: pytest.FixtureRequest) -> DtxService:
+    """A service beside a broker, with and without its management API."""
+    return cast("DtxService", request.getfixturevalue("service" if request.param == "management" else "bare"))
+
+
+@only_alongside
+def test_who_reads_a_stream_misses_nothing_however_small_its_credit(reader: DtxService, stream: str) -> None:
+    with Client(reader) as client:
+        receiver = client.receiver(stream)
+        sender = client.sender(stream)
+        for number in range(8):
+            sender.send(Message(body=f"{number}", durable=True))
+        for number in range(8):
+            message, delivery = client.take(receiver)
+            assert message.body == f"{number}"
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+            receiver.link.flow(1)
+
+
+@only_alongside
+def test_no_outcome_means_anything_to_a_stream(service: DtxService, stream: str) -> None:
+    """A nack of such a delivery would end the whole connection (540)."""
+    outcomes: tuple[Outcome, ...] = (RELEASED, Rejected(), Modified(delivery_failed=True), ACCEPTED)
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        raw.receiver(session, stream, credit=10)
+        to = raw.sender(session, stream)
+        for number, outcome in enumerate(outcomes):
+            assert raw.outcome(session, raw.post(to, b"%d" % number)) == ACCEPTED
+            taken = raw.take()
+            assert body(taken) == b"%d" % number
+            session.dispose(Role.RECEIVER, [taken.delivery_id], outcome, settled=False)
+            raw.until(lambda taken=taken: taken.delivery_id not in session.incoming)  # type: ignore[misc]
+
+
+@only_alongside
+def test_what_a_stream_has_delivered_is_not_retired_in_a_transaction(service: DtxService, stream: str) -> None:
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        raw.receiver(session, stream, credit=5)
+        to = raw.sender(session, stream)
+        for outcome in (ACCEPTED, RELEASED):
+            raw.outcome(session, raw.post(to, b"one"))
+            taken = raw.take()
+            txn_id = raw.declare(session, control)
+            state = TransactionalState(txn_id=txn_id, outcome=outcome)
+            session.dispose(Role.RECEIVER, [taken.delivery_id], state, settled=False)
+            rejected = raw.discharge(session, control, txn_id)
+            assert isinstance(rejected, Rejected)
+            assert isinstance(rejected.error, Error)
+            assert rejected.error.condition == "amqp:transaction:rollback"
+        raw.outcome(session, raw.post(to, b"and so on"))
+        assert body(raw.take()) == b"and so on"
+
+
+@only_alongside
+def test_a_stream_is_drained_and_read_on(reader: DtxService, stream: str) -> None:
+    """A drain would ask with basic.get, for which the broker ends the whole connection (540)."""
+    with Raw(reader) as raw:
+        session = raw.opened().begin()
+        link, _ = raw.receiver(session, stream, credit=0)
+        to = raw.sender(session, stream)
+        link.grant(5, drain=True)
+        raw.until(lambda: link.credit == 0)
+        for number in range(3):
+            raw.outcome(session, raw.post(to, b"%d" % number))
+        link.grant(5, drain=True)
+        assert [body(raw.take()) for _ in range(3)] == [b"0", b"1", b"2"]
+        raw.until(lambda: link.credit == 0)
+        raw.outcome(session, raw.post(to, b"3"))
+        link.grant(1)
+        assert body(raw.take()) == b"3"
+
+
+@only_alongside
+def test_a_filter_says_where_the_reader_of_a_stream_begins(service: DtxService, stream: str) -> None:
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        to = raw.sender(session, stream)
+        for number in range(4):
+            raw.outcome(session, raw.post(to, b"%d" % number))
+        for value, expected in (("first", [b"0", b"1"]), (ULong(2), [b"2", b"3"])):
+            asked = {"offset": Described(Symbol("rabbitmq:stream-offset-spec"), value)}
+            link, source = raw.receiver(session, stream, credit=2, name=f"from {value}", filter=asked)
+            assert source.filter == asked
+            assert [body(raw.take()) for _ in expected] == expected
+            raw.detach(session, link)
+        nonsense = {"offset": Described(Symbol("rabbitmq:stream-offset-spec"), "bogus")}
+        assert raw.receiver(session, stream, name="nonsense", filter=nonsense)[1].filter is None
+
+
+@only_alongside
+def test_what_there_is_no_memory_for_is_read_later(
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, stream: str
+) -> None:
+    service = dtx_service("--max-kept-bytes", str(1 << 20), broker=rabbitmq.url())
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        link, _ = raw.receiver(session, stream, credit=0)
+        to = raw.sender(session, stream)
+        for number in range(40):
+            raw.outcome(session, raw.post(to, b"%03d" % number + bytes((128 << 10) - 3)))
+        for number in range(40):
+            link.grant(1)
+            assert body(raw.take())[:3] == b"%03d" % number
+
+
+@only_alongside
+def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: BlockingChannel, stream: str) -> None:
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        link, _ = raw.receiver(session, stream)
+        channel.basic_publish("", stream, b"read")
+        raw.take()
+        channel.queue_delete(stream)
+        error = raw.detached(link)
+        assert error is not None
+        assert error.condition == "amqp:resource-deleted"
