@@ -98,7 +98,7 @@ class Nursery:
         root = Path(__file__).parents[2]
         process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": str(root)}, cwd=root)
         self._stack.callback(end, process, signal.SIGKILL)
-        wait_until(self._path.exists, what="the nursery")
+        wait_until(self._path.exists, seconds=100, what="the nursery")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,8 +131,9 @@ def nursery() -> Nursery:
     """The one of this test run, whose copies are measured if processes that are started now would be."""
     measured = any(name.startswith("COVERAGE_") for name in os.environ)
     if measured not in _nurseries:
-        _nurseries[measured] = Nursery()
-        atexit.register(_nurseries[measured].__enter__().__exit__)
+        begun = Nursery().__enter__()
+        atexit.register(begun.__exit__)
+        _nurseries[measured] = begun
     return _nurseries[measured]
 
 
