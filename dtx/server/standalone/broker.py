@@ -43,15 +43,20 @@ class Broker(Protocol):
             Indexes of the publishes that a full queue refuses (x-overflow: reject-publish); they are put nowhere.
         """
 
-    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
-        """What a branch publishes that rejects *delivery*, of a queue with a dead letter exchange; ``None``: nothing.
+    async def dead_letters(
+        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+    ) -> Sequence[HeldPublish | None]:
+        """What a branch publishes that rejects *deliveries*, of queues with a dead letter exchange; ``None``: nothing.
 
         Args:
-            delivery: not settled, and it stays so until this returns.
-            revised: the properties with which the message leaves its queue.
+            deliveries: not settled, and they stay so until this returns.
+            revised: the properties with which a message leaves its queue.
+
+        Returns:
+            Of as many as are reasonable to have in memory at once, from the first on, and at least one.
 
         Raises:
-            LogError: the message could not be read.
+            LogError: the messages could not be read.
         """
 
     def refusal(self, work: HeldWork) -> str | None:

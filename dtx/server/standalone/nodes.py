@@ -345,6 +345,10 @@ class LinkCredit(Credit):
         self.change(self.used + credit)
 
 
+Rejection = tuple[Delivery, Working, Outcome]
+"""What a transaction rejects."""
+
+
 class QueueOrigin:
     """A queue as the source of one link.
 
@@ -377,6 +381,10 @@ class QueueOrigin:
         self._consumer = Consumer(b"", self, credit=self._credit)
         self._getting = False
         self._open = True
+        self._rejected: list[Rejection] = []
+        """By transactions, and the dead letters are not known yet."""
+        self._burial: Future[None]
+        """Done when they are; known when there is one."""
         self._modifying = 0
         """Changes of messages that are not durable yet, and what waits for the last of them."""
         self._modified: list[Callable[[], None]] = []
@@ -511,27 +519,44 @@ class QueueOrigin:
             return
         self.keep(delivery, work, held, partial(decided, False))
         if delivery.queue.arguments.dead_letter_exchange is not None:
-            work.wait_for(self._nodes.home.manager.spawn(self._bury(delivery, work, outcome)))
+            if not self._rejected:
+                self._burial = self._nodes.home.manager.spawn(self._bury())
+            self._rejected.append((delivery, work, outcome))
+            work.wait_for(self._burial)
 
     @staticmethod
     def _decided(delivery: Delivery, decided: Decided, committed: bool) -> None:
         delivery.queue.unhold(delivery)
         decided(committed)
 
-    async def _bury(self, delivery: Delivery, work: Working, outcome: Outcome) -> None:
+    async def _bury(self) -> None:
+        """Let transactions publish the dead letters of what they reject, in its order, or commit nothing."""
+        reason = "what it rejects could not be read"
+        try:
+            while self._rejected:
+                await self._bury_some()
+        except LogError as error:
+            reason = f"{reason}: {error}"
+        finally:
+            for _, work, _ in self._rejected:
+                work.doom(reason)
+            self._rejected.clear()
+
+    async def _bury_some(self) -> None:
+        rejected = {delivery.slot: (delivery, work, outcome) for delivery, work, outcome in self._rejected}
+
         def revised(message: StoredMessage) -> bytes:
+            delivery, _, outcome = rejected[message.slot]
             if not isinstance(outcome, Modified):
                 return message.properties
             return modified(message.properties, outcome, redelivered=delivery.redelivered)
 
-        try:
-            letter = await self._nodes.broker.dead_letter(delivery, revised)
-        except LogError as error:
-            work.doom(f"what it rejects could not be read: {error}")
-            return
-        if letter is not None:
-            with suppress(XaError):  # the transaction has heard of it
-                work.publish(letter)
+        letters = await self._nodes.broker.dead_letters([delivery for delivery, _, _ in rejected.values()], revised)
+        for (_, work, _), letter in zip(rejected.values(), letters, strict=False):
+            if letter is not None:
+                with suppress(XaError):  # the transaction has heard of it
+                    work.publish(letter)
+        del self._rejected[: len(letters)]
 
     def release(self, deliveries: Sequence[Held]) -> None:
         """The branch is rolled back before it voted: nothing of what it consumed has happened."""

@@ -175,22 +175,33 @@ class DeadLetters:
             log.warning("dead letters wait for a queue", queue=spec.where, error=str(error))
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def in_branch(self, slot: Slot, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
-        """What a branch publishes that rejects the message in *slot*; ``None`` when that goes nowhere.
+    async def in_branch(
+        self, slots: Sequence[Slot], revised: Callable[[StoredMessage], bytes]
+    ) -> list[HeldPublish | None]:
+        """What a branch publishes that rejects the messages in *slots*; ``None`` for one that goes nowhere.
 
-        So the letter is stored with the vote, and is seen, or is not, with what becomes of the branch. It is routed
-        now, as any publish of a branch.
+        So a letter is stored with the vote, and is seen, or is not, with what becomes of the branch. It is routed now,
+        as any publish of a branch.
 
         Args:
-            slot: of a queue that has a dead letter exchange.
-            revised: the properties with which the message leaves it.
+            slots: of queues that have a dead letter exchange.
+            revised: the properties with which a message leaves.
+
+        Returns:
+            Of as many of them as are reasonable to have in memory at once, from the first on, and at least one.
 
         Raises:
-            LogError: the message could not be read.
+            LogError: they could not be read.
         """
-        message = (await self._log.read_messages((slot,))).get(slot)
-        entry = self._registry.find(slot.queue)
-        if message is None or entry is None:
+        wanted = slots[:LETTERS_AT_ONCE]
+        found = await self._log.read_messages(wanted, _READ_OCTETS)
+        if len(found) < len(wanted) and found:  # the answer has ended with so many octets, or some are gone
+            wanted = wanted[: 1 + wanted.index(next(reversed(found)))]
+        return [self._in_branch(found[slot], revised) if slot in found else None for slot in wanted]
+
+    def _in_branch(self, message: StoredMessage, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
+        entry = self._registry.find(message.queue)
+        if entry is None:
             return None  # the queue is gone, and its messages go with it
         with suppress(WireError):  # malformed, as is said next
             message = message._replace(properties=revised(message))

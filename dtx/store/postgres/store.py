@@ -310,13 +310,15 @@ class PostgresStore:
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
         return letters
 
-    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
+    async def dead_letters(
+        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+    ) -> Sequence[HeldPublish | None]:
         """See :meth:`DeadLetters.in_branch`.
 
         Raises:
-            LogError: the message could not be read.
+            LogError: the messages could not be read.
         """
-        return await self._letters.in_branch(delivery.slot, revised)
+        return await self._letters.in_branch([delivery.slot for delivery in deliveries], revised)
 
     def _decline(self, acked: Sequence[Delivery], done: Done) -> None:
         """The log does not have a queue that is published to: what is put there could be lost."""

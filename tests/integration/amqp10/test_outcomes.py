@@ -374,3 +374,26 @@ def test_only_outcomes_survive_as_a_vote(postgres: PostgresServer) -> None:
             decider.commit(xid)
             assert take_all(connection.channel(), "q", at_least=1) == [b"one"]
     postgres.drop_database(database)
+
+
+def test_many_are_rejected_at_once_and_in_their_order(
+    raw: Raw, channel: BlockingChannel, source: str, dead: str
+) -> None:
+    """More than are read at a time, and larger ones than that."""
+    sizes = [1] * 220 + [3 << 20] * 4 + [1]
+    take_all(channel, source, at_least=1)
+    confirming = channel.connection.channel()
+    confirming.confirm_delivery()
+    for number, size in enumerate(sizes):
+        confirming.basic_publish("", source, b"%d " % number + bytes(size))
+    session = raw.begin()
+    control = raw.control(session)
+    txn_id = raw.declare(session, control)
+    link, _ = raw.receiver(session, source, credit=len(sizes))
+    numbers = [raw.take().delivery_id for _ in sizes]
+    session.dispose(Role.RECEIVER, numbers, TransactionalState(txn_id=txn_id, outcome=Rejected()), settled=True)
+    discharge(raw, session, control, txn_id)
+    raw.detach(session, link)
+    found = take_all(channel, dead, at_least=len(sizes))
+    assert [int(body.split(b" ")[0]) for body in found] == list(range(len(sizes)))
+    assert take_all(channel, source) == []

@@ -41,7 +41,9 @@ class Recording:
     def virtual_host(self, name: str) -> VirtualHost:
         raise AssertionError
 
-    async def dead_letter(self, delivery: Delivery, revised: Callable[[StoredMessage], bytes]) -> HeldPublish | None:
+    async def dead_letters(
+        self, deliveries: Sequence[Delivery], revised: Callable[[StoredMessage], bytes]
+    ) -> Sequence[HeldPublish | None]:
         raise AssertionError
 
     def refusal(self, work: HeldWork) -> str | None:

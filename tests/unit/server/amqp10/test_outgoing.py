@@ -1,7 +1,13 @@
 """The credit of a link to a receiver, and that of its consumer in the queue."""
 
+import asyncio
+from asyncio import Future
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.standalone.nodes import QueueOrigin
@@ -10,7 +16,7 @@ from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.performatives import Flow
-from dtx.wire.amqp10.states import Released
+from dtx.wire.amqp10.states import Rejected, Released
 
 
 class Link:
@@ -132,3 +138,63 @@ async def test_a_drain_that_was_taken_back_gives_nothing_back() -> None:
     flowing(shell, link, 7, drain=False)
     index.getters.pop().got(None, 0)
     assert (link.drains, link.credit) == (0, 7)
+
+
+class Rejecting:
+    """A transaction that rejects, what it holds, and the queue."""
+
+    arguments = SimpleNamespace(dead_letter_exchange=b"dead")
+
+    def __init__(self) -> None:
+        self.published: list[object] = []
+        self.doomed: list[str] = []
+        self.waits: list[Future[Any]] = []
+        self.held: list[object] = []
+
+    def fits(self, _: int) -> bool:
+        return True
+
+    def hold(self, delivery: object) -> None:
+        self.held.append(delivery)
+
+    def add_consume(self, _: object) -> None: ...
+
+    def publish(self, letter: object) -> None:
+        self.published.append(letter)
+
+    def wait_for(self, reason: Future[Any]) -> None:
+        self.waits.append(reason)
+
+    def doom(self, reason: str) -> None:
+        self.doomed.append(reason)
+
+
+@pytest.mark.parametrize("error", [LogUnavailable("away"), RuntimeError("a mistake")])
+async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Exception) -> None:
+    """It would be consumed, and its dead letter would be nowhere."""
+    answers: list[Any] = [["first"], error]
+
+    async def dead_letters(deliveries: list[Delivery], _: object) -> list[object]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert len(deliveries) == 2
+        return list(answer)
+
+    place: Any = Place()
+    place.home = place.manager = place
+    place.broker = SimpleNamespace(dead_letters=dead_letters)
+    place.spawn = asyncio.ensure_future
+    node = QueueOrigin(place, place)
+    first, second = Rejecting(), Rejecting()
+    for number, work in enumerate((first, second)):
+        queue: Any = SimpleNamespace(id=1, hold=work.hold, arguments=work.arguments)
+        of: Any = work
+        node.postpone(Delivery(queue, number, False, None), of, of, lambda _: None, Rejected())
+    (waited,) = {*first.waits, *second.waits}
+    await asyncio.wait([waited])
+    assert (first.published, first.doomed) == (["first"], [])
+    assert second.published == []
+    assert len(second.doomed) == 1
+    assert waited.done()
+    assert isinstance(error, LogUnavailable) or waited.exception() is error
