@@ -25,8 +25,8 @@ _MAX_OCTETS: Final = 2 * MAX_HEAD
 def modified(raw: bytes, outcome: Modified, *, redelivered: bool) -> bytes:
     """The properties of a message behind *outcome*.
 
-    "The value associated with that key in this field takes precedence": annotations are replaced, one by one. Where
-    all of them together are too much, those of the message stay as they were.
+    "The value in this field associated with that key replaces the one in the existing headers": annotations are
+    replaced, one by one. Where all of them together are too much, those of the message stay as they were.
 
     Args:
         raw: its properties.

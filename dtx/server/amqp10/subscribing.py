@@ -152,7 +152,7 @@ _Known = tuple[_Filter, Any]
 
 
 def _known(asked: dict[str, Any] | None) -> list[tuple[str, _Known]]:
-    """Those of the filters that dtx knows and that are well-formed: "a described type or null" (3.5.8)."""
+    """Those of the filters that dtx knows, and that are well-formed: "of a described type"; null is none (3.5.8)."""
     found: list[tuple[str, _Known]] = []
     for name, each in (asked or {}).items():
         if not isinstance(each, Described) or not isinstance(each.descriptor, Symbol | ULong):

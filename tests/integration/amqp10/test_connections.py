@@ -109,7 +109,7 @@ def test_a_client_says_goodbye_and_is_answered(service: DtxService) -> None:
 
 
 def test_a_client_hears_something_before_its_idle_time_out(service: DtxService) -> None:
-    """2.4.5: "a peer … should send empty frames"; the client says half a second, long before any other timer."""
+    """2.4.5: who has nothing to send "MAY send an empty frame"; this client says half a second."""
     with Raw(service, idle_seconds=1.0) as raw:
         raw.opened()
         heard = b""

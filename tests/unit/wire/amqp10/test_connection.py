@@ -27,7 +27,7 @@ def closed_by(peer: Peer, events: list[Event]) -> Condition:
 
 
 def test_open_says_what_is_allowed_and_half_of_the_idle_time_out() -> None:
-    """2.4.5: "each peer SHOULD … advertise half the time-out"."""
+    """2.4.5: "the value in idle-time-out SHOULD be half the peer's actual timeout threshold"."""
     peer = Peer(
         idle_seconds=30.0,
         channel_max=7,
