@@ -108,7 +108,8 @@ def _environment() -> Environment:
     found.filters.update(
         when=_when, ago=_ago, duration=_duration, latency=_latency, size=human_size, short=_short, readable=_readable
     )
-    found.filters["number"] = lambda value: f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    # marked as ready for the page: its narrow space would be shown as what it is escaped with
+    found.filters["number"] = lambda value: Markup("{}").format(f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
     found.globals.update(
         address=address,
         static=lambda name: f"{PAGES}/static/{name}?v={static_version(name)}",

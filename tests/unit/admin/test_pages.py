@@ -8,7 +8,7 @@ import pytest
 from dtx.admin.forms import FilterForm
 from dtx.admin.problems import Problem
 from dtx.admin.web.rates import Sample, curve, endings, rates, take
-from dtx.admin.web.rendering import _when, address, render
+from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
 from dtx.admin.web.search import asked, filter_of
 from dtx.admin.web.visits import Fields, frame, local
 from dtx.telemetry import Metrics
@@ -116,3 +116,8 @@ def test_a_curve_ends_at_the_right_and_touches_its_highest_value() -> None:
 def test_a_time_is_told_in_utc_and_precisely_to_machines() -> None:
     shown = str(_when(datetime(2026, 1, 31, 12, 0, 0, 123_456, tzinfo=UTC)))
     assert shown.startswith('<time datetime="2026-01-31T12:00:00.123Z">2026-01-31')
+
+
+def test_a_large_number_has_spaces_that_are_seen_as_such() -> None:
+    page = _environment_of_pages.from_string("{{ 1234567 | number }}")
+    assert page.render() == "1\N{NARROW NO-BREAK SPACE}234\N{NARROW NO-BREAK SPACE}567"
