@@ -27,6 +27,12 @@ _COMMANDS = {
     "bulk": ("dtx.cli.bulk", "bulk", "Decide about all branches that a filter finds, after a dry run."),
     "audit": ("dtx.cli.audit", "audit", "List what operators did, and why."),
     "token": ("dtx.cli.token", "token", "Tokens for the operators' API."),
+    "tm": ("dtx.cli.tm", "tm", "Recover what programs with dtx's transaction manager left open."),
+    "pipeline": (
+        "dtx.cli.pipeline",
+        "pipeline",
+        "Archive, reconcile and report over the journals of a fleet, on Spark.",
+    ),
     "doctor": (
         "dtx.cli.doctor.command",
         "doctor",

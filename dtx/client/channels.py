@@ -223,6 +223,8 @@ def open_channel(connection: BlockingConnection, timeout: float | None) -> Block
         XAER_RMFAIL: there is none to be had.
     """
     inner = connection._impl
+    if not inner.is_open:
+        raise XAER_RMFAIL("the connection is not open")  # pika's timers raise ValueError then
     timer: object = None
     if timeout is not None:
         error = AMQPConnectionError(f"no channel within {timeout:g} s")

@@ -12,7 +12,7 @@ import psycopg
 
 from dtx.client.tm import DtxResource, Pep249Resource, TransactionManager
 from tests.support.postgres import PostgresServer
-from tests.support.service import DtxService
+from tests.support.service import ADMIN, DtxService
 
 PREPARED = 200
 """Prepared transactions that the server has room for."""
@@ -51,7 +51,7 @@ class World:
             for name in ("db1", "db2"):
                 self.databases[name] = self._database(stack)
             for name in ("q1", "q2"):
-                self.services[name] = stack.enter_context(DtxService(database=self._database(stack)))
+                self.services[name] = stack.enter_context(DtxService(database=self._database(stack), options=ADMIN))
             self._stack = stack.pop_all()
         self.clear()
         return self
@@ -68,6 +68,10 @@ class World:
         """Begin afresh: nothing in doubt, empty tables, empty queues, no log."""
         for url in self.databases.values():
             with self.server.connection(url) as connection:
+                connection.execute(  # what a failed test left holds locks
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
                 found = connection.execute(
                     "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
                 ).fetchall()
@@ -78,9 +82,12 @@ class World:
         for service in self.services.values():
             if not service.running:
                 service.start()
-            with self.channel(service) as channel:
-                channel.queue_declare("q", durable=True)
-                channel.queue_purge("q")
+            session = DtxResource("q", service.url()).open()
+            for xid in session.recover():
+                session.rollback(xid)
+            session.handle.queue_declare("q", durable=True)
+            session.handle.queue_purge("q")
+            session.close()
         for path in self.log.parent.glob(f"{self.log.name}*"):
             path.unlink()
 

@@ -62,6 +62,11 @@ class Branch:
     live: bool = True
     """Whether the resource manager may have something of it still."""
 
+    @property
+    def name(self) -> str:
+        """Its bqual: the name of the resource, and a number after ``/`` where it has several branches."""
+        return self.xid.bqual.decode("ascii")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -121,7 +126,7 @@ class Plan:
             node=self.node,
             decision=Decision.COMMIT,
             at=now(),
-            resources=tuple(branch.resource.name for branch in voted),
+            resources=tuple(branch.name for branch in voted),
         )
 
 
@@ -270,13 +275,13 @@ def _understand(
         case XAER_NOTA():
             outcome = yield from _unknown(branch, decision, answer, uncertain)
         case _:
-            completion.unfinished[branch.resource.name] = answer
+            completion.unfinished[branch.name] = answer
             return False
     if outcome is None:
         return True
     report = HeuristicReport(
         gtrid=branch.xid.gtrid,
-        resource=branch.resource.name,
+        resource=branch.name,
         outcome=outcome,
         decision=decision.value,
         reason=str(answer),
@@ -285,7 +290,7 @@ def _understand(
     written = yield Write(call=lambda log: log.record(report))
     if isinstance(written, TransactionError):
         # Never forget what nobody has written down: the resource keeps it, and recovery finds it there.
-        completion.unfinished[branch.resource.name] = written
+        completion.unfinished[branch.name] = written
         return False
     yield Reach(point=Point.HEURISTIC_RECORDED)
     if forget:
@@ -293,7 +298,7 @@ def _understand(
         if isinstance(answer, XAHeuristic):
             forgotten = yield Ask(session=session, operation="forget", xid=branch.xid)
         if isinstance(forgotten, XAException) and not isinstance(forgotten, XAER_NOTA):
-            completion.unfinished[branch.resource.name] = forgotten
+            completion.unfinished[branch.name] = forgotten
             return False
         yield Reach(point=Point.HEURISTIC_FORGOTTEN)
         yield Write(call=lambda log: log.forgotten(report.gtrid, report.resource))

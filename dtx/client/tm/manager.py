@@ -1,5 +1,6 @@
 """The transaction manager for threads: transactions, their resources, recovery in the background."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,7 +11,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-import structlog
 from prometheus_client import CollectorRegistry
 
 from dtx.client.tm import commitment, points
@@ -31,7 +31,7 @@ from dtx.client.tm.resources import Handle, Resource
 from dtx.client.tm.steps import Steps, run
 from dtx.xa.xid import Xid
 
-_log: Final = structlog.get_logger("dtx.client.tm")
+_log: Final = logging.getLogger("dtx.client.tm")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -137,18 +137,14 @@ class BaseTransactionManager:
             case Outcome():
                 label = "committed" if ended.decision is Decision.COMMIT else "rolled-back"
                 if ended.unfinished:
-                    _log.warning(
-                        "resources could not be told the outcome, recovery goes on",
-                        gtrid=name,
-                        decision=ended.decision.value,
-                        resources=list(ended.unfinished),
-                    )
+                    resources = ", ".join(ended.unfinished)
+                    _log.warning("%s: %s could not be told of the %s yet", name, resources, ended.decision.value)
             case HeuristicOutcome():
                 label = "heuristic"
-                _log.error("heuristic damage", gtrid=name, reports=[str(report) for report in ended.reports])
+                _log.error("%s: %s", name, ended)
             case OutcomeUnknown():
                 label = "unknown"
-                _log.error("outcome not known", gtrid=name, reason=str(ended))
+                _log.error("%s: %s", name, ended)
             case _:
                 label = "rolled-back"
         for report in ended.reports:
@@ -176,12 +172,12 @@ class BaseTransactionManager:
         metrics.unreachable.labels(node).set(len(report.unreachable))
         for found in report.heuristics:
             metrics.heuristics.labels(node, found.outcome.value).inc()
-            level = _log.error if found.damaging else _log.warning
-            level("heuristic outcome found by recovery", gtrid=found.gtrid.decode("ascii"), report=str(found))
+            level = logging.ERROR if found.damaging else logging.WARNING
+            _log.log(level, "%s: recovery found a heuristic outcome: %s", found.gtrid.decode("ascii"), found)
         if report.committed or report.rolled_back:
-            _log.info("recovered", committed=len(report.committed), rolled_back=len(report.rolled_back))
+            _log.info("recovered: %s", report)
         for name, why in report.unreachable.items():
-            _log.warning("recovery cannot reach a resource", resource=name, reason=why)
+            _log.warning("recovery cannot reach %s: %s", name, why)
         return report
 
 
@@ -317,7 +313,7 @@ class TransactionManager(BaseTransactionManager):
             try:
                 self.recover()
             except Exception as error:  # noqa: BLE001 - recovery goes on whatever a driver raises
-                _log.warning("recovery failed, it is tried again", reason=str(error) or type(error).__name__)
+                _log.warning("recovery failed, it is tried again: %s", error)
             self._stop.wait(self._recover_every)
 
 
@@ -367,13 +363,12 @@ class Transaction:
             if handle is not None and handle is not branch.session.handle:
                 raise Misuse(f"{known.name} takes part in the transaction already, with another handle")
             return branch.session.handle  # type: ignore[no-any-return]
-        session = known.acquire() if handle is None else known.around(handle)
         xid = self._manager.identity.xid(self.gtrid, known.name)
-        try:
+        if handle is None:
+            session = known.started(xid)
+        else:
+            session = known.around(handle)
             session.start(xid)
-        except BaseException:
-            session.close()
-            raise
         self._branches[known.name] = Branch(known, session, xid)
         points.at(Point.BEGUN)
         return session.handle  # type: ignore[no-any-return]

@@ -2,7 +2,8 @@
 
 A gtrid is ``node.process.begun.number`` in ASCII, at most 64 octets: the node's name; the incarnation of the
 transaction manager, random; the wall clock when the transaction began, milliseconds in base 36; a number, base 36.
-The bqual is the name of the resource.
+The bqual is the name of the resource; savepoints make further branches, which
+have ``/`` and a number after it.
 """
 
 import itertools
@@ -20,7 +21,7 @@ FORMAT_ID: Final = 0x0D7C731
 """Of all transactions of this transaction manager, unless it is given another one."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _NODE: Final = re.compile(r"[A-Za-z0-9_-]{1,24}")
-_RESOURCE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_RESOURCE: Final = re.compile(r"[A-Za-z0-9_.-]{1,56}")
 _PROCESS_OCTETS: Final = 6
 
 
@@ -88,7 +89,7 @@ class Identity:
         return Gtrid(self.node, self.process, time.time(), next(self._numbers)).to_octets()
 
     def xid(self, gtrid: bytes, resource: str) -> Xid:
-        """The branch of *gtrid* at a resource."""
+        """The branch of *gtrid* at a resource; with ``/`` and a number after its name: a further one."""
         return Xid(self.format_id, gtrid, resource.encode("ascii"))
 
     def owns(self, xid: Xid) -> Gtrid | None:
@@ -106,7 +107,7 @@ def check_resource_name(name: str) -> str:
         Misuse: it cannot.
     """
     if not _RESOURCE.fullmatch(name):
-        raise Misuse(f"resource name {name!r} is not made of 1 to 64 letters, digits, ., - or _")
+        raise Misuse(f"resource name {name!r} is not made of 1 to 56 letters, digits, ., - or _")
     return name
 
 

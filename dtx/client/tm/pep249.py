@@ -59,8 +59,8 @@ class Pep249Session(Session[Any]):
     """
 
     def __init__(self, connection: Any, *, own: bool) -> None:
+        super().__init__(own=own)
         self._connection = connection
-        self._own = own
         self._current: Xid | None = None
         """The branch that the connection itself is in."""
 
@@ -72,9 +72,9 @@ class Pep249Session(Session[Any]):
     def start(self, xid: Xid) -> None:
         """``tpc_begin``."""
         try:
-            self._connection.tpc_begin(self._xid(xid))
+            self._connection.tpc_begin(xid_of(self._connection, xid))
         except Exception as error:
-            raise self._refusal(error, XAER_RMERR) from error
+            raise refusal(self._connection, error, XAER_RMERR) from error
         self._current = xid
 
     def end(self, xid: Xid) -> None:
@@ -88,7 +88,7 @@ class Pep249Session(Session[Any]):
         try:
             self._connection.tpc_prepare()
         except Exception as error:
-            raise self._refusal(error, XA_RBROLLBACK) from error
+            raise refusal(self._connection, error, XA_RBROLLBACK) from error
         return XaFlag.OK
 
     def commit(self, xid: Xid) -> None:
@@ -103,7 +103,7 @@ class Pep249Session(Session[Any]):
         try:
             self._connection.tpc_commit()
         except Exception as error:
-            raise self._refusal(error, XA_RBROLLBACK) from error
+            raise refusal(self._connection, error, XA_RBROLLBACK) from error
         self._current = None
 
     def rollback(self, xid: Xid) -> None:
@@ -115,7 +115,7 @@ class Pep249Session(Session[Any]):
         if not own and self._current is not None:
             raise XAER_PROTO(f"the connection is in another branch ({self._current})")
         try:
-            getattr(self._connection, method)(*(() if own else (self._xid(xid),)))
+            getattr(self._connection, method)(*(() if own else (xid_of(self._connection, xid),)))
         except Exception as error:
             if missing(error) or (sqlstate(error) is None and self._gone(xid)):
                 raise XAER_NOTA(words(error)) from error
@@ -151,19 +151,23 @@ class Pep249Session(Session[Any]):
 
     def close(self) -> None:
         """Close the connection, if it is the session's."""
-        if self._own:
+        if self.own:
             with suppress(Exception):
                 self._connection.close()
 
     def _connection_closed(self) -> bool:
         return bool(getattr(self._connection, "closed", False))
 
-    def _xid(self, xid: Xid) -> Any:
-        return self._connection.xid(xid.format_id, xid.gtrid.decode("ascii"), xid.bqual.decode("ascii"))
 
-    def _refusal(self, error: Exception, otherwise: type[XAException]) -> XAException:
-        """XAER_RMFAIL where the connection is lost: then nobody knows; else *otherwise*."""
-        return (XAER_RMFAIL if self._connection_closed() else otherwise)(words(error))
+def xid_of(connection: Any, xid: Xid) -> Any:
+    """*xid* as the driver wants it."""
+    return connection.xid(xid.format_id, xid.gtrid.decode("ascii"), xid.bqual.decode("ascii"))
+
+
+def refusal(connection: Any, error: Exception, otherwise: type[XAException]) -> XAException:
+    """XAER_RMFAIL where the connection is lost: then nobody knows; else *otherwise*."""
+    lost = bool(getattr(connection, "closed", False))
+    return (XAER_RMFAIL if lost else otherwise)(words(error))
 
 
 def words(error: BaseException) -> str:

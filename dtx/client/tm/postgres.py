@@ -1,11 +1,12 @@
 """The log of decisions in PostgreSQL: for processes of one node on several machines, or without a disk of their own."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import wraps
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import psycopg
 
@@ -13,6 +14,8 @@ from dtx.client.tm.decisions import Batch, Decision, DecisionLog, DecisionRow, n
 from dtx.client.tm.errors import HeuristicReport, LogFailed
 from dtx.xa.codes import Heuristic
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _SCHEMA: Final = """
 SELECT pg_advisory_xact_lock(7240001);
 CREATE SCHEMA IF NOT EXISTS dtx_tm;
@@ -39,6 +42,24 @@ CREATE TABLE IF NOT EXISTS dtx_tm.heuristic (
 );
 """
 _COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
+
+
+def _twice(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Once more on a new connection where the connection was lost: PostgreSQL may have restarted since the last call.
+
+    Nothing here does harm when it is done twice: a decision that came in the first time is found, and stands.
+    """
+
+    @wraps(method)
+    def retried(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(*args, **kwargs)
+        except LogFailed as error:
+            if not isinstance(error.__cause__, psycopg.OperationalError):
+                raise
+        return method(*args, **kwargs)
+
+    return retried
 
 
 class PostgresLog(DecisionLog):
@@ -108,6 +129,7 @@ class PostgresLog(DecisionLog):
             with suppress(psycopg.Error):
                 database.close()
 
+    @_twice
     def write(self, batch: Batch) -> None:
         """Write *batch*, with one flush of PostgreSQL's log."""
         # In the order of their keys, so that two processes never wait for each other.
@@ -133,6 +155,7 @@ class PostgresLog(DecisionLog):
         for entry in entries:  # only now is it durable
             entry.stands = stands[entry.row.gtrid]
 
+    @_twice
     def read(self, gtrid: bytes) -> DecisionRow | None:
         """The decision about a transaction."""
         with self._transaction() as database:
@@ -142,6 +165,7 @@ class PostgresLog(DecisionLog):
             ).fetchone()
         return None if found is None else _row(found)
 
+    @_twice
     def unfinished(self, node: str) -> list[DecisionRow]:
         """Decisions to commit that are not finished."""
         query = (
@@ -151,11 +175,13 @@ class PostgresLog(DecisionLog):
         with self._transaction() as database:
             return [_row(found) for found in database.execute(query, (node,)).fetchall()]
 
+    @_twice
     def take_up(self, gtrid: bytes) -> None:
         """Count that recovery completes it."""
         with self._transaction() as database:
             database.execute("UPDATE dtx_tm.decision SET recoveries = recoveries + 1 WHERE gtrid = %s", (gtrid,))
 
+    @_twice
     def prune(self, older: timedelta) -> int:
         """Remove what was finished so long ago."""
         before = now() - older
@@ -165,6 +191,7 @@ class PostgresLog(DecisionLog):
                 (before, before),
             ).rowcount
 
+    @_twice
     def record(self, report: HeuristicReport) -> None:
         """Make a heuristic outcome durable."""
         values = (report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, now())
@@ -175,6 +202,7 @@ class PostgresLog(DecisionLog):
                 values,
             )
 
+    @_twice
     def forgotten(self, gtrid: bytes, resource: str) -> None:
         """The resource has forgotten it."""
         with self._transaction() as database:
@@ -183,6 +211,7 @@ class PostgresLog(DecisionLog):
                 (now(), gtrid, resource),
             )
 
+    @_twice
     def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
         """Reports, with when they were recorded and forgotten."""
         query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM dtx_tm.heuristic"
@@ -197,6 +226,7 @@ class PostgresLog(DecisionLog):
         with self._transaction() as database:
             database.execute("SELECT pg_try_advisory_lock(%s)", (key,))
 
+    @_twice
     def alive(self, node: str, process: str) -> bool:
         """Whether somebody holds that lock."""
         key = _key(node, process)

@@ -109,10 +109,11 @@ class Round:
         done = True
         for name in row.resources:
             xid = self.identity.xid(row.gtrid, name)
-            if name not in self.resources:
-                self.report.waiting[xid] = f"no resource is called {name} here"
+            resource = self.resources.get(name.partition("/")[0])
+            if resource is None:
+                self.report.waiting[xid] = f"no resource is called {name.partition('/')[0]} here"
                 done = False
-            elif not (yield from self._complete(self.resources[name], xid, Decision.COMMIT)):
+            elif not (yield from self._complete(resource, xid, Decision.COMMIT)):
                 done = False
         if done:
             yield Write(call=lambda log: log.finish(row.gtrid))
@@ -204,7 +205,7 @@ class Round:
             told = self.report.committed if decision is Decision.COMMIT else self.report.rolled_back
             told.append(xid)
         else:
-            self.report.waiting[xid] = str(completion.unfinished[resource.name])
+            self.report.waiting[xid] = str(completion.unfinished[branch.name])
         yield Reach(point=Point.RECOVERY_COMPLETED)
         return done
 

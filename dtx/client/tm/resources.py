@@ -35,6 +35,10 @@ class Session(ABC, Generic[Handle]):
     one_phase_repeatable: ClassVar[bool] = False
     """Whether a one-phase commit whose answer was lost can be asked for again, on another session."""
 
+    def __init__(self, *, own: bool) -> None:
+        self.own = own
+        """Whether the connection is the resource's: one of the application's serves nobody else, and stays open."""
+
     @property
     @abstractmethod
     def handle(self) -> Handle:
@@ -85,7 +89,7 @@ class Resource(ABC, Generic[Handle]):
     """Where sessions come from; any thread may use it.
 
     Args:
-        name: 1 to 64 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
+        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -119,9 +123,35 @@ class Resource(ABC, Generic[Handle]):
                 return session
             session.close()
 
+    def started(self, xid: Xid) -> Session[Handle]:
+        """A session that works for the branch *xid*.
+
+        A free session may have been lost since it was last used. Nothing was done in it, so a new one will do as well.
+
+        Raises:
+            XAException: the resource manager refuses, or is out of reach.
+        """
+        session = self.acquire()
+        try:
+            session.start(xid)
+        except XAER_RMFAIL:
+            session.close()
+        except BaseException:
+            session.close()
+            raise
+        else:
+            return session
+        session = self.open()
+        try:
+            session.start(xid)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
     def release(self, session: Session[Handle]) -> None:
         """The transaction is over."""
-        if session.usable():
+        if session.own and session.usable():
             with self._lock:
                 if len(self._free) < IDLE_SESSIONS:
                     self._free.append(session)
@@ -188,7 +218,7 @@ class DtxSession(Session[BlockingChannel]):
     one_phase_repeatable = True
 
     def __init__(self, channel: BlockingChannel, timeout: float | None, *, own: bool) -> None:
-        self._own = own
+        super().__init__(own=own)
         self._connection: BlockingConnection = channel.connection
         self._work = XAResource(channel, timeout=timeout)
         # Outcomes go by a channel of their own: a refused one must not cost the application its channel.
@@ -251,7 +281,7 @@ class DtxSession(Session[BlockingChannel]):
 
     def close(self) -> None:
         """Close the connection, if it is the session's."""
-        if self._own:
+        if self.own:
             _close(self._connection)
         else:
             self._outcomes.close()

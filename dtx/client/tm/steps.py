@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar, assert_never
 
-from dtx.client.errors import XAException
+from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm import points
 from dtx.client.tm.decisions import DecisionLog
-from dtx.client.tm.errors import TransactionError
+from dtx.client.tm.errors import LogFailed, TransactionError
 from dtx.client.tm.points import Point
 from dtx.xa.xid import Xid
 
@@ -77,8 +77,28 @@ def run(steps: Steps[T], log: DecisionLog) -> T:
             return end.value  # type: ignore[no-any-return]
         try:
             answer = _perform(step, log)
-        except (XAException, TransactionError) as error:
-            answer = error
+        except Exception as error:  # noqa: BLE001 - see _answer
+            answer = _answer(step, error)
+
+
+def _answer(step: Step, error: Exception) -> Exception:
+    """What an algorithm gets in the place of an answer.
+
+    A driver that raises what it should not must not keep the other branches from being told: nobody knows what became
+    of its call, which is XAER_RMFAIL. The same of a log is that it failed.
+    """
+    if isinstance(error, XAException | TransactionError):
+        return error
+    words = f"{type(error).__name__}: {error}"
+    match step:
+        case Ask() | Acquire() | Release():
+            return XAER_RMFAIL(words)
+        case Write():
+            return LogFailed(words)
+        case Reach():
+            raise error
+        case _:
+            assert_never(step)
 
 
 def _perform(step: Step, log: DecisionLog) -> Any:
@@ -113,8 +133,8 @@ async def run_async(steps: Steps[T], write: Callable[[Callable[[DecisionLog], An
             return end.value  # type: ignore[no-any-return]
         try:
             answer = await _perform_async(step, write)
-        except (XAException, TransactionError) as error:
-            answer = error
+        except Exception as error:  # noqa: BLE001 - see _answer
+            answer = _answer(step, error)
 
 
 async def _perform_async(step: Step, write: Callable[[Callable[[DecisionLog], Any]], Awaitable[Any]]) -> Any:

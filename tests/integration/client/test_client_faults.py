@@ -115,3 +115,11 @@ def test_a_stopping_service_ends_the_call(service: DtxService) -> None:
         service.stop()
         with pytest.raises(XAER_RMFAIL):
             xa.start(new_xid())
+
+
+def test_a_closed_connection_has_no_channel_to_be_had_and_says_so(service: DtxService) -> None:
+    with connected(service.url()) as connection:
+        coordinator = Coordinator(connection, timeout=5)
+        connection.close()
+        with pytest.raises(XAER_RMFAIL, match="not open"):
+            next(coordinator.recover())

@@ -177,6 +177,9 @@ def test_connections_of_the_application_take_part_and_stay_open(world: World) ->
                 with pytest.raises(Misuse, match="another handle"):
                     tx.enlist("q1", connection.channel())
         assert channel.is_open
+        with tm.transaction() as tx:  # they serve nobody else afterwards
+            assert tx.enlist("q1") is not channel
+            assert tx.enlist("db1") is not database
     connection.close()
     assert everywhere(world) == [{"a", "b"}, set(), {"a", "b"}, set()]
 

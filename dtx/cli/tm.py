@@ -1,0 +1,265 @@
+"""``dtx tm``: recovery for programs that use the transaction manager of ``dtx.client.tm``, and a look at its log."""
+
+import os
+import signal
+import threading
+import tomllib
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from dtx.admin.shown.text import json_line, safe
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import duration
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_KEYS: Final = frozenset({"node", "log", "format_id", "resources"})
+_SCHEMES: Final = ("amqp", "amqps", "postgresql", "postgres")
+
+_EPILOG: Final = """\b
+Examples:
+  dtx tm recover --config tm.toml
+  dtx tm recover --config tm.toml --watch --every 30s
+  dtx tm recover --node orders-1 --log /var/lib/orders/tm.db \\
+      --resource queue=amqp://orders@127.0.0.1:5673/ --resource orders=postgresql:///orders
+  dtx tm list --config tm.toml
+  dtx tm heuristics --config tm.toml --json
+
+\b
+The configuration has what the program gives its TransactionManager; the names must be the same:
+  node = "orders-1"
+  log = "/var/lib/orders/tm.db"            # or postgresql://…
+  [resources]
+  queue = "amqp://orders:secret@127.0.0.1:5673/"
+  orders = "postgresql://orders:secret@db/orders"
+
+Passwords belong in that file (mode 0600), not on a command line. Branches of other nodes are never touched.
+"""
+
+
+@click.group(epilog=_EPILOG)
+def tm() -> None:
+    """The Python transaction manager: recover what died programs left open, look at its decisions."""
+
+
+def _with_manager(function: _Function) -> _Function:
+    command: Any = function
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file, see 'dtx tm -h'."),
+        click.option("--node", metavar="NAME", help="Whose transactions."),
+        click.option("--log", metavar="WHERE", help="The log of decisions: a SQLite file, or postgresql://…"),
+        click.option(
+            "--resource",
+            "resources",
+            metavar="NAME=URL",
+            multiple=True,
+            help="amqp://… or postgresql://…, repeatable.",
+        ),
+        click.option("--format-id", type=int, help="Of its xids, where the program sets one of its own."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command  # type: ignore[no-any-return]
+
+
+@tm.command()
+@_with_manager
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C or SIGTERM.")
+@click.option("--every", default="60s", show_default=True, callback=duration, metavar="TIME", help="With --watch.")
+@click.option(
+    "--interval",
+    default="60s",
+    show_default=True,
+    callback=duration,
+    metavar="TIME",
+    help="Undecided branches that are younger are left alone.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a round, for programs.")
+def recover(*, watch: bool, every: float, interval: float, as_json: bool, **given: Any) -> int:
+    """Complete what a node left open: commit what was decided, roll back what never will be.
+
+    A branch is rolled back only when its process is dead, it is older than --interval, and the log of decisions has
+    taken that down. Ends with 1 when something could not be completed yet.
+    """
+    manager = _manager(interval=interval, **given)
+    stopped = threading.Event()
+    if watch:
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        signal.signal(signal.SIGINT, lambda *_: stopped.set())
+    clean = True
+    try:
+        while not stopped.is_set():
+            clean = _round(manager, as_json=as_json, patient=watch)
+            if not watch:
+                break
+            stopped.wait(every)
+    finally:
+        manager.close()
+    return Exit.OK if clean or watch else Exit.FAILED
+
+
+def _round(manager: Any, *, as_json: bool, patient: bool) -> bool:
+    from dtx.client.tm import LogFailed
+
+    try:
+        report = manager.recover()
+    except LogFailed as error:
+        if not patient:
+            raise CommandError(Exit.DATABASE, str(error)) from error
+        click.echo(f"dtx: {error}; it is tried again", err=True)
+        return False
+    if as_json:
+        click.echo(
+            json_line(
+                {
+                    "committed": [str(xid) for xid in report.committed],
+                    "rolled_back": [str(xid) for xid in report.rolled_back],
+                    "waiting": {str(xid): why for xid, why in report.waiting.items()},
+                    "unreachable": report.unreachable,
+                    "heuristics": [str(found) for found in report.heuristics],
+                }
+            )
+        )
+    else:
+        click.echo(safe(str(report)))
+        for xid, why in report.waiting.items():
+            click.echo(f"  {xid}  {safe(why)}")
+        for found in report.heuristics:
+            click.echo(f"  heuristic: {safe(str(found))}")
+    return bool(report.clean)
+
+
+@tm.command("list")
+@_with_manager
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def list_unfinished(*, as_json: bool, **given: Any) -> int:
+    """List decisions to commit whose branches are not all committed yet."""
+    manager = _manager(**given)
+    try:
+        rows = manager.log.unfinished(manager.node)
+    finally:
+        manager.close()
+    for row in rows:
+        fields = {
+            "gtrid": row.gtrid.decode("ascii", "replace"),
+            "decision": row.decision.value,
+            "at": row.at.isoformat(),
+            "resources": list(row.resources),
+            "recoveries": row.recoveries,
+        }
+        words = f"{fields['gtrid']}  {fields['decision']} at {fields['at']}  {', '.join(row.resources)}"
+        click.echo(json_line(fields) if as_json else safe(words))
+    if not rows and not as_json:
+        click.echo("every decision is finished")
+    return Exit.OK
+
+
+@tm.command()
+@_with_manager
+@click.option("--unforgotten", is_flag=True, help="Only what its resource has not forgotten.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def heuristics(*, unforgotten: bool, as_json: bool, **given: Any) -> int:
+    """List heuristic outcomes: branches that somebody completed in the place of the transaction manager."""
+    manager = _manager(**given)
+    try:
+        found = manager.log.heuristics(unforgotten=unforgotten)
+    finally:
+        manager.close()
+    for report, at, forgotten in found:
+        fields = {
+            "gtrid": report.gtrid.decode("ascii", "replace"),
+            "resource": report.resource,
+            "outcome": report.outcome.value,
+            "decision": report.decision,
+            "damaging": report.damaging,
+            "reason": report.reason,
+            "at": at.isoformat(),
+            "forgotten": _text(forgotten),
+        }
+        click.echo(json_line(fields) if as_json else safe(f"{fields['gtrid']}  {fields['at']}  {report}"))
+    if not found and not as_json:
+        click.echo("there is no heuristic outcome")
+    return Exit.OK
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _manager(
+    *,
+    config: Path | None,
+    node: str | None,
+    log: str | None,
+    resources: tuple[str, ...],
+    format_id: int | None,
+    interval: float = 60.0,
+) -> Any:
+    """The transaction manager that files and flags describe; flags win."""
+    from dtx.client.tm import LogFailed, Misuse, TransactionManager
+    from dtx.client.tm.names import FORMAT_ID
+
+    settings = _read(config) if config is not None else {}
+    urls: dict[str, str] = dict(settings.get("resources", {}))
+    for word in resources:
+        name, found, url = word.partition("=")
+        if not found:
+            raise CommandError(Exit.USAGE, f"--resource {word}: say NAME=URL")
+        urls[name] = url
+    node = node or settings.get("node")
+    log = log or settings.get("log")
+    if not node or not log:
+        raise CommandError(Exit.USAGE, "say whose log it is: --config FILE, or --node and --log (see 'dtx tm -h')")
+    if not log.startswith(("postgresql://", "postgres://")) and not Path(log.removeprefix("sqlite://")).exists():
+        raise CommandError(Exit.FAILED, f"there is no log of decisions at {log}: is it the one that the program uses?")
+    try:
+        return TransactionManager(
+            node=node,
+            log=log,
+            resources=[_resource(name, url) for name, url in urls.items()],
+            interval=interval,
+            recover_every=None,
+            format_id=format_id or settings.get("format_id", FORMAT_ID),
+        )
+    except Misuse as error:
+        raise CommandError(Exit.USAGE, str(error)) from error
+    except LogFailed as error:
+        raise CommandError(Exit.DATABASE, str(error)) from error
+
+
+def _resource(name: str, url: str) -> Any:
+    scheme = url.partition("://")[0]
+    if scheme not in _SCHEMES:
+        raise CommandError(Exit.USAGE, f"resource {name}: its URL must begin with amqp://, amqps:// or postgresql://")
+    if scheme.startswith("amqp"):
+        from dtx.client.tm import DtxResource
+
+        return DtxResource(name, url)
+    import psycopg
+
+    from dtx.client.tm import Pep249Resource
+
+    return Pep249Resource(name, partial(psycopg.connect, url, connect_timeout=10))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(Exit.USAGE, f"cannot read {path}: {os.strerror(error.errno or 0).lower()}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(Exit.USAGE, f"{path} is not TOML: {error}") from error
+    unknown = found.keys() - _KEYS
+    if unknown:
+        raise CommandError(
+            Exit.USAGE, f"{path}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_KEYS))}"
+        )
+    urls = found.get("resources", {})
+    texts = isinstance(urls, dict) and all(isinstance(url, str) for url in urls.values())
+    if not texts or not all(isinstance(found.get(key, ""), str) for key in ("node", "log")):
+        raise CommandError(Exit.USAGE, f"{path}: node, log and the URLs of resources are texts")
+    return found

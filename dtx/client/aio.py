@@ -1,0 +1,304 @@
+"""XA on aio-pika and aiormq: importing this module teaches pamqp, their codec, the dtx classes.
+
+:class:`XAResource` and :class:`Coordinator` have the methods, results and errors of those in :mod:`dtx.client`; all are
+awaited. Needs the extra ``dtx[aio]``::
+
+    connection = await aio_pika.connect("amqp://guest:guest@127.0.0.1:5673/")
+    channel = await connection.channel(publisher_confirms=False)
+    xa, xid = XAResource(channel), Xid(1, os.urandom(16), b"queue")
+    await xa.start(xid)
+    await channel.default_exchange.publish(aio_pika.Message(b"30 to Bob"), "payments")
+    await xa.end(xid)
+    await xa.prepare(xid)
+    await xa.commit(xid)
+
+aiormq has no public way to learn which method a channel was closed for, nor to decode methods of its user's own. So
+this module is the one that knows aiormq and pamqp from the inside.
+"""
+# ruff: noqa: SLF001 - see above
+
+import asyncio
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
+
+import aio_pika.abc
+import aiormq
+import pamqp.commands
+from aiormq.exceptions import AMQPError
+from pamqp.base import Frame
+from pamqp.exceptions import PAMQPException
+
+from dtx.client import calls
+from dtx.client.asynchronous import AsyncCoordination
+from dtx.client.calls import DTX_CLASSES, Call, T
+from dtx.client.channels import CAPABILITY
+from dtx.client.errors import XAER_OUTSIDE, XAER_RMFAIL, PeerIsNotDtx, XAException, raised_by_reply_code
+from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.method import Method
+from dtx.wire.amqp09.methods import METHODS
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+
+AnyChannel = aio_pika.abc.AbstractChannel | aiormq.abc.AbstractChannel
+AnyConnection = aio_pika.abc.AbstractConnection | aiormq.abc.AbstractConnection
+
+_LOST: Final = (AMQPError, ConnectionError, PAMQPException, RuntimeError)
+"""What aiormq and aio-pika raise when a channel or connection is gone, or ends under a call."""
+
+
+class DtxFrame(Frame):
+    """A method of the dtx classes as pamqp knows methods: it carries the method as :mod:`dtx.wire` has it."""
+
+    method_class: ClassVar[type[Method]]
+
+    def __init__(self, method: Method | None = None) -> None:
+        self.method = self.method_class() if method is None else method
+
+    def marshal(self) -> bytes:
+        """The arguments."""
+        return b"".join(self.method.encode())
+
+    def unmarshal(self, data: bytes) -> None:
+        """Read the arguments.
+
+        Raises:
+            ValueError: they are malformed; pamqp says which method it was.
+        """
+        try:
+            self.method.decode(data)
+        except WireError as error:
+            raise ValueError(str(error)) from error
+
+
+def _frame_class(method: type[Method]) -> type[DtxFrame]:
+    waits = bool(method.synchronous)
+    kind: type[DtxFrame] = type(
+        method.__name__,
+        (DtxFrame,),
+        {
+            "method_class": method,
+            "index": method.INDEX,
+            "frame_id": method.INDEX & 0xFFFF,
+            "name": method.NAME,
+            "synchronous": waits,
+            "valid_responses": [f"{method.NAME}Ok"] if waits else [],
+        },
+    )
+    return kind
+
+
+_FRAMES: Final[dict[type[Method], type[DtxFrame]]] = {method: _frame_class(method) for method in METHODS.values()}
+
+
+def register() -> None:
+    """Make pamqp know the dtx methods. Done on import; doing it again changes nothing."""
+    pamqp.commands.INDEX_MAPPING.update({frame.index: frame for frame in _FRAMES.values()})
+
+
+register()
+
+
+class Underlying:
+    """One channel of aiormq, and what it was closed for.
+
+    Args:
+        channel: of aiormq.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.selected = False
+        """Whether dtx-demarcation.select was answered on this channel."""
+        self.close: Any = None
+        """The server's channel.close."""
+        on_close = channel._on_close_frame
+
+        async def closed(frame: Any) -> None:
+            self.close = frame
+            await on_close(frame)
+
+        # aiormq's exceptions have the words of a close, and not the method that it is about
+        channel._on_close_frame = closed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return not self.channel.is_closed
+
+    async def call(self, call: Call[T], timeout: float | None) -> T:
+        """Send *call*; its result.
+
+        A task that is cancelled leaves the call under way and the channel usable: aiormq would close it.
+
+        Raises:
+            XAException: as *call* says, or why there is no answer.
+        """
+        frame = _FRAMES[type(call.request)](call.request)
+        try:
+            answer: Any = await asyncio.shield(self.channel.rpc(frame, timeout=timeout))
+            if not isinstance(answer, DtxFrame) or not isinstance(answer.method, call.reply):
+                raise XAER_RMFAIL(f"the answer is {answer!r}")
+            return call.read(answer.method)
+        except XAException as error:
+            error.call = str(call)
+            raise
+        except TimeoutError as error:
+            raise _named(call, XAER_RMFAIL(f"no answer within {timeout:g} s, the outcome is not known")) from error
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise _named(call, self._refusal(call, "the channel is closed")) from None
+        except _LOST as error:
+            raise _named(call, self._refusal(call, str(error) or type(error).__name__)) from error
+
+    def _refusal(self, call: Call[Any], words: str) -> XAException:
+        """What *call* gets because the channel is closed."""
+        close = self.close
+        if close is None:
+            return XAER_RMFAIL(words)
+        # A close that names no method of dtx (a delivery was not acknowledged in time) says nothing about the call.
+        if close.class_id in DTX_CLASSES and not self._told:
+            self._told = True
+            return raised_by_reply_code(call.operation, close.reply_code)(close.reply_text, close.reply_code)
+        return XAER_RMFAIL(f"the server closed the channel: {close.reply_code} {close.reply_text}", close.reply_code)
+
+    _told = False
+    """Whether a call has had the close for its answer; further ones were not sent, or not looked at."""
+
+
+_KNOWN: Final[WeakKeyDictionary[Any, Underlying]] = WeakKeyDictionary()
+
+
+def _underlying(channel: Any) -> Underlying:
+    known = _KNOWN.get(channel)
+    if known is None:
+        known = _KNOWN[channel] = Underlying(channel)
+    return known
+
+
+def _named(call: Call[Any], error: XAException) -> XAException:
+    error.call = str(call)
+    return error
+
+
+def require_dtx(connection: Any) -> None:
+    """Make sure that the peer is dtx, before a frame goes out that another broker drops the connection for.
+
+    Args:
+        connection: of aiormq, open.
+
+    Raises:
+        PeerIsNotDtx: the server does not announce the capability.
+        XAER_RMFAIL: the connection is not open.
+    """
+    if connection.is_closed or not getattr(connection, "server_properties", None):
+        raise XAER_RMFAIL("the connection is not open")
+    properties = connection.server_properties
+    if not (properties.get("capabilities") or {}).get(CAPABILITY):
+        product = properties.get("product", "a server without a name")
+        raise PeerIsNotDtx(f"the peer is not dtx: {product} does not announce the capability {CAPABILITY!r}")
+
+
+class XAResource(AsyncCoordination):
+    """One channel as an XA resource; as :class:`dtx.client.XAResource`, which explains results and errors.
+
+    A robust channel of aio-pika that has reconnected is a new one to the server: what it did in a branch before that is
+    rolled back with the branch, and :meth:`end` says so.
+
+    Args:
+        channel: of aio-pika or aiormq, open, without publisher confirms.
+        timeout: seconds to wait for each answer, ``None``: as long as the connection lives. A call that is given up
+            closes the channel, and raises XAER_RMFAIL.
+
+    Raises:
+        XAER_OUTSIDE: the channel confirms publishes: that and distributed transactions exclude each other.
+    """
+
+    def __init__(self, channel: AnyChannel, *, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        if channel.publisher_confirms:  # type: ignore[union-attr]  # both have it; the abstract classes do not say so
+            raise XAER_OUTSIDE("the channel has publisher confirms: open it with publisher_confirms=False")
+        self._channel = channel
+
+    @property
+    def channel(self) -> AnyChannel:
+        """The channel."""
+        return self._channel
+
+    async def _channel_for_calls(self) -> Any:
+        try:
+            channel: Any = self._channel
+            if isinstance(channel, aio_pika.abc.AbstractChannel):
+                channel = await channel.get_underlay_channel()
+        except _LOST as error:
+            raise XAER_RMFAIL(str(error) or type(error).__name__) from error
+        require_dtx(channel.connection)
+        return _underlying(channel)
+
+    async def _do(self, call: Call[T]) -> T:
+        channel = await self._channel_for_calls()
+        return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
+
+    async def select(self) -> None:
+        """Set the channel to use distributed transactions. :meth:`start` does it when it has not been done."""
+        await self._do(calls.select())
+        (await self._channel_for_calls()).selected = True
+
+    async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
+        """Associate the channel with a branch: OK, else XA_RBROLLBACK or XAError."""
+        if not (await self._channel_for_calls()).selected:
+            await self.select()
+        return await self._do(calls.start(xid, join=join, resume=resume))
+
+    async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
+        """Dissociate the channel from a branch: OK, with *fail* RBROLLBACK or RBTIMEOUT, else XARollback or XAError."""
+        return await self._do(calls.end(xid, fail=fail, suspend=suspend))
+
+
+class Coordinator(AsyncCoordination):
+    """Completes branches, on a channel of its own that is opened when needed, and again after a refused call.
+
+    Args:
+        connection: of aio-pika or aiormq, open.
+        timeout: seconds to wait for each answer, ``None``: as long as the connection lives.
+    """
+
+    def __init__(self, connection: AnyConnection, *, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        self._connection = connection
+        self._channel: Underlying | None = None
+        self._opening = asyncio.Lock()
+
+    async def _channel_for_calls(self) -> Any:
+        async with self._opening:
+            if self._channel is None or not self._channel.is_open:
+                self._channel = await self._open()
+            return self._channel
+
+    async def _open(self) -> Underlying:
+        try:
+            connection: Any = self._connection
+            if isinstance(connection, aio_pika.abc.AbstractConnection):
+                if connection.transport is None:
+                    raise XAER_RMFAIL("the connection is not open")
+                connection = connection.transport.connection
+            require_dtx(connection)
+            async with asyncio.timeout(self._timeout):
+                return _underlying(await connection.channel(publisher_confirms=False))
+        except TimeoutError:
+            raise XAER_RMFAIL(f"no channel within {self._timeout:g} s") from None
+        except _LOST as error:
+            raise XAER_RMFAIL(str(error) or type(error).__name__) from error
+
+    async def _do(self, call: Call[T]) -> T:
+        channel = await self._channel_for_calls()
+        return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """Close the channel, not the connection. Doing it again changes nothing; a later call opens a new one."""
+        channel, self._channel = self._channel, None
+        if channel is not None and channel.is_open:
+            with suppress(*_LOST):  # whatever else ends it ends it too
+                await channel.channel.close()

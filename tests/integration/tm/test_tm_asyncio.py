@@ -1,0 +1,329 @@
+"""XA on aio-pika and aiormq, and the transaction manager for asyncio, against real services."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import aio_pika
+import aiormq
+import psycopg
+import pytest
+
+from dtx.client import (
+    XA_RBROLLBACK,
+    XAER_DUPID,
+    XAER_NOTA,
+    XAER_OUTSIDE,
+    XAER_PROTO,
+    XAER_RMFAIL,
+    PeerIsNotDtx,
+    XaFlag,
+)
+from dtx.client.aio import Coordinator, XAResource
+from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, points
+from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
+from dtx.client.tm.points import Point
+from tests.support.client import new_xid
+from tests.support.tm import World, new_id
+
+ALL = ("db1", "db2", "q1", "q2")
+
+
+@pytest.fixture
+async def connection(world: World) -> AsyncIterator[Any]:
+    """A connection of aio-pika to the first service."""
+    opened = await aio_pika.connect(world.services["q1"].url())
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def channel(connection: Any) -> Any:
+    """A channel of it."""
+    return await connection.channel(publisher_confirms=False)
+
+
+async def publish(channel: Any, body: str) -> None:
+    await channel.default_exchange.publish(aio_pika.Message(body.encode()), "q")
+
+
+# -- aio-pika ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_branch_commits_in_two_phases(world: World, channel: Any) -> None:
+    xa, xid = XAResource(channel), new_xid()
+    assert await xa.start(xid) is XaFlag.OK
+    await publish(channel, "one")
+    assert await xa.end(xid) is XaFlag.OK
+    assert await xa.prepare(xid) is XaFlag.OK
+    assert [found async for found in xa.recover()] == [xid]
+    assert world.messages("q1") == []
+    assert await xa.commit(xid) is XaFlag.OK
+    assert world.messages("q1") == ["one"]
+
+
+async def test_a_branch_commits_in_one_phase_or_is_read_only_or_rolled_back(world: World, channel: Any) -> None:
+    xa = XAResource(channel, timeout=30)
+    for body, way in (("one", "one-phase"), ("", "read-only"), ("two", "rollback")):
+        xid = new_xid()
+        await xa.start(xid)
+        if body:
+            await publish(channel, body)
+        await xa.end(xid)
+        if way == "one-phase":
+            assert await xa.commit(xid, one_phase=True) is XaFlag.OK
+        elif way == "read-only":
+            assert await xa.prepare(xid) is XaFlag.RDONLY
+        else:
+            await xa.set_timeout(xid, 99)
+            assert await xa.get_timeout(xid) == 99
+            assert await xa.rollback(xid) is XaFlag.OK
+    assert world.messages("q1") == ["one"]
+
+
+async def test_a_consumed_message_is_back_after_a_failed_end(world: World, channel: Any) -> None:
+    await publish(channel, "one")
+    xa, xid = XAResource(channel), new_xid()
+    await xa.start(xid)
+    queue = await channel.get_queue("q")
+    message = await queue.get()
+    await message.ack()
+    assert await xa.end(xid, fail=True) is XaFlag.RBROLLBACK
+    with pytest.raises(XA_RBROLLBACK) as raised:
+        await xa.prepare(xid)
+    assert "prepare of" in str(raised.value)
+    assert world.messages("q1") == ["one"]
+
+
+async def test_a_refused_call_closes_its_channel_alone_and_the_coordinator_takes_another(connection: Any) -> None:
+    xid = new_xid()
+    for method, error, code in (("commit", XAER_NOTA, 404), ("end", XAER_NOTA, 404)):
+        channel = await connection.channel(publisher_confirms=False)
+        xa = XAResource(channel)
+        await xa.select()
+        with pytest.raises(error) as raised:
+            await getattr(xa, method)(xid)
+        assert raised.value.reply_code == code
+        assert "unknown xid" in raised.value.reason
+        with pytest.raises(XAER_RMFAIL):
+            await xa.commit(xid)
+    coordinator = Coordinator(connection, timeout=30)
+    for _ in range(3):
+        with pytest.raises(XAER_NOTA):
+            await coordinator.rollback(xid)
+    await coordinator.close()
+    await coordinator.close()
+
+
+async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joined(connection: Any) -> None:
+    first, second, third = [XAResource(await connection.channel(publisher_confirms=False)) for _ in range(3)]
+    xid = new_xid()
+    await first.start(xid)
+    await publish(first.channel, "one")
+    with pytest.raises(XAER_DUPID):
+        await second.start(xid)
+    await first.end(xid)
+    await first.prepare(xid)
+    with pytest.raises(XAER_PROTO):
+        await third.start(xid, join=True)
+    await first.rollback(xid)
+
+
+async def test_a_channel_with_confirms_is_refused_before_the_server_closes_it(connection: Any) -> None:
+    with pytest.raises(XAER_OUTSIDE, match="publisher_confirms=False"):
+        XAResource(await connection.channel())
+
+
+async def test_a_channel_of_aiormq_does_as_well(world: World) -> None:
+    connection = await aiormq.connect(world.services["q1"].url())
+    channel = await connection.channel(publisher_confirms=False)
+    xa, xid = XAResource(channel), new_xid()
+    await xa.start(xid)
+    await channel.basic_publish(b"one", routing_key="q")
+    await xa.end(xid)
+    assert await xa.commit(xid, one_phase=True) is XaFlag.OK
+    coordinator = Coordinator(connection)
+    assert [found async for found in coordinator.recover()] == []
+    await connection.close()
+    assert world.messages("q1") == ["one"]
+
+
+async def test_a_service_that_dies_ends_the_call(world: World, channel: Any) -> None:
+    xa, xid = XAResource(channel), new_xid()
+    await xa.start(xid)
+    await publish(channel, "one")
+    await xa.end(xid)
+    world.services["q1"].pause()
+    call = asyncio.ensure_future(xa.prepare(xid))
+    await asyncio.sleep(0)
+    world.services["q1"].kill9()
+    with pytest.raises(XAER_RMFAIL):
+        await call
+    with pytest.raises(XAER_RMFAIL):
+        await xa.prepare(xid)
+
+
+async def test_a_silent_service_ends_the_call_when_its_time_is_up(world: World, channel: Any) -> None:
+    xa, xid = XAResource(channel, timeout=0.2), new_xid()
+    await xa.start(xid)
+    world.services["q1"].pause()
+    try:
+        with pytest.raises(XAER_RMFAIL, match=r"no answer within 0\.2 s"):
+            await xa.end(xid)
+    finally:
+        world.services["q1"].resume()
+
+
+async def test_a_cancelled_call_leaves_the_channel_usable(world: World, channel: Any) -> None:
+    xa, xid = XAResource(channel), new_xid()
+    await xa.start(xid)
+    await publish(channel, "one")
+    await xa.end(xid)
+    world.services["q1"].pause()
+    call = asyncio.create_task(xa.prepare(xid))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    world.services["q1"].resume()
+    assert await xa.commit(xid) is XaFlag.OK
+    assert world.messages("q1") == ["one"]
+
+
+async def test_a_peer_that_is_not_dtx_is_refused_before_a_frame_goes_out(connection: Any, channel: Any) -> None:
+    underlying = await channel.get_underlay_channel()
+    underlying.connection.server_properties["capabilities"].pop("dtx")
+    with pytest.raises(PeerIsNotDtx):
+        await XAResource(channel).select()
+    with pytest.raises(PeerIsNotDtx):
+        await Coordinator(connection).commit(new_xid())
+
+
+async def test_a_scan_lists_more_branches_than_a_batch_has(connection: Any, channel: Any) -> None:
+    xa = XAResource(channel)
+    xids = [new_xid(bytes(64)) for _ in range(60)]
+    for xid in xids:
+        await xa.start(xid)
+        await publish(channel, "many")
+        await xa.end(xid)
+        await xa.prepare(xid)
+    coordinator = Coordinator(connection)
+    assert sorted(map(str, [found async for found in coordinator.recover()])) == sorted(map(str, xids))
+    for xid in xids:
+        await coordinator.rollback(xid)
+
+
+# -- the transaction manager ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def manager(world: World) -> AsyncIterator[AsyncTransactionManager]:
+    resources: list[Any] = [
+        AsyncPep249Resource(name, partial(psycopg.AsyncConnection.connect, url))
+        for name, url in world.databases.items()
+    ]
+    resources += [AsyncDtxResource(name, service.url()) for name, service in world.services.items()]
+    options: dict[str, Any] = {"node": "n", "log": world.log, "interval": 0.0, "recover_every": None}
+    async with AsyncTransactionManager(resources=resources, **options) as tm:
+        yield tm
+
+
+async def write(tx: Any, id_: str, *names: str) -> None:
+    for name in names:
+        handle = await tx.enlist(name)
+        if name.startswith("db"):
+            await handle.execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+        else:
+            await publish(handle, id_)
+
+
+def everywhere(world: World) -> list[set[str]]:
+    return [world.rows("db1"), world.rows("db2"), set(world.messages("q1")), set(world.messages("q2"))]
+
+
+async def test_all_resources_commit_or_none_does(world: World, manager: AsyncTransactionManager) -> None:
+    async with manager.transaction() as tx:
+        await write(tx, "one", *ALL)
+    failed = manager.transaction()
+    await write(failed, "two", *ALL)
+    with pytest.raises(psycopg.errors.SyntaxError):
+        await (await failed.enlist("db1")).execute("SELEKT")
+    with pytest.raises(RolledBack):
+        await failed.commit()
+    async with manager.transaction() as tx:
+        await write(tx, "alone", "q1")
+    assert tx.outcome is not None
+    assert tx.outcome.one_phase
+    assert everywhere(world) == [{"one"}, {"one"}, {"one", "alone"}, {"one"}]
+    assert world.in_doubt() == []
+
+
+async def test_many_tasks_commit_at_the_same_time(world: World, manager: AsyncTransactionManager) -> None:
+    @manager.transactional
+    async def work(id_: str) -> None:
+        await write(manager.current, id_, *ALL)
+
+    ids = {new_id() for _ in range(12)}
+    await asyncio.gather(*map(work, ids))
+    await asyncio.to_thread(manager.log.flush)
+    assert manager.log.unfinished("n") == []
+    assert everywhere(world) == [ids] * 4
+    with pytest.raises(Misuse):
+        _ = manager.current
+
+
+async def test_a_cancelled_commit_comes_to_its_end_first(world: World, manager: AsyncTransactionManager) -> None:
+    reached = asyncio.Event()
+    points.arm(lambda point: reached.set() if point is Point.PREPARED else None)
+
+    async def work() -> None:
+        async with manager.transaction() as tx:
+            await write(tx, "one", *ALL)
+
+    task = asyncio.create_task(work())
+    try:
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    finally:
+        points.arm(None)
+    assert everywhere(world) == [{"one"}] * 4
+    assert world.in_doubt() == []
+
+
+async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
+    world: World, manager: AsyncTransactionManager
+) -> None:
+    points.arm(lambda point: world.services["q2"].kill9() if point is Point.DECIDED else None)
+    try:
+        async with manager.transaction() as tx:
+            await write(tx, "one", *ALL)
+    finally:
+        points.arm(None)
+    assert tx.outcome is not None
+    assert tx.outcome.unfinished == ("q2",)
+    world.services["q2"].start()
+    report = await manager.recover()
+    assert report.clean
+    assert everywhere(world) == [{"one"}] * 4
+    assert manager.log.unfinished("n") == []
+
+
+async def test_a_heuristic_outcome_is_raised(world: World, manager: AsyncTransactionManager) -> None:
+    def decided(point: Point) -> None:
+        if point is Point.DECIDED:
+            (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
+            world.services["q1"].run("rollback", xid, "--yes", "--reason", "a test")
+
+    points.arm(decided)
+    try:
+        tx = manager.transaction()
+        await write(tx, "one", *ALL)
+        with pytest.raises(HeuristicMixed):
+            await tx.commit()
+    finally:
+        points.arm(None)
+    assert world.in_doubt() == []
