@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from dtx.admin.desk import Desk
 from dtx.admin.problems import Problem
-from dtx.admin.web import branch, branches, connections, entrance, overview, records
+from dtx.admin.web import branch, branches, connections, entrance, overview, reconciliation, records
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.sessions import Sessions
 from dtx.admin.web.visits import SignInNeeded, show_error, to_sign_in
@@ -26,7 +26,7 @@ def website(desk: Desk, pulse: Pulse) -> FastAPI:
     app.state.desk = desk
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for part in (entrance, overview, branches, branch, records, connections):
+    for part in (entrance, overview, branches, branch, records, reconciliation, connections):
         app.include_router(part.router, include_in_schema=False)
 
     async def to_entrance(request: Request, _: Exception) -> Response:

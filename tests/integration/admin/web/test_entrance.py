@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from fastapi.routing import APIRoute
 
-from dtx.admin.web import branch, branches, connections, entrance, overview, records
+from dtx.admin.web import branch, branches, connections, entrance, overview, reconciliation, records
 from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
@@ -76,6 +76,7 @@ PAGES = {
     "message/body?xid=1:61:&position=0": Role.OPERATOR,
     "bulk": Role.COORDINATOR,
     "outcomes": Role.VIEWER,
+    "reconciliation": Role.VIEWER,
     "archive": Role.VIEWER,
     f"archive/message?{_ARCHIVED}": Role.OPERATOR,
     f"archive/body?{_ARCHIVED}": Role.OPERATOR,
@@ -98,7 +99,7 @@ FORMS = {
 
 def test_every_page_and_every_form_is_here() -> None:
     there: dict[str, set[str]] = {"GET": set(), "POST": set()}
-    for part in (entrance, overview, branches, branch, records, connections):
+    for part in (entrance, overview, branches, branch, records, reconciliation, connections):
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():

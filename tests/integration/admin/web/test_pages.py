@@ -17,7 +17,7 @@ from tests.walkthrough.tour import PASSWORDS, REASON, Tour
 
 PAGES = (
     "", "branches", "outcomes", "archive", "connections", "audit", "bulk?state=prepared", "branch?xid={0}",
-    "decide?xid={0}&action=rollback", "message?xid={0}&position=0",
+    "decide?xid={0}&action=rollback", "message?xid={0}&position=0", "reconciliation",
 )  # fmt: skip
 
 
