@@ -65,7 +65,7 @@ class Branch:
     @property
     def name(self) -> str:
         """Its bqual: the name of the resource, and a number after ``/`` where it has several branches."""
-        return self.xid.bqual.decode("ascii")
+        return self.xid.bqual.decode("ascii", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,64 @@
+"""``dtx tm``: what is wrong with its configuration is said in one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from dtx.cli import run
+from dtx.cli.errors import Exit
+from dtx.client.tm import Decision, DecisionRow
+from dtx.client.tm.decisions import now
+from dtx.client.tm.sqlite import SqliteLog
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with a decision that is not finished."""
+    path = tmp_path / "tm.db"
+    with SqliteLog(path) as opened:
+        opened.decide(
+            DecisionRow(
+                gtrid=b"n.p.a.1", format_id=1, node="n", decision=Decision.COMMIT, at=now(), resources=("gone",)
+            )
+        )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("node = ", "is not TOML"),
+        ('nodes = "n"', "unknown nodes"),
+        ("node = 7", "are texts"),
+        ("resources = 7", "are texts"),
+        ('node = "n"', "say whose log it is"),
+        ('node = "a b"\nlog = "LOG"', "node name"),
+        ('node = "n"\nlog = "/nowhere/tm.db"', "there is no log of decisions"),
+        ('node = "n"\nlog = "LOG"\n[resources]\nq = "http://x"', "must begin with amqp://"),
+        ('node = "n"\nlog = "LOG"\n[resources]\n"q/1" = "amqp://x"', "resource name"),
+    ],
+)
+def test_a_wrong_configuration_is_explained(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    config = tmp_path / "tm.toml"
+    config.write_text(text.replace("LOG", str(log)))
+    assert run(["tm", "recover", "--config", str(config)]) in (Exit.USAGE, Exit.FAILED)
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_decision_of_a_resource_that_is_not_named_waits(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--node", "n", "--log", str(log)]
+    assert run(["tm", "recover", *words]) == Exit.FAILED
+    assert "no resource is called gone here" in capsys.readouterr().out
+    assert run(["tm", "list", *words]) == Exit.OK
+    assert "n.p.a.1  commit at" in capsys.readouterr().out
+    assert run(["tm", "heuristics", *words]) == Exit.OK
+    assert "no heuristic outcome" in capsys.readouterr().out
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tm", "--help"]) == Exit.OK
+    assert "[resources]" in capsys.readouterr().out
