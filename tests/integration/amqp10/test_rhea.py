@@ -1,25 +1,27 @@
-"""rhea, the client of Node.js: it knows no transactions, so a program of its own says frame by frame what they need."""
+"""rhea, the client of Node.js. It knows no transactions: a program says frame by frame what they need."""
 
 import json
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.broker import Mode
 from tests.support.client import take_all
 from tests.support.service import DtxService
 
 VERSION: Final = "3.0.5"
-PROGRAM: Final = Path(__file__).parent / "rhea" / "transact.js"
+PROGRAMS: Final = Path(__file__).parent / "rhea"
 SECONDS: Final = 120.0
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program, where rhea is installed beside it; without Node.js or npm's registry the test is skipped."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs, where rhea is installed beside them; without Node.js or npm's registry the test is skipped."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         pytest.skip("rhea needs node and npm")
@@ -29,17 +31,22 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run([*command, f"rhea@{VERSION}"], check=True, capture_output=True, timeout=SECONDS)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         pytest.skip("rhea cannot be had from npm's registry")
-    return Path(shutil.copy(PROGRAM, directory))
+    return Path(shutil.copytree(PROGRAMS, directory, dirs_exist_ok=True))
+
+
+def said(programs: Path, name: str, service: DtxService, *words: str) -> Any:
+    """What a program says."""
+    command = ["node", str(programs / name), service.host, str(service.port), *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_rhea_posts_and_retires_in_transactions(
-    service: DtxService, channel: BlockingChannel, queue: str, program: Path
+    service: DtxService, channel: BlockingChannel, queue: str, programs: Path
 ) -> None:
     """Declare, discharge with and without fail, unknown-id; posting; retirement, unsettled and settled."""
-    command = ["node", str(program), service.host, str(service.port), queue]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {
+    assert said(programs, "transact.js", service, queue) == {
         "posted": ["in the transaction"] * 2,
         "committed": "accepted",
         "failed": "accepted",
@@ -50,3 +57,21 @@ def test_rhea_posts_and_retires_in_transactions(
     }
     # What was given back comes as rhea wrote it: a value that is text.
     assert take_all(channel, queue) == [b"kept 2"]
+
+
+def test_rhea_subscribes_to_an_exchange(
+    mode: Mode, service: DtxService, channel: BlockingChannel, programs: Path
+) -> None:
+    """Filters in place, what comes through them, *modified*, and a durable subscription that is refused."""
+    exchange = f"rhea-{secrets.token_hex(6)}"
+    channel.exchange_declare(exchange, "topic")
+    found = said(programs, "subscribe.js", service, exchange)
+    channel.exchange_delete(exchange)
+    # A broker is told nothing of what modified says.
+    again = ["yes", False, 1, "late"] if mode == "standalone" else ["yes", False, 0, None]
+    assert found == {
+        "filters": ["pattern"],
+        "first": ["yes", True, 0],
+        "second": again,
+        "durable": "amqp:not-implemented",
+    }

@@ -14,8 +14,9 @@ from dtx.wire.amqp10.states import ACCEPTED, Error, TransactionalState
 from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source, Target
 from dtx.wire.amqp10.values import Described, Symbol
 from tests.integration.amqp10.raw import Raw, body
-from tests.support.broker import Mode, only_standalone
+from tests.support.broker import Mode, only_alongside
 from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 from tests.support.users import RabbitUsers, StandaloneUsers, Users
 
@@ -159,7 +160,6 @@ def test_messages_wait_for_credit_and_go_with_the_link(
         assert body(raw.take()) == b"later"
 
 
-@only_standalone
 def test_nothing_is_left_of_a_link(service: DtxService, channel: BlockingChannel, exchange: str) -> None:
     """Its queue goes when it is detached, and with its connection; an exchange with auto-delete hears of it."""
     gone = f"{exchange}-auto"
@@ -180,6 +180,24 @@ def test_nothing_is_left_of_a_link(service: DtxService, channel: BlockingChannel
         return False
 
     wait_until(is_gone)
+
+
+@only_alongside
+def test_nothing_is_left_of_a_link_that_the_broker_refuses(
+    service: DtxService, rabbitmq: RabbitNode, users: Users
+) -> None:
+    """The queue was there before its binding was refused."""
+    users.permit(CLERK, "^amq.gen", "^amq.gen", "^amq.gen")
+
+    def queues() -> set[str]:
+        return {queue["name"] for queue in rabbitmq.api("GET", "/api/queues/%2F?columns=name")}
+
+    with Raw(service, user=CLERK, password=CLERK) as raw:
+        session = raw.opened().begin()
+        before = queues()
+        error = refusal(raw, session, Source(address="/exchanges/amq.topic/a.b"))
+        assert error.condition == "amqp:unauthorized-access"
+        wait_until(lambda: queues() <= before)
 
 
 @pytest.mark.parametrize(
