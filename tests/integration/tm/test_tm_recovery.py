@@ -1,0 +1,404 @@
+"""Recovery: whose branches it touches, when, and what it does about resources and logs that are out of reach."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from dtx.client import Xid
+from dtx.client.tm import (
+    Decision,
+    DtxResource,
+    HeuristicMixed,
+    LogFailed,
+    Misuse,
+    OutcomeUnknown,
+    Pep249Resource,
+    RolledBack,
+    Transaction,
+    TransactionManager,
+    points,
+)
+from dtx.client.tm.decisions import DecisionRow, now
+from dtx.client.tm.names import Gtrid
+from dtx.client.tm.points import Point
+from tests.support.tm import World, new_id, write
+
+ALL = ("db1", "db2", "q1", "q2")
+
+
+class Died(BaseException):
+    """The transaction manager got no further."""
+
+
+def left_at(tm: TransactionManager, point: Point, *names: str) -> Transaction:
+    """A transaction that is interrupted at a point, as by Ctrl-C."""
+
+    def reached(here: Point) -> None:
+        if here is point:
+            points.arm(None)
+            raise Died
+
+    tx = tm.begin()
+    write(tx, new_id(), *(names or ALL))
+    points.arm(reached)
+    try:
+        with pytest.raises(Died):
+            tx.commit()
+    finally:
+        points.arm(None)
+    return tx
+
+
+def prepared_elsewhere(world: World, name: str, xid: Xid) -> None:
+    """Somebody prepares a branch."""
+    (resource,) = [each for each in world.resources() if each.name == name]
+    session = resource.open()
+    session.start(xid)
+    if name.startswith("db"):
+        session.handle.execute("INSERT INTO entry VALUES (%s, 1)", (new_id(),))
+    else:
+        session.handle.basic_publish("", "q", b"foreign")
+    session.end(xid)
+    session.prepare(xid)
+    session.close()
+
+
+def test_branches_of_others_are_never_touched(world: World) -> None:
+    """Another node, another format id, a gtrid that nobody can read: they are somebody's, and not ours."""
+    with world.manager() as tm:
+        mine = tm.identity
+        old = Gtrid("other", "0123456789ab", time.time() - 3600, 1).to_octets()
+        like = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
+        foreign = [Xid(mine.format_id, old, b"q1"), Xid(7, like, b"q1"), Xid(mine.format_id, b"n.x", b"q1")]
+        for xid in foreign:
+            prepared_elsewhere(world, "q1", xid)
+            prepared_elsewhere(world, "db1", Xid(xid.format_id, xid.gtrid, b"db1"))
+        before = world.in_doubt()
+        report = tm.recover()
+        assert report.clean
+        assert not report.rolled_back
+        assert world.in_doubt() == before
+        assert len(before) == 6
+
+
+@pytest.mark.parametrize("name", ["db1", "q1"])
+def test_an_orphan_is_rolled_back_when_it_is_old_enough(world: World, name: str) -> None:
+    dead = Gtrid("n", "0123456789ab", time.time() - 100, 1).to_octets()
+    with world.manager(interval=3600.0) as tm:
+        xid = tm.identity.xid(dead, name)
+        prepared_elsewhere(world, name, xid)
+        report = tm.recover()
+        assert "left alone" in report.waiting[xid]
+        assert tm.log.read(dead) is None
+    with world.manager(interval=60.0) as tm:
+        assert tm.recover().rolled_back == [xid]
+        row = tm.log.read(dead)
+        assert row is not None
+        assert row.decision is Decision.ROLLBACK
+    assert world.in_doubt() == []
+
+
+def test_a_branch_with_a_name_that_no_resource_has_is_rolled_back_with_the_rest(world: World) -> None:
+    """The gtrid says whose it is; a bqual of any octets must not keep recovery from going on."""
+    dead = Gtrid("n", "0123456789ab", time.time() - 100, 1).to_octets()
+    with world.manager() as tm:
+        strange = [Xid(tm.identity.format_id, dead, bqual) for bqual in (b"\xff\x00/7", b"", bytes(64))]
+        for xid in strange:
+            prepared_elsewhere(world, "q1", xid)
+        assert sorted(map(str, tm.recover().rolled_back)) == sorted(map(str, strange))
+    assert world.in_doubt() == []
+
+
+def test_a_transaction_of_a_process_that_lives_is_left_to_it(world: World) -> None:
+    with world.manager() as owner, world.manager() as other:
+        tx = left_at(owner, Point.VOTED)
+        report = other.recover()
+        assert not report.rolled_back
+        assert all("lives" in why for why in report.waiting.values())
+        assert len(report.waiting) == 4
+        assert len(owner.recover().rolled_back) == 4  # its own: it knows that the transaction does not run any more
+        assert owner.log.read(tx.gtrid) is not None
+    assert world.in_doubt() == []
+
+
+def test_a_transaction_that_runs_in_this_process_is_left_alone(world: World) -> None:
+    with world.manager() as tm:
+        seen: list[Any] = []
+
+        def reached(here: Point) -> None:
+            if here in (Point.VOTED, Point.DECIDED):
+                points.arm(None)
+                seen.append(tm.recover())
+                points.arm(reached)
+
+        points.arm(reached)
+        try:
+            with tm.transaction() as tx:
+                write(tx, "one", *ALL)
+        finally:
+            points.arm(None)
+        assert len(seen) == 2
+        for report in seen:
+            assert (report.committed, report.rolled_back, report.waiting) == ([], [], {})
+    assert world.rows("db1") == {"one"}
+
+
+def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(world: World) -> None:
+    with world.manager() as tm:
+
+        def reached(here: Point) -> None:
+            if here is Point.DECIDED:
+                world.services["q1"].kill9()
+
+        points.arm(reached)
+        try:
+            with tm.transaction() as tx:
+                write(tx, "one", *ALL)
+        finally:
+            points.arm(None)
+        assert tx.outcome is not None
+        assert tx.outcome.unfinished == ("q1",)
+        assert world.rows("db1") == world.rows("db2") == set(world.messages("q2")) == {"one"}
+        report = tm.recover()
+        assert "q1" in report.unreachable
+        assert len(tm.log.unfinished("n")) == 1
+        world.services["q1"].start()
+        assert tm.recover().clean
+        assert tm.log.unfinished("n") == []
+    assert world.messages("q1") == ["one"]
+    assert world.in_doubt() == []
+
+
+def test_a_resource_that_dies_in_the_first_phase_rolls_everything_back(world: World) -> None:
+    with world.manager() as tm:
+        tx = tm.begin()
+        write(tx, "one", *ALL)
+        world.services["q2"].kill9()
+        with pytest.raises(RolledBack):
+            tx.commit()
+        world.services["q2"].start()
+        assert tm.recover().clean
+        with tm.transaction() as tx:  # the free sessions of what died are not used again
+            write(tx, "two", *ALL)
+    assert world.rows("db1") == world.rows("db2") == {"two"}
+    assert world.messages("q1") == world.messages("q2") == ["two"]
+
+
+def test_a_session_that_is_lost_between_transactions_is_replaced(world: World) -> None:
+    with world.manager() as tm:
+        with tm.transaction() as tx:
+            write(tx, "one", *ALL)
+        with world.server.connection() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                " AND datname = ANY(%s)",
+                ([url.rsplit("/", 1)[1].split("?")[0] for url in world.databases.values()],),
+            )
+        world.services["q1"].restart()
+        with tm.transaction() as tx:
+            write(tx, "two", *ALL)
+    assert world.rows("db1") == {"one", "two"}
+
+
+def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(world: World) -> None:
+    with world.manager() as tm:
+
+        def reached(here: Point) -> None:
+            if here is Point.DECIDED:
+                points.arm(None)
+                (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
+                world.services["q1"].run("rollback", xid, "--yes", "--reason", "a test")
+
+        tx = tm.begin()
+        write(tx, "one", *ALL)
+        points.arm(reached)
+        with pytest.raises(HeuristicMixed) as raised:
+            tx.commit()
+        ((report, _, forgotten),) = tm.log.heuristics()
+        assert raised.value.reports == (report,)
+        assert report.resource == "q1"
+        assert forgotten is not None
+    assert world.in_doubt() == []
+
+
+def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> None:
+    with world.manager() as tm:
+        tx = left_at(tm, Point.DECIDED)
+        (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
+        world.services["q1"].run("commit", xid, "--yes", "--reason", "a test")
+        report = tm.recover()
+        assert report.clean
+        assert [(found.resource, found.damaging) for found in report.heuristics] == [("q1", False)]
+        assert tm.log.read(tx.gtrid) is not None
+    assert world.in_doubt() == []
+
+
+def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(world: World) -> None:
+    with world.manager() as tm:
+        real = world.log.with_name("kept")
+
+        def reached(here: Point) -> None:
+            if here is Point.VOTED:
+                tm.log._drop()  # type: ignore[attr-defined]
+                for path in world.log.parent.glob(f"{world.log.name}*"):
+                    if not path.name.endswith(".alive"):
+                        path.rename(real.with_name(path.name.replace(world.log.name, "kept")))
+                world.log.mkdir()  # not to be opened
+
+        tx = tm.begin()
+        write(tx, "one", *ALL)
+        points.arm(reached)
+        try:
+            with pytest.raises(OutcomeUnknown):
+                tx.commit()
+            with pytest.raises(LogFailed):
+                tm.recover()
+            assert len(world.in_doubt()) == 4
+        finally:
+            points.arm(None)
+            world.log.rmdir()
+            real.rename(world.log)
+        assert len(tm.recover().rolled_back) == 4
+    assert world.in_doubt() == []
+
+
+def test_a_decision_that_the_log_did_not_confirm_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write came in, the answer did not: the fence finds the decision, and it stands."""
+    with world.manager() as tm:
+        write_batch = tm.log.write
+        lost: list[int] = []
+
+        def losing(batch: Any) -> None:
+            write_batch(batch)
+            if not lost and batch.entries:
+                lost.append(1)
+                raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(tm.log, "write", losing)
+        with tm.transaction() as tx:
+            write(tx, "one", *ALL)
+        assert lost
+        assert tx.outcome is not None
+        assert tx.outcome.decision is Decision.COMMIT
+    assert world.rows("db1") == {"one"}
+
+
+def test_the_log_in_postgresql_does_the_same(world: World) -> None:
+    url = world.server.create_database()
+    try:
+        with world.manager(log=url) as owner, world.manager(log=url) as other:
+            with owner.transaction() as tx:
+                write(tx, "one", *ALL)
+            left_at(owner, Point.VOTED)
+            assert all("lives" in why for why in other.recover().waiting.values())
+            with world.server.connection() as connection:  # the log's connections are lost, and made again
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dtx tm'"
+                )
+            assert len(owner.recover().rolled_back) == 4
+            late = owner.begin()
+            write(late, "late", *ALL)
+            row = owner.plan(late.gtrid, []).row([])
+            assert other.log.fence(row) is Decision.ROLLBACK
+            with pytest.raises(RolledBack):
+                late.commit()
+            left_at(owner, Point.DECIDED)
+        with world.manager(log=url) as tm:
+            assert len(tm.recover().committed) == 4
+            assert tm.log.unfinished("n") == []
+    finally:
+        world.server.drop_database(url)
+    assert world.in_doubt() == []
+    assert len(world.rows("db1")) == len(world.messages("q1")) == 2
+
+
+def test_a_log_without_fsync_is_refused(world: World) -> None:
+    url = world.server.create_database()
+    with world.server.connection() as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        deadline = time.monotonic() + 30
+        while True:  # the postmaster reads it a moment later
+            with world.server.connection() as connection:
+                if connection.execute("SHOW fsync").fetchone() == ("off",):
+                    break
+            assert time.monotonic() < deadline
+        with pytest.raises(LogFailed, match="fsync=off"):
+            world.manager(log=url)
+    finally:
+        with world.server.connection() as connection:
+            connection.execute("ALTER SYSTEM RESET fsync")
+            connection.execute("SELECT pg_reload_conf()")
+        world.server.drop_database(url)
+
+
+def test_a_forked_process_does_not_use_the_names_of_its_parent(world: World) -> None:
+    with world.manager() as tm:
+        tm.identity._pid = os.getpid() + 1
+        with pytest.raises(Misuse, match="after the fork"):
+            tm.begin()
+
+
+def test_old_finished_decisions_are_pruned(world: World) -> None:
+    from datetime import timedelta
+
+    with world.manager() as tm:
+        row = DecisionRow(
+            gtrid=b"n.0123456789ab.a.1", format_id=tm.identity.format_id, node="n", decision=Decision.COMMIT, at=now()
+        )
+        tm.log.decide(row)
+        assert tm.log.prune(timedelta(0)) == 0
+        tm.log.finish(row.gtrid)
+        tm.log.flush()
+        assert tm.log.prune(timedelta(hours=1)) == 0
+        assert tm.log.prune(timedelta(0)) == 1
+
+
+def test_recover_as_a_command(world: World) -> None:
+    """``dtx tm recover`` does for a node what its own recovery would; another program's transactions are left alone."""
+    service = world.services["q1"]
+    words = ["--node", "n", "--log", str(world.log), "--interval", "0s"]
+    for resource in (*world.databases.items(), *((name, each.url()) for name, each in world.services.items())):
+        words += ["--resource", "=".join(resource)]
+
+    def recover() -> tuple[int, dict[str, Any]]:
+        command = [sys.executable, "-m", "dtx", "tm", "recover", *words, "--json"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        assert ended.stderr == ""
+        return ended.returncode, json.loads(ended.stdout)
+
+    with world.manager() as tm:
+        left_at(tm, Point.DECIDED)
+        left_at(tm, Point.VOTED)
+        code, report = recover()
+        assert code == 1
+        assert (len(report["rolled_back"]), len(report["waiting"])) == (0, 4)
+    code, report = recover()
+    assert code == 0
+    assert len(report["rolled_back"]) == 4
+    assert world.in_doubt() == []
+    assert len(world.rows("db1")) == 1
+    assert service.running
+
+
+def test_a_resource_that_is_gone_does_not_keep_the_others_waiting(world: World) -> None:
+    nowhere = DtxResource("q3", "amqp://guest:guest@127.0.0.1:1/")
+    gone = Pep249Resource("db3", partial(psycopg.connect, "postgresql://127.0.0.1:1/nothing"))
+    with world.manager() as tm:
+        left_at(tm, Point.DECIDED)
+        tm.register(nowhere)
+        tm.register(gone)
+        report = tm.recover()
+        assert len(report.committed) == 4
+        assert set(report.unreachable) == {"q3", "db3"}
+        assert not report.clean
+    assert world.in_doubt() == []
