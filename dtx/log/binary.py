@@ -22,6 +22,8 @@ _SLOTS: Final = Struct(">qq")
 _SLOT: Final = _SLOTS.pack
 _TRUE: Final = _LENGTH(1) + b"\x01"
 _FALSE: Final = _LENGTH(1) + b"\x00"
+_FIRST: Final = _HEADER.size + 4
+"""Where the first element of an array begins, behind its length."""
 _EPOCH: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970: where PostgreSQL's timestamps start."""
 
@@ -53,6 +55,11 @@ def unpack_slots(data: bytes | None) -> tuple[Slot, ...] | None:
 
 def _array(oid: int, count: int, cells: Iterable[bytes]) -> bytes:
     return _HEADER.pack(1, 0, oid, count, 1) + b"".join(cells)
+
+
+def element(array: bytes) -> bytes | None:
+    """The only element of *array*, as a parameter of its own: null is ``None``."""
+    return None if array[_HEADER.size : _FIRST] == _NULL else array[_FIRST:]
 
 
 def uuids(values: Sequence[Any]) -> bytes:

@@ -2,10 +2,13 @@
 
 Plain SQL, not SQLAlchemy: they run thousands of times a second, are prepared once per connection, and take arrays
 that :mod:`dtx.log.binary` builds.
+
+What has one row is another plan of the same statement: its values are parameters, and no arrays are taken apart. A
+client that is alone has one row of everything, and that is a third of PostgreSQL's work for it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtx.log import binary
@@ -28,21 +31,40 @@ class Statement:
 
     Args:
         name: under which it is prepared.
-        sql: with ``$1`` the resource manager, ``$2`` a count or epoch, then one array for each column.
+        sql: with ``$1`` the resource manager, ``$2`` a count or epoch, then one array for each column, which
+            :func:`unnest` makes rows of.
         columns: of the arrays.
     """
 
     name: bytes
     sql: str
     columns: tuple[Column, ...] = ()
+    of_one: "Statement | None" = field(init=False, default=None)
+    """The same for one row, whose values are the parameters; ``None`` where there are no rows."""
+
+    def __post_init__(self) -> None:
+        rows = unnest(self.columns)
+        if self.columns and rows in self.sql:
+            # Arrays are taken apart once, wherever their rows are read; one row is parameters in every place.
+            sql = self.sql.replace(rows, _one(self.columns)).replace(" AS MATERIALIZED ", " AS NOT MATERIALIZED ")
+            object.__setattr__(self, "of_one", Statement(self.name + b"_of_one", sql, self.columns))
 
     def bind(self, rm: bytes, number: int, rows: Sequence[Sequence[Any]]) -> "Bound":
         """The statement with its parameters, from rows of values in the order of the columns."""
+        if len(rows) == 1 and self.of_one is not None:
+            cells = [binary.element(column[3]((cell,))) for column, cell in zip(self.columns, rows[0], strict=True)]
+            return self.of_one, [rm, binary.int8(number), *cells]
         arrays = [column[3](values) for column, values in zip(self.columns, zip(*rows, strict=True), strict=True)]
         return self, [rm, binary.int8(number), *arrays]
 
 
-Bound = tuple[Statement, list[bytes]]
+Bound = tuple[Statement, Sequence[bytes | None]]
+
+
+def both(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """*statements* as they are prepared: for many rows, and for one."""
+    forms = [form for statement in statements for form in (statement, statement.of_one)]
+    return tuple(form for form in forms if form is not None)
 
 
 def unnest(columns: Iterable[Column], first: int = 3) -> str:
@@ -50,6 +72,12 @@ def unnest(columns: Iterable[Column], first: int = 3) -> str:
     columns = list(columns)
     arrays = ", ".join(f"${number}::{column[2]}[]" for number, column in enumerate(columns, first))
     return f"unnest({arrays}) AS u({', '.join(column[0] for column in columns)})"
+
+
+def _one(columns: Iterable[Column], first: int = 3) -> str:
+    """As :func:`unnest`, where each column has one value: PostgreSQL puts it in its place when it plans."""
+    cells = ", ".join(f"${number}::{column[2]} AS {column[0]}" for number, column in enumerate(columns, first))
+    return f"(SELECT {cells}) AS u"
 
 
 def _names(columns: Iterable[Column]) -> str:

@@ -12,13 +12,14 @@ from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
 from dtx.log.marks import mark, marks
 from dtx.log.message_statements import bind_changes, bind_topology
-from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
+from dtx.log.records import WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
     CONFLICT,
     LEASE_LOST,
     Bound,
     Column,
     Statement,
+    both,
     expect_all,
     in_pieces,
     insert,
@@ -303,8 +304,6 @@ def _end(more: str = "") -> str:
         f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
         "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
         f"RETURNING b.*, u.line, u.event, u.at, u.actor), {more}"
-        "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone "
-        "WHERE h.branch_id = gone.id AND gone.outcome IS NOT NULL), "
         f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
         "bytes, started_at, prepared_at, "
         "CASE WHEN event = 'forgotten' THEN decided_at ELSE coalesce(decided_at, at) END FROM gone) "
@@ -313,15 +312,15 @@ def _end(more: str = "") -> str:
     )
 
 
-END_BRANCH: Final = Statement(b"end_branch", _end(), END)
-END_WITH_WORK: Final = Statement(
-    b"end_with_work",
-    _end(
-        "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
-        "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
-    ),
-    END,
+_WITH_WORK: Final = (
+    "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
+    "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
 )
+_WITH_OUTCOME: Final = "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone WHERE h.branch_id = gone.id), "
+# Only a branch in a state of WITH_OUTCOME has an outcome (branch_check), and only with one is there a row of it.
+END_BRANCH: Final = Statement(b"end_branch", _end(), END)
+END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END)
+END_WITH_OUTCOME: Final = Statement(b"end_with_outcome", _end(_WITH_WORK + _WITH_OUTCOME), END)
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
 
 STATEMENTS: Final = (
@@ -330,6 +329,7 @@ STATEMENTS: Final = (
     COMPLETE_BRANCH,
     END_BRANCH,
     END_WITH_WORK,
+    END_WITH_OUTCOME,
     INSERT_BRANCH,
     INSERT_VOTE,
     INSERT_WORK,
@@ -346,6 +346,8 @@ STATEMENTS: Final = (
     *message_statements.STATEMENTS,
 )
 """In the order of their execution within a group."""
+PREPARED: Final = both(STATEMENTS)
+"""What a session that writes prepares."""
 
 
 class _Rows:
@@ -363,6 +365,7 @@ class _Rows:
         self.completes: list[Any] = []
         self.ends: list[Any] = []
         self.ends_with_work: list[Any] = []
+        self.ends_with_outcome: list[Any] = []
         self.lines: list[Any] = []
         self.fates: list[Any] = []
         self.closed: list[Any] = []
@@ -411,7 +414,10 @@ class _Rows:
         if record.archive:
             self.archived.append((record.id, journal.at))
         if isinstance(journal, Line):
-            ends = self.ends_with_work if record.change is None else self.ends
+            if record.expect in WITH_OUTCOME:
+                ends = self.ends_with_outcome
+            else:
+                ends = self.ends_with_work if record.change is None else self.ends
             ends.append((*_complete_values(record), line_id, *journal))
         else:
             self.completes.append(_complete_values(record))
@@ -478,6 +484,7 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
         (COMPLETE_BRANCH, rows.completes),
         (END_BRANCH, rows.ends),
         (END_WITH_WORK, rows.ends_with_work),
+        (END_WITH_OUTCOME, rows.ends_with_outcome),
         (INSERT_BRANCH, rows.branches),
         (INSERT_VOTE, rows.votes),
         *((INSERT_WORK, piece) for piece in in_pieces(rows.works, _WORK_BODY)),

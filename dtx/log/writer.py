@@ -35,7 +35,7 @@ from dtx.log.lease import Lease
 from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.session import Refused, Session, SessionLost, session_settings
 from dtx.log.statement import CONFLICT, LEASE_LOST
-from dtx.log.statements import STATEMENTS, bind_group
+from dtx.log.statements import PREPARED, bind_group
 from dtx.telemetry import get_logger
 
 MAX_GROUP: Final = 256
@@ -455,7 +455,7 @@ class Writer:
             self._session = None
         session = await Session.connect(
             self._dsn,
-            (*STATEMENTS, *fence.STATEMENTS),
+            (*PREPARED, *fence.STATEMENTS),
             settings=self._settings,
             timeout=self._answer_timeout,
             answer_timeout=self._answer_timeout,

@@ -76,7 +76,7 @@ async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLo
     with psycopg.connect(migrated_postgres_url) as connection:
         found = connection.execute("SELECT epoch FROM dtx.lease WHERE rm = 'rm'").fetchone()
     assert found is not None
-    known = (*statements.STATEMENTS, *fence.STATEMENTS)
+    known = (*statements.PREPARED, *fence.STATEMENTS)
     session = await Session.connect(
         Dsn(migrated_postgres_url), known, settings={}, timeout=5, answer_timeout=5, durable=True
     )

@@ -14,6 +14,8 @@ from dtx.log import binary
 
 INT4 = st.integers(-(2**31), 2**31 - 1)
 INT8 = st.integers(-(2**63), 2**63 - 1)
+ELEMENTS = {2951: 2950, 1009: 25, 1001: 17, 1007: 23, 1016: 20, 1000: 16}
+"""Types of elements, by those of arrays."""
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
@@ -42,6 +44,10 @@ def test_a_column_reads_back_as_it_was(
     @given(st.lists(values, min_size=1, max_size=20))
     def check(column: list[Any]) -> None:
         assert loaded(oid, encode(column)) == column
+        # an element stands for itself where there is only one
+        element = binary.element(encode(column[:1]))
+        assert element == (None if column[0] is None else encode(column[:1])[24:])
+        assert element is None or [loaded(ELEMENTS[oid], element)] == column[:1]
 
     check()
 

@@ -1,0 +1,299 @@
+"""Every hot statement has a form for many rows and one for a single row: both do the same."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dtx.log import checks, statements
+from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
+from dtx.log.dsn import Dsn
+from dtx.log.records import (
+    Advance,
+    BranchRecord,
+    Close,
+    Complete,
+    Fate,
+    Insert,
+    JournalEvent,
+    Line,
+    LogState,
+    LogWrite,
+    Note,
+    Redirect,
+    UnitState,
+    WorkKind,
+)
+from dtx.log.session import Refused, Session
+from dtx.log.statement import CONFLICT
+from dtx.xa.codes import Heuristic
+from tests.support.branches import a_branch, a_commit, a_completion, a_consume, a_line, a_publish, a_unit
+from tests.support.stored import QUEUE, a_binding, a_message, a_queue, an_exchange
+
+History = list[list[LogWrite]]
+"""Steps; in each, what two branches do."""
+AT = 1_800_000_002.5
+QUEUES = [a_queue(), a_queue(id=QUEUE + 1, name=b"another")]
+TABLES = (
+    "branch", "work", "unit", "heuristic_outcome", "journal", "archive", "exchange", "queue", "binding", "message",
+)  # fmt: skip
+
+
+@pytest.fixture
+async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
+    """A writer's session under epoch 1."""
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute(
+            "INSERT INTO dtx.lease (rm, epoch, holder, instance, taken_at, expires_at, retention_days) "
+            "VALUES ('rm', 1, 'test', %s, now(), now(), 30)",
+            [uuid4()],
+        )
+    session = await Session.connect(
+        Dsn(migrated_postgres_url),
+        statements.PREPARED,
+        settings=checks.WRITER_SETTINGS,
+        timeout=5,
+        answer_timeout=30,
+        durable=True,
+    )
+    yield session
+    await session.close()
+
+
+def in_a_broker(state: LogState, outcome: Heuristic) -> History:
+    """Two branches that took, were stuck, were decided by an operator, and forgotten."""
+    branches = [
+        a_branch(state=LogState.TAKING, prepared_at=None, consumes=1, units=(a_unit(1), a_unit(0))) for _ in range(2)
+    ]
+
+    def each(make: Any) -> list[LogWrite]:
+        return [make(branch) for branch in branches]
+
+    def decided(branch: BranchRecord) -> Advance:
+        return Advance(
+            id=branch.id,
+            expect=state,
+            version=3,
+            to=LogState.HEURISTIC,
+            decided_at=AT,
+            outcome=outcome,
+            fates=((0, Fate.DISCARDED),),
+            redirects=(Redirect(position=0, exchange=b"elsewhere", routing_key=b"k"),),
+            close=Close(publishes=Fate.DROPPED, consumes=Fate.PUT_BACK),
+            journal=a_line(branch, JournalEvent.HEURISTIC, outcome=outcome, reason="by hand", at=AT),
+        )
+
+    return [
+        each(lambda branch: Insert(branch=branch, work=(a_publish(), a_publish(1), a_consume(2)))),
+        each(
+            lambda branch: Advance(
+                id=branch.id,
+                expect=LogState.TAKING,
+                version=1,
+                to=LogState.PREPARED,
+                prepared_at=AT,
+                units_done=(1,),
+                journal=a_line(branch, at=AT),
+            )
+        ),
+        each(
+            lambda branch: Advance(
+                id=branch.id,
+                expect=LogState.PREPARED,
+                version=2,
+                to=state,
+                decided_at=AT,
+                stuck="no such exchange",
+                settled=(1,),
+                unit=a_unit(0, state=UnitState.PENDING),
+            )
+        ),
+        each(decided),
+        each(
+            lambda branch: Complete(
+                id=branch.id,
+                expect=LogState.HEURISTIC,
+                version=4,
+                journal=Line(JournalEvent.FORGOTTEN, AT, "guest"),
+                archive=True,
+            )
+        ),
+    ]
+
+
+def without_a_broker(position: int) -> History:
+    """Two branches that voted with one write and ended with one."""
+    slots = [Slot(queue.id, position) for queue in QUEUES]
+    branches = [a_branch(published=(slot,), consumed=()) for slot in slots]
+    puts = [_stored(slot) for slot in slots]
+    return [
+        [
+            Insert(branch=branch, journal=Line(JournalEvent.PREPARED, AT, "guest"), change=Change(puts=[put]))
+            for branch, put in zip(branches, puts, strict=True)
+        ],
+        [
+            Advance(
+                id=branch.id,
+                expect=LogState.PREPARED,
+                version=1,
+                to=LogState.PREPARED,
+                released=frozenset({WorkKind.CONSUME}),
+            )
+            for branch in branches
+        ],
+        [
+            Complete(
+                id=branch.id,
+                expect=LogState.PREPARED,
+                version=2,
+                journal=Line(JournalEvent.COMMITTED, AT, "guest"),
+                change=Change(
+                    expiries=[(slot, AT)],
+                    delivered=[(slot.queue, slot.position)],
+                    revisions=[(slot, b"\x08\x00\x03")],
+                ),
+            )
+            for branch, slot in zip(branches, slots, strict=True)
+        ],
+        [Store(change=Change(drops=[slot])) for slot in slots],
+    ]
+
+
+def others() -> History:
+    """Branches with work whose ends are told whole, or made of their rows."""
+    branches = [a_branch() for _ in range(4)]
+    whole, short = branches[:2], branches[2:]
+    return [
+        [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in whole],
+        [Insert(branch=branch, work=(a_publish(),), journal=Line(JournalEvent.PREPARED, AT, "a")) for branch in short],
+        [_end(branch, a_line(branch, JournalEvent.COMMITTED, reason="repeated", at=AT)) for branch in whole],
+        [_end(branch, Line(JournalEvent.ROLLED_BACK, AT, "a")) for branch in short],
+        [Note(journal=a_line(branch, JournalEvent.TIMED_OUT, at=AT)) for branch in whole],
+    ]
+
+
+def topology() -> list[Define]:
+    """Two of everything come, and go."""
+    queues = [a_queue(id=QUEUE - number, name=b"q%d" % number) for number in (1, 2)]
+    exchanges = [an_exchange(name=b"x%d" % number) for number in range(2)]
+    bindings = [a_binding(destination=queue.name) for queue in queues]
+    return [
+        Define(exchanges=exchanges),
+        Define(queues=queues),
+        Define(bindings=bindings),
+        Define(bindings_gone=bindings),
+        Define(queues_gone=[queue.id for queue in queues]),
+        Define(exchanges_gone=[exchange.key for exchange in exchanges]),
+    ]
+
+
+def one_by_one(define: Define) -> list[Define]:
+    """*define*, whose rows are all of one kind, as a record for each row."""
+    kinds = ("exchanges", "exchanges_gone", "queues", "queues_gone", "bindings", "bindings_gone")
+    return [Define(**{kind: [row]}) for kind in kinds for row in getattr(define, kind)]
+
+
+def _end(branch: BranchRecord, journal: Any) -> Complete:
+    return Complete(id=branch.id, expect=LogState.PREPARED, version=1, journal=journal)
+
+
+def _stored(slot: Slot) -> StoredMessage:
+    return a_message()._replace(queue=slot.queue, position=slot.position)
+
+
+class Player:
+    """Writes groups as the writer does.
+
+    Args:
+        session: prepared.
+        url: of its database.
+    """
+
+    def __init__(self, session: Session, url: str) -> None:
+        self.session = session
+        self.url = url
+        self.names: set[bytes] = set()
+
+    async def play(self, groups: Iterable[Sequence[LogWrite]]) -> list[Any]:
+        """What the tables hold after each of *groups*; two queues are there before, nothing is afterwards."""
+        numbers = count()
+        seen = []
+        await self.session.run(statements.bind_group(b"rm", 1, [(Define(queues=QUEUES), bytes(16))]))
+        for group in groups:
+            bound = statements.bind_group(b"rm", 1, [(record, next(numbers).to_bytes(16)) for record in group])
+            self.names |= {statement.name for statement, _ in bound}
+            await self.session.run(bound)
+            seen.append(self._tables())
+        with psycopg.connect(self.url) as connection:
+            connection.execute(f"TRUNCATE {', '.join(f'dtx.{table}' for table in TABLES)}")
+        return seen
+
+    def _tables(self) -> dict[str, list[Any]]:
+        with psycopg.connect(self.url) as connection:
+            rows = "SELECT to_jsonb(t) - 'xid8' FROM dtx.{} t ORDER BY 1"
+            return {
+                table: [row for (row,) in connection.execute(sql.SQL(rows).format(sql.Identifier(table)))]
+                for table in TABLES
+            }
+
+
+async def test_one_row_is_written_as_many_are(session: Session, migrated_postgres_url: str) -> None:
+    player = Player(session, migrated_postgres_url)
+    for history in (
+        in_a_broker(LogState.COMMITTING, Heuristic.HAZARD),
+        in_a_broker(LogState.ROLLING_BACK, Heuristic.MIXED),
+        without_a_broker(1),
+        others(),
+    ):
+        together = await player.play(history)
+        apart = await player.play([record] for step in history for record in step)
+        assert together == apart[1::2]
+    defines = topology()
+    together = await player.play([define] for define in defines)
+    assert together == (await player.play([one] for define in defines for one in one_by_one(define)))[1::2]
+    known = {statement.name for statement in statements.PREPARED}
+    # the one that never has more than one row, since the other kind of work must stay
+    assert player.names == known - {b"release"}
+
+
+async def test_either_form_refuses_what_is_not_as_expected(session: Session) -> None:
+    good, bad = a_branch(), a_branch()
+
+    async def write(*group: LogWrite) -> None:
+        await session.run(statements.bind_group(b"rm", 1, [(record, uuid4().bytes) for record in group]))
+
+    await write(*(Insert(branch=branch, work=(a_publish(),)) for branch in (good, bad)))
+    for version in (0, 2):
+        for record in (
+            a_commit(bad, version=version),
+            a_completion(bad, version=version),
+            a_completion(bad, version=version, journal=Line(JournalEvent.COMMITTED, AT, "a")),
+            a_commit(bad, settled=(7,)),
+            a_commit(bad, units_done=(7,)),
+            a_commit(bad, fates=((7, Fate.DROPPED),)),
+            a_commit(bad, redirects=(Redirect(position=7),)),
+        ):
+            for group in ([record], [a_like(record, good), record]):
+                with pytest.raises(Refused) as refused:
+                    await write(*group)
+                assert refused.value.sqlstate == CONFLICT, group
+    with pytest.raises(Refused) as refused:
+        await write(Insert(branch=a_branch(xid=bad.xid)))
+    assert refused.value.sqlstate == "23505"
+    await write(a_completion(good), a_completion(bad))
+
+
+def a_like(record: Advance | Complete, branch: BranchRecord) -> Advance | Complete:
+    """*record* for *branch*, as it would do."""
+    plain = replace(record, id=branch.id, version=1)
+    if isinstance(plain, Complete):
+        return plain
+    settled = (0,) if plain.settled else ()
+    fates = ((0, Fate.DROPPED),) if plain.fates else ()
+    redirects = (Redirect(position=0),) if plain.redirects else ()
+    return replace(plain, settled=settled, units_done=(), fates=fates, redirects=redirects)
