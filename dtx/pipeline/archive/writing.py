@@ -39,7 +39,7 @@ _POLL_SECONDS: Final = 0.5
 """Between two looks at how far the streams are."""
 _NO_WORKER: Final = "Python worker failed to connect back"
 """Spark gives a Python process ten seconds to start, which on a busy machine is too little. Nothing was done then."""
-_STARTS: Final = 5
+_STARTS: Final = 10
 
 
 @dataclass(slots=True)

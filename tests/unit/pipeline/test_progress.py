@@ -1,0 +1,57 @@
+"""What a long run shows of itself."""
+
+import io
+import threading
+import time
+
+import pytest
+
+from dtx.pipeline import progress as module
+from dtx.pipeline.progress import Progress, Work
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_says_what_runs_how_far_and_how_long_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    progress = Progress(None, "archive", output=io.StringIO())
+    progress.note("3 of 5 databases", 1_234_567)
+    assert progress.line(1000.0, Work(1, 0, 40)) == (
+        "archive · 3 of 5 databases · 1,234,567 rows · 1 stage, 0 of 40 tasks · 0:00 gone"
+    )
+    # ten tasks took a minute, so thirty take three
+    assert progress.line(1060.0, Work(1, 10, 40)).endswith("10 of 40 tasks · 1:00 gone · about 3:00 for this stage")
+    assert progress.line(8000.0, Work(0, 0, 0)).endswith("rows · 1:56:40 gone")
+
+
+def test_a_terminal_has_one_line_that_is_gone_at_the_end() -> None:
+    output = Terminal()
+    shown = threading.Event()
+    with Progress(None, "report", output=output, every=0.001) as progress:
+        original = progress.line
+
+        def line(now: float, work: Work) -> str:
+            shown.set()
+            return original(now, work)
+
+        progress.line = line  # type: ignore[method-assign]
+        assert shown.wait(60)
+    assert "\n" not in output.getvalue()
+    assert output.getvalue().endswith("\r\x1b[2K")
+
+
+def test_a_session_that_fails_to_tell_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def look() -> Work:
+        asked.set()
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(module, "_looker", lambda _: (look, lambda: None))
+    output = io.StringIO()
+    with Progress(None, "report", output=output, every=0.001):
+        assert asked.wait(60)
+    assert output.getvalue() == ""
