@@ -1,0 +1,237 @@
+"""The steps of a run over a fleet: what the command line does, and programs may do as well."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from dtx.pipeline import archive as lakes
+from dtx.pipeline.archive.files import Files
+from dtx.pipeline.decisions import DecisionLog, LogKind
+from dtx.pipeline.decisions import read as read_decisions
+from dtx.pipeline.fleet import Fleet
+from dtx.pipeline.participants import Participant, ParticipantKind, observe
+from dtx.pipeline.progress import Progress
+from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.reconcile import Run, current, publish, run
+from dtx.pipeline.report import collect, write_report
+from dtx.pipeline.session import SessionOptions, open_session
+from dtx.pipeline.source import reachable, register
+from dtx.pipeline.verdicts import Rules
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_QUARANTINE: Final = "quarantine.json"
+_VERDICTS: Final = "verdicts"
+
+
+def _print(line: str) -> None:
+    import click
+
+    click.echo(line)
+
+
+class Steps:
+    """A session and a fleet. Use as a context manager.
+
+    Args:
+        fleet: what there is.
+        options: of the session.
+        say: is told what was done, a line each.
+
+    Raises:
+        SparkMissing, JavaMissing: see :func:`~dtx.pipeline.session.open_session`.
+    """
+
+    def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = _print) -> None:
+        self._fleet = fleet
+        self._options = options
+        self._say = say
+        self._results = Files(fleet.results)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with Progress(None, "starting Spark"):
+            self.spark: SparkSession = self._stack.enter_context(open_session(self._options))
+        register(self.spark)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, stack)
+
+    def archive(self, names: Sequence[str]) -> list[Quarantined]:
+        """Bring what is new into the lake; of all databases, or of *names*.
+
+        Raises:
+            LakeError: the lake cannot be used.
+            ConfigError: there is no such database.
+        """
+        sources = self._fleet.sources(tuple(names))
+        with Progress(self.spark, "archive") as progress:
+            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=partial(_watch, progress, len(sources)))
+        self._say(f"archived {sum(result.rows for result in done):,} lines of {len(done):,} databases")
+        return self._note("archive", _unread(done))
+
+    def follow(self, names: Sequence[str], interval: float) -> list[Quarantined]:
+        """As :meth:`archive`, but go on until Ctrl-C.
+
+        Args:
+            names: of databases.
+            interval: seconds between two looks at each.
+        """
+        sources = self._fleet.sources(tuple(names))
+        self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
+        with Progress(self.spark, "archive") as progress:
+            watch = partial(_watch, progress, len(sources))
+            return _unread(lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch))
+
+    def compact(self, least_files: int) -> None:
+        """Join small files; see :func:`dtx.pipeline.archive.compact`."""
+        with Progress(self.spark, "compact") as progress:
+            done = lakes.compact(
+                self.spark,
+                self._fleet.lake,
+                least_files=least_files,
+                watch=lambda days, of: progress.note(f"{days:,} of {of:,} days"),
+            )
+        self._say(
+            f"{done.days:,} days: {done.before:,} files are {done.after:,} now, with the same {done.rows:,} lines"
+        )
+
+    def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
+        """Give verdicts, keep them, and publish them where the fleet says so.
+
+        Args:
+            full: read the whole lake again.
+            to_publish: whether to publish them where the fleet says.
+
+        Raises:
+            LakeError, StateDamaged, PublishingFailed: see there.
+        """
+        logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
+        kinds = {False: ParticipantKind.POSTGRESQL, True: ParticipantKind.MYSQL}
+        participants = [
+            Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
+        ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
+        published = 0
+        with Progress(self.spark, "reconcile") as progress:
+            progress.note("asking who has what in doubt")
+            observations, unseen = observe(self.spark, participants)
+            decisions, unread = read_decisions(self.spark, logs)
+            away = {row.source for row in unread if row.count is None}
+            rules = Rules(
+                as_of=_micros(datetime.now(UTC)),
+                orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
+                skew=round(self._fleet.skew.total_seconds() * 1_000_000),
+                # nobody is an orphan because of a log that nobody read
+                decisions_read=bool(logs) and not away,
+            )
+            done = run(
+                self.spark,
+                lakes.Lake(self._fleet.lake),
+                observations,
+                decisions,
+                self._results.path(_VERDICTS),
+                rules,
+                logs_read={log.name for log in logs} - away,
+                full=full,
+                say=progress.note,
+            )
+            if to_publish and self._fleet.publish is not None:
+                progress.note("publishing")
+                published = self._publish(done, progress.note)
+        self._say(
+            f"reconciled {done.transactions:,} transactions from {done.lines:,} lines, {done.lines_read:,} of them new"
+        )
+        for verdict, total in done.totals.items():
+            if total.transactions:
+                self._say(f"  {verdict:<18} {total.transactions:>15,}")
+        if to_publish and self._fleet.publish is not None:
+            self._say(f"published {published:,} verdicts")
+        return self._note("reconcile", [*unseen, *unread])
+
+    def report(self, to: Path | None) -> list[Quarantined]:
+        """Make the page and the CSVs.
+
+        Args:
+            to: a directory of this machine; ``None``: ``report`` in the results, or here where these are elsewhere.
+
+        Returns:
+            What the latest runs have not read, and what this one has not.
+
+        Raises:
+            LakeError, StateDamaged: nothing has been archived or reconciled yet.
+        """
+        directory = to or (Path(self._fleet.results) / "report" if self._results.is_local else Path("report"))
+        with Progress(self.spark, "report") as progress:
+            progress.note("looking for queues in open branches")
+            there, away = reachable({one.name: one.url for one in self._fleet.database})
+            rows = list(dict.fromkeys((*self._noted(), *away)))
+            work = (
+                self.spark.read.format("dtx").option("sources", json.dumps(there)).load("work").select(*_WORK)
+                if there
+                else None
+            )
+            progress.note("counting")
+            figures = collect(
+                current(self.spark, self._results.path(_VERDICTS)),
+                lakes.read_lake(self.spark, self._fleet.lake),
+                work,
+                quarantine=rows,
+            )
+            progress.note("drawing")
+            page = write_report(figures, directory)
+        self._say(f"report: {page}")
+        return rows
+
+    def _publish(self, done: Run, say: Callable[[str], None]) -> int:
+        assert self._fleet.publish is not None
+        return publish(current(self.spark, self._results.path(_VERDICTS)), done, self._fleet.publish, say=say)
+
+    def _note(self, step: str, rows: list[Quarantined]) -> list[Quarantined]:
+        """Keep for the report what a step has not read."""
+        noted = self._results.read(_QUARANTINE) or {}
+        self._results.write(_QUARANTINE, {**noted, step: [asdict(row) for row in rows]})
+        return rows
+
+    def _noted(self) -> list[Quarantined]:
+        noted = self._results.read(_QUARANTINE) or {}
+        return [Quarantined(**row) for step in ("archive", "reconcile") for row in noted.get(step, ())]
+
+
+_WORK: Final = ("rm", "kind", "exchange", "routing_key", "queue")
+
+
+def _log(name: str, kind: str, path: str | None, url: str | None) -> DecisionLog:
+    if kind == "dtx":
+        kind = LogKind.SQLITE if url is None else LogKind.POSTGRESQL
+    return DecisionLog(kind=LogKind(kind), name=name, place=url or path or "")
+
+
+def _watch(progress: Progress, sources: int, done: Sequence[lakes.Archived]) -> None:
+    progress.note(f"{len(done):,} of {sources:,} databases begun", sum(result.rows for result in done))
+
+
+def _unread(done: Iterable[lakes.Archived]) -> list[Quarantined]:
+    return [
+        Quarantined(
+            source=result.source,
+            item="journal",
+            reason=result.error.removeprefix(f"{result.source}: "),
+            count=None,
+        )
+        for result in done
+        if result.error is not None
+    ]
+
+
+def _micros(time: datetime) -> int:
+    return round(time.timestamp() * 1_000_000)
