@@ -1,0 +1,48 @@
+"""A consumer that turns each message into a row, exactly once, whatever dies.
+
+    python examples/consumer_aio.py postgresql://… amqp://guest:guest@127.0.0.1:5673/ tm.db
+
+The acknowledgement and the row are one transaction. It takes messages until the queue is empty; leave the last lines of
+``main`` out for one that waits for more.
+"""
+
+import asyncio
+import sys
+from functools import partial
+
+import psycopg
+
+from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
+
+
+async def ship_one(tm: AsyncTransactionManager) -> bool:
+    """Take one message and write its row; whether there was one."""
+    async with tm.transaction() as tx:
+        channel = await tx.enlist("queue")
+        queue = await channel.get_queue("shipping", ensure=False)
+        message = await queue.get(no_ack=False, fail=False)
+        if message is None:
+            return False
+        await message.ack()
+        database = await tx.enlist("shipments")
+        await database.execute("INSERT INTO shipments (number) VALUES (%s)", (int(message.body),))
+    return True
+
+
+async def main(database_url: str, amqp_url: str, log: str) -> None:
+    """Make the table, and ship what the queue has."""
+    async with await psycopg.AsyncConnection.connect(database_url) as database:
+        await database.execute("CREATE TABLE IF NOT EXISTS shipments (number integer PRIMARY KEY)")
+    resources = [
+        AsyncDtxResource("queue", amqp_url),
+        AsyncPep249Resource("shipments", partial(psycopg.AsyncConnection.connect, database_url)),
+    ]
+    async with AsyncTransactionManager(node="warehouse-1", log=log, resources=resources) as tm:
+        shipped = 0
+        while await ship_one(tm):
+            shipped += 1
+        print(f"{shipped} shipped")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
