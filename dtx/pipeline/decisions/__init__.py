@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from pyspark.errors import PySparkException
-
 from dtx.pipeline.decisions.atomikos import atomikos
 from dtx.pipeline.decisions.kinds import DECISIONS, DecisionLog, LogKind, kind_of
 from dtx.pipeline.decisions.neutral import csv_lines, json_lines
 from dtx.pipeline.decisions.own import postgresql, sqlite
-from dtx.pipeline.decisions.parquet import parquet, sound
+from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet, sound
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.options import Waits
 
@@ -34,7 +32,7 @@ def read(
     for log in logs:
         try:
             frame, quarantined = _read(spark, log, waits or Waits())
-        except PySparkException as error:
+        except SPARK_ERRORS as error:
             text = str(error)
             reason = "there is no such file or directory" if "PATH_NOT_FOUND" in text else sample(text)
             wrong.append(Quarantined(source=log.name, item=log.place, reason=reason, count=None))

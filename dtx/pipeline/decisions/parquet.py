@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, TimestampType
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 _REQUIRED: Final = ("gtrid", "decision", "time")
 _REASON: Final = 300
+SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
+"""What Spark refuses with; the second one where it has no error of its own for what Java says."""
 
 
 def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
@@ -77,25 +80,25 @@ def sound(
     try:
         whole = spark.read.option("recursiveFileLookup", "true").parquet(place)
         _to_the_end(whole, columns)
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         return _one_by_one(spark, name, place, columns, error)
     return whole, []
 
 
 def _one_by_one(
-    spark: "SparkSession", name: str, place: str, columns: tuple[str, ...], error: PySparkException
+    spark: "SparkSession", name: str, place: str, columns: tuple[str, ...], error: Exception
 ) -> "tuple[DataFrame | None, list[Quarantined]]":
     try:
         listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place).select("path")
         paths = sorted(row["path"] for row in listed.collect())
-    except PySparkException:
+    except SPARK_ERRORS:
         return None, [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
     good: list[str] = []
     wrong: list[Quarantined] = []
     for path in paths:
         try:
             _to_the_end(spark.read.parquet(path), columns)
-        except PySparkException as refused:
+        except SPARK_ERRORS as refused:
             wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
         else:
             good.append(path)
@@ -122,7 +125,7 @@ def _reason(columns: list[str]) -> "Column":
     return reason
 
 
-def _sentence(error: PySparkException) -> str:
+def _sentence(error: Exception) -> str:
     """What Spark says, without its stack: the last cause is the one that names the damage."""
     text = str(error)
     for known, sentence in (

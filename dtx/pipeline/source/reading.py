@@ -28,8 +28,8 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 _AHEAD: Final = 2
 """Batches read ahead of Spark."""
 _FIRST_PAUSE: Final = 0.5
-_NO_SNAPSHOT: Final = "22023"
-"""invalid_parameter_value: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
+_NO_SNAPSHOT: Final = frozenset({"22023", "42704"})
+"""invalid_parameter_value, undefined_object: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _explained(where: str, part: Part, error: BaseException) -> SourceError:
     state = getattr(error, "sqlstate", None)
     if isinstance(error, SourceError):
         return error
-    if part.exported is not None and state == _NO_SNAPSHOT:
+    if part.exported is not None and state in _NO_SNAPSHOT:
         return SourceError(f"{where}: nobody holds snapshot {part.exported} any more: hold it for longer")
     if isinstance(error, adbc_driver_manager.Error | OSError):
         return (SourceAway if passes(state) else SourceError)(f"{where}: {sentence(error)}")

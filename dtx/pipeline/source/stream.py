@@ -57,7 +57,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.latest:
             return {}
         found = self._each(lambda _, server: Place(identity=server.identity(), snapshot=server.snapshot()))
-        return {name: place.complete(place.snapshot, "-infinity").written() for name, place in found.items()}
+        return {name: place.advanced(place.snapshot).written() for name, place in found.items()}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """From now on nothing counts that comes later."""
@@ -141,9 +141,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if self._target is not None:
             now = self._target.get(server.name, start.snapshot)
-        if start.snapshot.contains(now) or not now.contains(start.snapshot):
-            return None  # nothing new; or a standby that is behind what was read elsewhere, and catches up
+        if not now.contains(start.snapshot):
+            return None  # a standby that is behind what was read elsewhere, and catches up; or the run's end is reached
         sweep = start.since is None or self._sweep_due(server)
+        if now == start.snapshot and (not sweep or now == start.swept):
+            return None
         yesterday = str(server.rows(_YESTERDAY)[0][0])
         end = start.complete(now, yesterday) if sweep else start.advanced(now)
         if start.snapshot == NOTHING and most is None:
