@@ -25,7 +25,7 @@ lake = "lake"            # a directory, or s3://..., hdfs://..., gs://...
 results = "results"      # verdicts, their totals, the report
 # publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
 orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
-skew = "5s"              # how far the clocks of the databases may be apart
+skew = "5m"              # how far the clocks of the databases may be apart
 
 [[database]]             # the databases of dtx: their journals are archived, their branches looked at
 name = "bank-a"
@@ -131,7 +131,7 @@ class Fleet(_Table):
     results: str
     publish: str | None = None
     orphan_after: Span = timedelta(hours=1)
-    skew: Span = timedelta(seconds=5)
+    skew: Span = timedelta(minutes=5)
     database: tuple[Database, ...] = ()
     participant: tuple[Participant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
