@@ -26,6 +26,7 @@ from dtx.wire.amqp10.performatives import (
 )
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Modified, TransactionalState
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
+from dtx.wire.amqp10.values import Described, Symbol
 from dtx.xa.xid import Xid
 from tests.fuzz import conversations
 from tests.fuzz.conversations import Mutation
@@ -45,7 +46,9 @@ _BOUNDS: Final = Limits(
     handshake_timeout=60,
     control_errors=Rejects.LENIENT,
 )
-_CONTROL, _SENDER, _RECEIVER, _DYNAMIC, _ANYWHERE = range(5)
+_CONTROL, _SENDER, _RECEIVER, _DYNAMIC, _ANYWHERE, _SUBSCRIBER = range(6)
+_CHANGE: Final = Modified(delivery_failed=True, message_annotations={"x-opt-why": "late", "x-delivery-count": 7})
+_FILTER: Final = {"key": Described(Symbol("apache.org:legacy-amqp-topic-binding:string"), "a.*")}
 
 
 async def converse(reads: Iterable[bytes]) -> bytes:
@@ -100,7 +103,7 @@ def check(sent: bytes) -> list[Composite]:
 def conversation(rng: random.Random) -> list[bytes]:
     """Frames of a client that uses everything, on channels 0 and 1, without waiting for answers."""
     state = TransactionalState(txn_id=TXN)
-    retired = TransactionalState(txn_id=TXN, outcome=rng.choice((ACCEPTED, RELEASED, Modified(delivery_failed=True))))
+    retired = TransactionalState(txn_id=TXN, outcome=rng.choice((ACCEPTED, RELEASED, _CHANGE)))
     xid = Xid(1, rng.randbytes(16), rng.randbytes(4)).to_wire()
     body = message.data(rng.randbytes(rng.choice((0, 1, 5000))))
     to_queue = message.bare(message.Properties(to="/queues/q"), {"k": 1}, body)
@@ -130,6 +133,9 @@ def conversation(rng: random.Random) -> list[bytes]:
         say(attach("from q", Role.RECEIVER, _RECEIVER, source=Source(address="q"))),
         say(attach("replies", Role.RECEIVER, _DYNAMIC, source=Source(dynamic=True))),
         say(attach("anywhere", Role.SENDER, _ANYWHERE, target=Target())),
+        say(
+            attach("topics", Role.RECEIVER, _SUBSCRIBER, source=Source(address="/exchanges/amq.topic", filter=_FILTER))
+        ),
         say(attach("elsewhere", Role.SENDER, _SENDER, target=Target(address="/exchanges/amq.fanout")), channel=1),
     ]
     plain = [
@@ -138,7 +144,7 @@ def conversation(rng: random.Random) -> list[bytes]:
         *(say(transfer(next(numbers), _SENDER, settled=rng.random() < 0.5), body) for _ in range(6)),
         say(transfer(next(numbers), _SENDER, more=True), body),
         say(transfer(None, _SENDER), body),
-        say(Disposition(role=Role.RECEIVER, first=0, settled=True, state=ACCEPTED)),
+        say(Disposition(role=Role.RECEIVER, first=0, settled=True, state=rng.choice((ACCEPTED, _CHANGE)))),
     ]
     end = rng.choice((Detach(handle=_CONTROL, closed=True), Detach(handle=_RECEIVER), End(), Close()))
     return [

@@ -32,7 +32,7 @@ def test_a_conversation_without_faults_is_answered_to_its_end() -> None:
     states = [one.state for one in said if isinstance(one, Disposition)]
     assert sum(isinstance(state, Declared) for state in states) == 3
     assert sum(isinstance(state, Accepted) for state in states) >= 2
-    assert sum(isinstance(one, Attach) for one in said) == 6
+    assert sum(isinstance(one, Attach) for one in said) == 7
     assert any(isinstance(one, Transfer) for one in said)
     assert not any(isinstance(one, Close) and one.error is not None for one in said)
 

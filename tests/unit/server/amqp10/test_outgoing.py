@@ -2,6 +2,7 @@
 
 import asyncio
 from asyncio import Future
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.performatives import Flow
-from dtx.wire.amqp10.states import Rejected, Released
+from dtx.wire.amqp10.states import Modified, Rejected, Released
 
 
 class Link:
@@ -198,3 +199,53 @@ async def test_what_is_rejected_and_cannot_be_read_is_not_committed(error: Excep
     assert len(second.doomed) == 1
     assert waited.done()
     assert isinstance(error, LogUnavailable) or waited.exception() is error
+
+
+class Failing:
+    """Nodes, connection and queue whose database is away until the test says what becomes of a write."""
+
+    where = "queue 'q'"
+
+    def __init__(self) -> None:
+        self.home = self.manager = self.broker = self.spec = self.writes = self.index = self
+        self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tasks: list[asyncio.Future[None]] = []
+        self.done: list[str] = []
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def revise(self, _deliveries: object, _revised: object) -> None:
+        await self.written
+
+    def requeue(self, _deliveries: object, _now: float) -> None:
+        self.done.append("returned")
+
+    def reject(self, _deliveries: object) -> None:
+        self.done.append("rejected")
+
+    def then(self, act: Callable[[], None]) -> None:
+        act()
+
+    def now(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("error", [None, LogUnavailable("the database is away")])
+async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be(error: LogUnavailable | None) -> None:
+    """A change may be lost with its database, and a message never; who waits for the outcome hears behind it."""
+    place: Any = Failing()
+    node = QueueOrigin(place, place)
+    node.modify([a_message()[0]], Modified(delivery_failed=True))
+    node.modify([a_message()[0]], Modified(delivery_failed=True, undeliverable_here=True))
+    node.then(lambda: place.done.append("told"))
+    await asyncio.sleep(0)
+    assert place.done == []
+    if error is None:
+        place.written.set_result(None)
+    else:
+        place.written.set_exception(error)
+    await asyncio.gather(*place.tasks)
+    assert place.done == ["returned", "rejected", "told"]
+    node.then(lambda: place.done.append("at once"))
+    assert place.done[-1] == "at once"
