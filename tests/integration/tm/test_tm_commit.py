@@ -6,6 +6,7 @@ from typing import Any
 import pika
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 
 from dtx.client import XA_RBROLLBACK
 from dtx.client.tm import Decision, Misuse, RolledBack, TimedOut, Transaction
@@ -34,6 +35,23 @@ def test_all_resources_commit(world: World) -> None:
         assert tm.log.unfinished("n") == []
     assert everywhere(world) == [{id_}] * 4
     assert world.in_doubt() == []
+
+
+def test_transactions_are_counted(world: World) -> None:
+    registry = CollectorRegistry()
+    with world.manager(registry=registry) as tm:
+        for id_ in ("a", "b"):
+            with tm.transaction() as tx:
+                write(tx, id_, "db1", "db2")
+        tx = tm.begin()
+        assert registry.get_sample_value("dtx_tm_running", {"node": "n"}) == 1
+        tx.rollback()
+        tm.recover()
+    for outcome, number in (("committed", 2), ("rolled-back", 1)):
+        labels = {"node": "n", "outcome": outcome}
+        assert registry.get_sample_value("dtx_tm_transactions_total", labels) == number
+    assert registry.get_sample_value("dtx_tm_running", {"node": "n"}) == 0
+    assert registry.get_sample_value("dtx_tm_waiting_branches", {"node": "n"}) == 0
 
 
 def test_an_exception_rolls_everything_back(world: World) -> None:
