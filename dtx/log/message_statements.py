@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dtx.log import binary
 from dtx.log.changes import Change, Define
-from dtx.log.statement import Bound, Column, Statement, in_pieces, insert, unnest
+from dtx.log.statement import Bound, Column, Statement, in_pieces, insert, ours, unnest
 
 MESSAGE: Final[tuple[Column, ...]] = (
     ("queue", "", "bigint", binary.int8s),
@@ -78,7 +78,7 @@ DROP_MESSAGE: Final = Statement(
 MARK_DELIVERED: Final = Statement(
     b"mark_delivered",
     f"UPDATE dtx.queue q SET delivered = u.position FROM {unnest(_SLOT)} "
-    "WHERE q.id = u.queue AND q.rm = $1::text AND q.delivered < u.position AND $2::bigint >= 0",
+    f"WHERE q.id = u.queue AND {ours('q')} AND q.delivered < u.position AND $2::bigint >= 0",
     _SLOT,
 )
 BINDING_GONE: Final = Statement(
@@ -90,7 +90,7 @@ BINDING_GONE: Final = Statement(
 )
 QUEUE_GONE: Final = Statement(
     b"queue_gone",
-    f"DELETE FROM dtx.queue q USING {unnest(QUEUE[:1])} WHERE q.id = u.id AND q.rm = $1::text AND $2::bigint >= 0",
+    f"DELETE FROM dtx.queue q USING {unnest(QUEUE[:1])} WHERE q.id = u.id AND {ours('q')} AND $2::bigint >= 0",
     QUEUE[:1],
 )
 EXCHANGE_GONE: Final = Statement(

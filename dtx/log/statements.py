@@ -23,6 +23,7 @@ from dtx.log.statement import (
     expect_all,
     in_pieces,
     insert,
+    ours,
     unnest,
 )
 
@@ -188,7 +189,7 @@ ADVANCE_BRANCH: Final = Statement(
         "prepared_at = coalesce(u.prepared_at, b.prepared_at), decided_at = coalesce(u.decided_at, b.decided_at), "
         "stuck = u.stuck, outcome = coalesce(u.outcome, b.outcome) "
         f"FROM {unnest(ADVANCE)} "
-        "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version RETURNING 1",
+        f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version RETURNING 1",
         "the branch is not in the expected state and version",
     ),
     ADVANCE,
@@ -241,7 +242,7 @@ RELEASE: Final = Statement(
     b"release",
     "UPDATE dtx.branch b SET published = CASE u.kind WHEN 'publish' THEN '' ELSE b.published END, "
     "consumed = CASE u.kind WHEN 'consume' THEN '' ELSE b.consumed END "
-    f"FROM {unnest(_RELEASE)} WHERE b.id = u.id AND b.rm = $1::text AND $2::bigint >= 0",
+    f"FROM {unnest(_RELEASE)} WHERE b.id = u.id AND {ours('b')} AND $2::bigint >= 0",
     _RELEASE,
 )
 ARCHIVE: Final = Statement(
@@ -251,7 +252,7 @@ ARCHIVE: Final = Statement(
     "routing_key, queue, properties, body, fate, at) "
     "SELECT b.rm, b.id, m.position, b.vhost, b.format_id, b.gtrid, b.bqual, b.owner, m.kind, m.exchange, "
     "m.routing_key, m.queue, m.properties, m.body, m.fate, u.at "
-    f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND b.rm = $1::text CROSS JOIN LATERAL ("
+    f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND {ours('b')} CROSS JOIN LATERAL ("
     "SELECT w.position, w.kind, w.exchange, w.routing_key, w.queue, w.properties, w.body, w.fate FROM dtx.work w "
     "WHERE w.branch_id = b.id AND w.fate IN ('dropped', 'discarded') "
     "UNION ALL SELECT s.ordinal::integer, 'publish', h.exchange, h.routing_key, q.name, h.properties, h.body, "
@@ -273,7 +274,7 @@ PUT_HEURISTIC: Final = Statement(
 COMPLETE_BRANCH: Final = Statement(
     b"complete_branch",
     f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(COMPLETE)} "
-    "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
+    f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version "
     "RETURNING b.id, b.outcome), "
     "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
     "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
@@ -302,7 +303,7 @@ def _end(more: str = "") -> str:
     """Branches end, and each leaves the line that its row tells."""
     return (
         f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
-        "WHERE b.id = u.id AND b.rm = $1::text AND b.state = u.expect AND b.version = u.version "
+        f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version "
         f"RETURNING b.*, u.line, u.event, u.at, u.actor), {more}"
         f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
         "bytes, started_at, prepared_at, "

@@ -1,5 +1,6 @@
 """Every hot statement has a form for many rows and one for a single row: both do the same."""
 
+import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -259,6 +260,23 @@ async def test_one_row_is_written_as_many_are(session: Session, migrated_postgre
     known = {statement.name for statement in statements.PREPARED}
     # the one that never has more than one row, since the other kind of work must stay
     assert player.names == known - {b"release"}
+
+
+def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgres_url: str) -> None:
+    """Plans are made when tables are empty, and kept: one by the resource manager alone would read all of it."""
+    with psycopg.connect(migrated_postgres_url) as connection:
+        for name, value in checks.WRITER_SETTINGS.items():
+            connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+        for statement in statements.PREPARED:
+            name = statement.name.decode()
+            connection.execute(f"PREPARE {name} AS {statement.sql}".encode())
+            nulls = ", ".join(["NULL"] * (2 + len(statement.columns)))
+            plan = "\n".join([row for (row,) in connection.execute(f"EXPLAIN EXECUTE {name}({nulls})".encode())])
+            # the lease has one row; bindings and exchanges have no other key, and go seldom
+            assert name in {"prove_lease", "binding_gone", "exchange_gone"} or not re.search(
+                r"Index Cond: \(\w*\.?rm = \$1\)", plan
+            ), plan
+            assert not re.search("Seq Scan on|Bitmap", plan), plan
 
 
 async def test_either_form_refuses_what_is_not_as_expected(session: Session) -> None:
