@@ -59,6 +59,7 @@ class Observation:
     """A branch that a participant has in doubt now.
 
     Args:
+        format_id: ``None`` where the participant's name for it is no xid; *gtrid* is that name then.
         state: the participant's word; see :data:`STATE_MARK`.
         since: when it was prepared, where that is known.
     """
@@ -67,7 +68,7 @@ class Observation:
     kind: Kind
     rm: str
     vhost: str
-    format_id: int
+    format_id: int | None
     gtrid: bytes
     bqual: bytes
     state: str
@@ -170,7 +171,7 @@ class Branch:
 
 
 Key = tuple[int | None, bytes]
-"""Format id and gtrid; the former is ``None`` for a decision that no branch is known for and that does not say it."""
+"""Format id and gtrid; the former is ``None`` where it is known from nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Each rule by its sentence, with what is next to it and must not match."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,13 +219,19 @@ def test_what_is_told_about_a_transaction() -> None:
     assert (found.decision, found.tm) == ("commit", "tm")
 
 
+def changed(name: str, to: object) -> dict[str, Any]:
+    return {name: to}
+
+
 def test_fingerprints_differ_with_whatever_differs() -> None:
     found = judged(OPEN, *committed("rm2"), COMMIT)
     others = [
-        replace(found, format_id=None), replace(found, gtrid=b"G"), replace(found, findings=(V.ORPHAN,)),
-        replace(found, since=None), replace(found, first_at=0), replace(found, last_at=0),
-        replace(found, rms=("rm1,rm2",)), replace(found, rms=("rm1", "rm2", "")), replace(found, owners=()), replace(found, branches=9),
-        replace(found, decision=None), replace(found, tm=None), replace(found, tm="tm|"),
+        replace(found, **changed(name, other))
+        for name, other in (
+            ("format_id", None), ("gtrid", b"G"), ("findings", (V.ORPHAN,)), ("since", None), ("first_at", 0),
+            ("last_at", 0), ("rms", ("rm1,rm2",)), ("rms", ("rm1", "rm2", "")), ("owners", ()), ("branches", 9),
+            ("decision", None), ("tm", None), ("tm", "tm|"),
+        )
     ]  # fmt: skip
     assert len({each.fingerprint for each in (found, *others)}) == len(others) + 1
     assert len(found.fingerprint) == 16
@@ -233,3 +240,11 @@ def test_fingerprints_differ_with_whatever_differs() -> None:
 def test_rules_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="not negative"):
         Rules(as_of=0, skew=-1)
+
+
+def test_the_readme_has_the_rules_as_they_are() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    _, _, rest = readme.partition("<!-- verdicts -->\n")
+    table, _, _ = rest.partition("<!-- /verdicts -->")
+    rows = [f"| `{rule.verdict}` | {rule.sentence} |" for rule in RULES]
+    assert table.splitlines() == ["| verdict | when |", "|---|---|", *rows]

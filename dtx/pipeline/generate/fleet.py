@@ -1,0 +1,280 @@
+"""The fleet: transactions by number, each told by its story. All of it follows from the plan: nothing is at random.
+
+Resource managers have clocks that differ and loads that differ (a tenth of them does half of the work); of ten
+transactions, one gives all its branches the same xid, as some transaction managers do.
+"""
+
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from dtx.pipeline.generate.stories import INJECTED, ORDINARY, Step, Story
+from dtx.pipeline.verdicts import MICROS, Kind
+
+_STORIES: Final = (*ORDINARY, *INJECTED)
+_STEPS: Final = pa.list_(
+    pa.struct(
+        {
+            "event": pa.string(), "after": pa.float64(), "outcome": pa.string(), "life": pa.int32(),
+            "actor": pa.string(), "one_phase": pa.bool_(),
+        }
+    )
+)  # fmt: skip
+_TOLD: Final = pa.schema(
+    {
+        "told": pa.int32(), "story": pa.string(), "verdict": pa.string(), "first": _STEPS, "others": _STEPS,
+        "least": pa.int32(), "most": pa.int32(), "seen": pa.bool_(), "others_seen": pa.bool_(),
+        "youngest": pa.float64(), "oldest": pa.float64(), "foreign": pa.bool_(), "two_owners": pa.bool_(),
+        "choice": pa.string(), "decided_after": pa.float64(), "finished": pa.bool_(),
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How large a fleet is, and what goes wrong in it.
+
+    Args:
+        transactions: global ones; about 2.4 branches and 4.8 lines of a journal each.
+        anomalies: transactions of each kind that is to be found.
+        resource_managers, databases, managers: how many resource managers there are, the databases that have their
+            journals, and the transaction managers.
+        days: over which they are spread, up to *as_of*.
+        as_of: when the fleet is looked at.
+        skew: seconds by which a clock is ahead or behind, at most.
+        seed: another one gives another fleet.
+    """
+
+    transactions: int
+    anomalies: int = 0
+    resource_managers: int = 40
+    databases: int = 4
+    managers: int = 3
+    days: int = 30
+    as_of: datetime = datetime(2026, 1, 31, tzinfo=UTC)
+    skew: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.transactions < self.anomalies * len(INJECTED):
+            raise ValueError(
+                f"{self.anomalies} anomalies of each of {len(INJECTED)} kinds need {self.anomalies * len(INJECTED)} "
+                f"transactions, the plan has {self.transactions}"
+            )
+        if self.resource_managers < max(story.most for story in _STORIES):
+            raise ValueError("the branches of a transaction are in different resource managers: at least 4 are needed")
+        if min(self.transactions, self.databases, self.managers, self.days) < 1 or self.anomalies < 0:
+            raise ValueError("there is at least one of everything in a plan")
+
+    @property
+    def as_of_micros(self) -> int:
+        """Microseconds since the epoch."""
+        return (self.as_of - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What the pipeline gets to see, and what is true.
+
+    Args:
+        events, observations, decisions: as readers give them.
+        truth: ``format_id``, ``gtrid``, ``story`` and the ``verdict`` that is right.
+    """
+
+    events: DataFrame
+    observations: DataFrame
+    decisions: DataFrame
+    truth: DataFrame
+
+
+def generate(spark: SparkSession, plan: Plan) -> Fleet:
+    """The fleet of a plan; nothing is computed before it is read."""
+    transactions = _transactions(spark, plan)
+    branches = _branches(transactions, plan)
+    return Fleet(
+        events=_events(branches),
+        observations=_observations(branches, plan),
+        decisions=_decisions(transactions),
+        truth=transactions.select("format_id", "gtrid", "story", "verdict"),
+    )
+
+
+def write(fleet: Fleet, directory: str) -> None:
+    """The fleet as Parquet: ``events``, ``observations``, ``decisions``, ``truth`` under *directory*.
+
+    Args:
+        fleet: which.
+        directory: path or address that Spark can write to; what is there is replaced.
+    """
+    for name in ("events", "observations", "decisions", "truth"):
+        frame: DataFrame = getattr(fleet, name)
+        frame.write.mode("overwrite").parquet(f"{directory}/{name}")
+
+
+def _chance(plan: Plan, salt: str, *columns: str) -> Column:
+    """From 0 to 1, the same for the same."""
+    mixed = sf.xxhash64(*(sf.col(column) for column in columns), sf.lit(f"{plan.seed} {salt}"))
+    return sf.pmod(mixed, sf.lit(1 << 40)) / float(1 << 40)
+
+
+def _told(number: int, story: Story) -> dict[str, Any]:
+    decided = story.decided
+    return {
+        "told": number,
+        "story": story.name,
+        "verdict": str(story.verdict),
+        "first": [_step(step) for step in story.first],
+        "others": [_step(step) for step in story.others],
+        "least": story.least,
+        "most": story.most,
+        "seen": story.seen,
+        "others_seen": story.others_seen,
+        "youngest": None if story.age is None else float(story.age[0]),
+        "oldest": None if story.age is None else float(story.age[1]),
+        "foreign": story.foreign,
+        "two_owners": story.two_owners,
+        "choice": None if decided is None else str(decided.choice),
+        "decided_after": None if decided is None else decided.after,
+        "finished": None if decided is None else decided.finished,
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return asdict(step) | {"event": str(step.event), "outcome": None if step.outcome is None else str(step.outcome)}
+
+
+def _stories(spark: SparkSession) -> DataFrame:
+    """The stories, to be joined: as expressions they would be written out again wherever one of them is asked for."""
+    table = pa.Table.from_pylist([_told(number, story) for number, story in enumerate(_STORIES)], schema=_TOLD)
+    return sf.broadcast(spark.createDataFrame(table))
+
+
+def _transactions(spark: SparkSession, plan: Plan) -> DataFrame:
+    thousandth = sf.floor(_chance(plan, "story", "n") * 1_000)
+    usual = sf.lit(0)
+    edge = 1_000
+    for number, story in enumerate(ORDINARY[1:], 1):
+        usual = sf.when((thousandth < edge) & (thousandth >= edge - story.share), number).otherwise(usual)
+        edge -= story.share
+    injected = len(INJECTED) * plan.anomalies
+    told = usual
+    if injected:
+        every = plan.transactions // injected
+        turn = sf.floor(sf.col("n") / every)
+        told = sf.when(
+            (sf.col("n") % every == 0) & (turn < injected), sf.lit(len(ORDINARY)) + turn % len(INJECTED)
+        ).otherwise(usual)
+    span = plan.days * 86_400 - 3 * 86_400
+    begun_before = 86_400.0 + (1 - (sf.col("n") + _chance(plan, "begin", "n")) / plan.transactions) * span
+    youngest, oldest = sf.col("youngest"), sf.col("oldest")
+    ago = sf.coalesce(youngest + (oldest - youngest) * _chance(plan, "age", "n"), begun_before)
+    least, most = sf.col("least"), sf.col("most")
+    count = least + sf.floor((most - least + 1) * sf.pow(_chance(plan, "branches", "n"), sf.lit(3.0)))
+    gtrid = sf.concat_ws(".", "tm", sf.lit(str(plan.seed)), sf.lower(sf.conv("n", 10, 36))).cast("binary")
+    numbers = spark.range(plan.transactions).select(sf.col("id").alias("n"))
+    return (
+        numbers.select("n", told.cast("int").alias("told"))
+        .join(_stories(spark), "told")
+        .withColumn("tm", sf.concat(sf.lit("tm"), sf.floor(_chance(plan, "tm", "n") * plan.managers)))
+        .withColumn("gtrid", gtrid)
+        .withColumns(
+            {
+                "begun": sf.lit(plan.as_of_micros) - (ago * MICROS).cast("bigint"),
+                "count": count.cast("int"),
+                "format_id": sf.lit(4_660).cast("bigint"),
+                "same_xid": _chance(plan, "same xid", "n") < 0.1,
+                "home": sf.floor(sf.pow(_chance(plan, "home", "n"), sf.lit(3.3)) * plan.resource_managers),
+            }
+        )
+    )
+
+
+def _branches(transactions: DataFrame, plan: Plan) -> DataFrame:
+    number = sf.pmod(sf.col("home") + sf.col("branch"), sf.lit(plan.resource_managers))
+    second = sf.col("two_owners") & (sf.col("branch") == 1)
+    owner = sf.floor(sf.pow(_chance(plan, "owner", "n"), sf.lit(2.0)) * 20)
+    return (
+        transactions.withColumn("branch", sf.explode(sf.sequence(sf.lit(0), sf.col("count") - 1)))
+        .withColumn("number", number)
+        .withColumn("rm", sf.concat(sf.lit("rm-"), sf.lpad(sf.col("number").cast("string"), 3, "0")))
+        .withColumn("source", sf.concat(sf.lit("db"), sf.col("number") % plan.databases))
+        .withColumn("vhost", sf.lit("/"))
+        .withColumn(
+            "bqual",
+            sf.when(sf.col("same_xid"), sf.lit("")).otherwise(sf.concat(sf.lit("b"), sf.col("branch"))).cast("binary"),
+        )
+        .withColumn("owner", sf.concat(sf.lit("app"), sf.when(second, owner + 20).otherwise(owner)))
+        .withColumn("ahead", ((_chance(plan, "clock", "rm") * 2 - 1) * plan.skew * MICROS).cast("bigint"))
+    )
+
+
+def _uuid(*columns: Column | str) -> Column:
+    digits = sf.md5(sf.concat_ws("/", *columns).cast("binary"))
+    edges = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+    return sf.concat_ws("-", *(sf.substring(digits, start, length) for start, length in edges))
+
+
+def _events(branches: DataFrame) -> DataFrame:
+    own = sf.when(sf.col("branch") == 0, sf.col("first")).otherwise(sf.col("others"))
+    steps = branches.select("*", sf.posexplode(own).alias("nth", "step"))
+    at = sf.col("begun") + (sf.col("step.after") * MICROS).cast("bigint") + sf.col("ahead")
+    messages = sf.pmod(sf.xxhash64("n", "branch"), sf.lit(5)).cast("int")
+    prepared = sf.when(~sf.col("step.one_phase"), sf.col("begun") + sf.lit(200_000) + sf.col("ahead"))
+    decided = sf.when(sf.col("step.event") != "prepared", at)
+    return steps.select(
+        _uuid("gtrid", sf.col("branch"), sf.col("nth"), sf.lit("line")).alias("id"),
+        sf.timestamp_micros(at).alias("at"),
+        "rm",
+        sf.col("step.event").alias("event"),
+        _uuid("gtrid", sf.col("branch"), sf.col("step.life")).alias("branch_id"),
+        "vhost",
+        "format_id",
+        "gtrid",
+        "bqual",
+        "owner",
+        sf.coalesce("step.actor", "owner").alias("actor"),
+        sf.when(sf.col("step.actor") == "operator", sf.lit("generated")).alias("reason"),
+        sf.col("step.outcome").alias("outcome"),
+        sf.col("step.one_phase").alias("one_phase"),
+        (messages + 1).alias("publishes"),
+        messages.alias("consumes"),
+        ((messages + 1) * 640).cast("bigint").alias("bytes"),
+        sf.timestamp_micros(sf.col("begun") + sf.col("ahead")).alias("started_at"),
+        sf.timestamp_micros(prepared).alias("prepared_at"),
+        sf.timestamp_micros(decided).alias("decided_at"),
+        (sf.col("n") * 64 + sf.col("branch") * 8 + sf.col("nth") + 1).alias("xid8"),
+        "source",
+    )
+
+
+def _observations(branches: DataFrame, plan: Plan) -> DataFrame:
+    first, every, foreign = (sf.col(name) for name in ("seen", "others_seen", "foreign"))
+    observed = sf.timestamp_micros(sf.lit(plan.as_of_micros)).alias("observed_at")
+    since = sf.timestamp_micros(sf.col("begun") + sf.lit(200_000) + sf.col("ahead")).alias("since")
+    ours = branches.where((first & (sf.col("branch") == 0)) | every).select(
+        "source", sf.lit(str(Kind.DTX)).alias("kind"), "rm", "vhost", "format_id", "gtrid", "bqual",
+        sf.lit("prepared").alias("state"), "owner", since, observed,
+    )  # fmt: skip
+    theirs = branches.where(foreign & (sf.col("branch") == 0)).select(
+        sf.lit("accounts").alias("source"), sf.lit(str(Kind.POSTGRESQL)).alias("kind"), sf.lit("accounts").alias("rm"),
+        sf.lit("bank").alias("vhost"), "format_id", "gtrid", sf.lit("pg").cast("binary").alias("bqual"),
+        sf.lit("prepared").alias("state"), sf.lit("bank_role").alias("owner"), since, observed,
+    )  # fmt: skip
+    return ours.unionByName(theirs)
+
+
+def _decisions(transactions: DataFrame) -> DataFrame:
+    return transactions.select(
+        "tm",
+        # there are logs that do not keep it
+        sf.when(sf.pmod(sf.col("n"), sf.lit(100)) != 7, sf.col("format_id")).alias("format_id"),
+        "gtrid",
+        sf.col("choice").alias("decision"),
+        sf.timestamp_micros(sf.col("begun") + (sf.col("decided_after") * MICROS).cast("bigint")).alias("at"),
+        "finished",
+        sf.concat(sf.lit("log of "), sf.col("tm")).alias("source"),
+    ).where(sf.col("decision").isNotNull())

@@ -1,0 +1,227 @@
+"""What is known, as rows of one shape; and the rows of one branch folded into one.
+
+Lines of journals, observations and decisions become the same kind of row, so that one shuffle brings together all that
+is known of a transaction, and no join does. A fold is made of ``bit_or``, ``min`` and ``max``: folding what was folded
+before with what has come since gives the same as folding everything at once.
+
+Names that only tell places apart within one transaction are kept as 64 bit hashes: two of the few places of one
+transaction would have to have the same to be taken for one.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from dtx.log.records import JournalEvent
+from dtx.pipeline.verdicts import (
+    ENDED,
+    EVENT_MARK,
+    HEURISTIC_MARK,
+    OPENED,
+    STATE_MARK,
+    WITH_OUTCOME,
+    Choice,
+    Kind,
+    Mark,
+)
+
+KEY: Final = ("format_id", "gtrid")
+"""What a global transaction is told by."""
+PLACE: Final = ("is_branch", "place", "name", "owner")
+"""What tells the rows of one transaction apart: *name* is that of the resource manager, or of the transaction manager
+that decided."""
+OF_DTX: Final = 1 << 20
+"""Beside the marks of :class:`~dtx.pipeline.verdicts.Mark`: its owner is a user of dtx."""
+KEPT: Final = (
+    *PLACE, "marks", "life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at", "first_at",
+    "last_at", "lines",
+)  # fmt: skip
+"""Columns that are kept from run to run: all but what participants had in doubt, which is asked anew."""
+_FEW: Final = 500_000
+"""Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
+_FOLDS: Final = {
+    "marks": sf.bit_or,
+    "life_min": sf.min,
+    "life_max": sf.max,
+    "opened_at": sf.max,
+    "first_opened_at": sf.min,
+    "ended_at": sf.max,
+    "forgotten_at": sf.min,
+    "first_at": sf.min,
+    "last_at": sf.max,
+    "lines": sf.sum,
+    "seen": sf.bit_or,
+    "seen_since": sf.max,
+    "seen_at": sf.min,
+    "seen_last": sf.max,
+}
+
+
+def _int(value: int) -> Column:
+    return sf.lit(value).cast("int")
+
+
+def _nothing(kind: str = "bigint") -> Column:
+    return sf.lit(None).cast(kind)
+
+
+def _word_mark(word: Column, marks: Mapping[str, Mark]) -> Column:
+    """The mark of a word; 0 for any other."""
+    found = _int(0)
+    for each, mark in marks.items():
+        found = sf.when(word == each, _int(int(mark))).otherwise(found)
+    return found
+
+
+def place(*columns: str) -> Column:
+    """What tells one place of a transaction from the others."""
+    return sf.xxhash64(*(sf.col(column) for column in columns))
+
+
+def rows_of_events(events: DataFrame) -> DataFrame:
+    """Lines of journals as rows.
+
+    Args:
+        events: with the columns of the table ``journal``, and ``source``.
+    """
+    event, outcome = sf.col("event"), sf.col("outcome")
+    mark = _word_mark(event, {str(each): mark for each, mark in EVENT_MARK.items()})
+    told = _word_mark(outcome, {str(each): mark for each, mark in HEURISTIC_MARK.items()})
+    with_outcome = event.isin(*(str(each) for each in WITH_OUTCOME))
+    mark = sf.when(with_outcome & outcome.isNotNull(), mark.bitwiseOR(told)).otherwise(
+        sf.when(event == str(JournalEvent.HEURISTIC), _int(int(Mark.HEURISTIC_HAZARD))).otherwise(mark)
+    )
+    prepared = events.select(
+        sf.col("format_id").cast("bigint").alias("format_id"),
+        "gtrid",
+        place("source", "rm", "vhost", "bqual").alias("place"),
+        sf.col("rm").alias("name"),
+        "owner",
+        mark.alias("mark"),
+        sf.xxhash64("branch_id").alias("life"),
+        sf.unix_micros("at").alias("at"),
+        ((event == str(JournalEvent.FORGOTTEN)) & (sf.col("actor") != sf.col("owner"))).alias("taken_away"),
+    )
+    opened = sf.col("mark").bitwiseAND(_int(int(OPENED))) != 0
+    ended = sf.col("mark").bitwiseAND(_int(int(ENDED))) != 0
+    at = sf.col("at")
+    return prepared.select(
+        *KEY,
+        sf.lit(True).alias("is_branch"),
+        "place",
+        "name",
+        "owner",
+        sf.col("mark").bitwiseOR(_int(OF_DTX)).alias("marks"),
+        sf.col("life").alias("life_min"),
+        sf.col("life").alias("life_max"),
+        sf.when(opened, at).alias("opened_at"),
+        sf.when(opened, at).alias("first_opened_at"),
+        sf.when(ended, at).alias("ended_at"),
+        sf.when(sf.col("taken_away"), at).alias("forgotten_at"),
+        at.alias("first_at"),
+        at.alias("last_at"),
+        sf.lit(1).cast("bigint").alias("lines"),
+        _int(0).alias("seen"),
+        _nothing().alias("seen_since"),
+        _nothing().alias("seen_at"),
+        _nothing().alias("seen_last"),
+    )
+
+
+def rows_of_observations(observations: DataFrame) -> DataFrame:
+    """What participants have in doubt, as rows; what is no vote yet is left out.
+
+    Args:
+        observations: with the columns of the contract.
+    """
+    since = sf.unix_micros("since")
+    return observations.where(sf.col("state").isin(*STATE_MARK)).select(
+        sf.col("format_id").cast("bigint").alias("format_id"),
+        "gtrid",
+        sf.lit(True).alias("is_branch"),
+        place("source", "rm", "vhost", "bqual").alias("place"),
+        sf.col("rm").alias("name"),
+        "owner",
+        sf.when(sf.col("kind") == str(Kind.DTX), _int(OF_DTX)).otherwise(_int(0)).alias("marks"),
+        *(
+            _nothing().alias(name)
+            for name in ("life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at")
+        ),
+        _nothing().alias("first_at"),
+        _nothing().alias("last_at"),
+        sf.lit(0).cast("bigint").alias("lines"),
+        _word_mark(sf.col("state"), STATE_MARK).alias("seen"),
+        since.alias("seen_since"),
+        sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_at"),
+        sf.coalesce(since, sf.unix_micros("observed_at")).alias("seen_last"),
+    )
+
+
+def rows_of_decisions(decisions: DataFrame) -> DataFrame:
+    """Decisions as rows; a format id that the log does not keep stays null.
+
+    Args:
+        decisions: with the columns of the contract.
+    """
+    at = sf.unix_micros("at")
+    decided = sf.when(sf.col("decision") == str(Choice.COMMIT), _int(int(Mark.DECIDED_COMMIT))).otherwise(
+        _int(int(Mark.DECIDED_ROLLBACK))
+    )
+    done = (
+        sf.when(sf.col("finished").isNull(), _int(0))
+        .when(sf.col("finished"), _int(int(Mark.DONE)))
+        .otherwise(_int(int(Mark.UNDONE)))
+    )
+    return decisions.select(
+        sf.col("format_id").cast("bigint").alias("format_id"),
+        "gtrid",
+        sf.lit(False).alias("is_branch"),
+        place("source", "tm", "decision").alias("place"),
+        sf.col("tm").alias("name"),
+        # a log has no owners; its source is kept here, to know later which log no longer has the decision
+        sf.col("source").alias("owner"),
+        decided.bitwiseOR(done).alias("marks"),
+        *(
+            _nothing().alias(name)
+            for name in ("life_min", "life_max", "opened_at", "first_opened_at", "ended_at", "forgotten_at")
+        ),
+        at.alias("first_at"),
+        at.alias("last_at"),
+        sf.lit(0).cast("bigint").alias("lines"),
+        _int(0).alias("seen"),
+        _nothing().alias("seen_since"),
+        _nothing().alias("seen_at"),
+        _nothing().alias("seen_last"),
+    )
+
+
+def with_format_ids(rows: DataFrame) -> DataFrame:
+    """Decisions of logs that keep no format id take that of what else has their gtrid: each of several, if need be.
+
+    Whether there are any is asked of Spark at once; where there are few, nothing is shuffled for them.
+
+    Args:
+        rows: of everything that is looked at together.
+    """
+    without = sf.col("format_id").isNull() & ~sf.col("is_branch")
+    nameless = rows.where(without)
+    count = nameless.limit(_FEW + 1).count()
+    if not count:
+        return rows
+    named = rows.where(~without)
+    gtrids = nameless.select("gtrid").distinct()
+    known = (
+        named.join(sf.broadcast(gtrids) if count <= _FEW else gtrids, "gtrid", "left_semi")
+        .select("gtrid", sf.col("format_id").alias("found"))
+        .distinct()
+    )
+    found = nameless.join(known, "gtrid", "left").withColumn("format_id", sf.col("found")).select(*rows.columns)
+    return named.unionByName(found)
+
+
+def folded(rows: DataFrame) -> DataFrame:
+    """One row for each place and owner, where all rows of one transaction are in one partition."""
+    together = rows.repartition(*KEY)
+    return together.groupBy(*KEY, *PLACE).agg(*(fold(column).alias(column) for column, fold in _FOLDS.items()))

@@ -1,0 +1,283 @@
+"""The branches of one transaction together, the rules, and the verdict.
+
+Everything is said with Spark's own functions, which are compiled: there is no Python in the way of a row. That these
+rules are those of :mod:`dtx.pipeline.verdicts` is for a test to show, on fleets at random.
+"""
+
+from enum import StrEnum
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from dtx.pipeline.reconcile.evidence import with_evidence
+from dtx.pipeline.reconcile.folding import (
+    KEPT,
+    KEY,
+    OF_DTX,
+    folded,
+    rows_of_decisions,
+    rows_of_events,
+    rows_of_observations,
+    with_format_ids,
+)
+from dtx.pipeline.verdicts import (
+    DECIDED,
+    DIRECTIONS,
+    ENDED,
+    OPENED,
+    PLAIN,
+    RULES,
+    TO_COMMIT,
+    TO_ROLL_BACK,
+    Choice,
+    Mark,
+    Rules,
+    Verdict,
+)
+
+VERDICT_COLUMNS: Final = (
+    "format_id", "gtrid", "verdict", "findings", "since", "first_at", "last_at", "rms", "owners", "branches",
+    "decision", "tm", "fingerprint",
+)  # fmt: skip
+"""Of a verdict, without its evidence."""
+
+
+class Evidence(StrEnum):
+    """Which verdicts come with the lines that they rest on."""
+
+    FINDINGS = "findings"
+    """All but plain commits and rollbacks."""
+    ALL = "all"
+
+
+def verdicts_of(
+    events: DataFrame,
+    observations: DataFrame,
+    decisions: DataFrame,
+    rules: Rules,
+    evidence: Evidence = Evidence.FINDINGS,
+) -> DataFrame:
+    """The verdict about every global transaction that anything is known about.
+
+    Args:
+        events: lines of journals, each once.
+        observations: what participants have in doubt.
+        decisions: what the logs of transaction managers have.
+        rules: what else verdicts depend on.
+        evidence: which verdicts come with their lines.
+    """
+    rows = (
+        rows_of_events(events).unionByName(rows_of_observations(observations)).unionByName(rows_of_decisions(decisions))
+    )
+    judged = judged_of(with_format_ids(rows), rules).select(*VERDICT_COLUMNS)
+    wanted = judged if evidence is Evidence.ALL else findings(judged)
+    return with_evidence(judged, wanted, events, observations, decisions)
+
+
+def findings(judged: DataFrame) -> DataFrame:
+    """Those that somebody has to look at."""
+    return judged.where(~sf.col("verdict").isin(*(str(verdict) for verdict in sorted(PLAIN))))
+
+
+def judged_of(rows: DataFrame, rules: Rules) -> DataFrame:
+    """Verdicts without evidence, each with the folded rows that the next run needs (``facts``).
+
+    Args:
+        rows: everything that is known of the transactions that are looked at.
+        rules: what else verdicts depend on.
+    """
+    return _judged(_facts(folded(rows)), rules)
+
+
+def _has(marks: Column, mark: int) -> Column:
+    return marks.bitwiseAND(sf.lit(int(mark)).cast("int")) != 0
+
+
+def _facts(branches: DataFrame) -> DataFrame:
+    """One row for each transaction, with all that the rules read."""
+    ended_at, seen, since = sf.col("ended_at"), sf.col("seen"), sf.col("seen_since")
+    is_branch = sf.col("is_branch")
+    again = (seen != 0) & ended_at.isNotNull() & since.isNotNull() & (since > ended_at)
+    told = branches.withColumn("seen_again", sf.coalesce(again, sf.lit(False))).withColumn(
+        "now",
+        sf.when(ended_at.isNull() | sf.col("seen_again"), sf.col("marks").bitwiseOR(seen)).otherwise(sf.col("marks")),
+    )
+    now = sf.col("now")
+    reused = sf.coalesce(sf.col("life_min") != sf.col("life_max"), sf.lit(False)) | sf.col("seen_again")
+    later = sf.coalesce(
+        (sf.col("opened_at") > ended_at) | (sf.col("opened_at").isNotNull() & ended_at.isNull()), sf.lit(False)
+    )
+    is_open = (
+        is_branch
+        & _has(now, OPENED)
+        & (~_has(now, ENDED) | sf.when(sf.col("seen_again"), _has(seen, OPENED)).otherwise(reused & later))
+    )
+    opened = (
+        sf.when(sf.col("seen_again"), since)
+        .when(reused, sf.col("opened_at"))
+        .otherwise(sf.coalesce(sf.col("first_opened_at"), since))
+    )
+    normally = Mark.COMMITTED | Mark.ROLLED_BACK
+    unknown = (_has(now, Mark.HEURISTIC_HAZARD) & ~_has(now, normally)) | (
+        _has(now, Mark.FORGOTTEN) & ~_has(now, DIRECTIONS)
+    )
+    told = told.select(
+        *KEY,
+        *KEPT,
+        "seen_at",
+        "seen_last",
+        "now",
+        reused.alias("reused"),
+        is_open.alias("is_open"),
+        sf.when(is_open, opened).alias("since"),
+        (is_branch & unknown).alias("unknown"),
+        (_has(now, Mark.UNDONE) & ~_has(now, Mark.DONE)).alias("undone"),
+    )
+    names = sf.when(sf.col("is_branch"), sf.col("name"))
+    owners = sf.when(sf.col("is_branch"), sf.col("owner"))
+    of_dtx = sf.when(sf.col("is_branch") & _has(sf.col("marks"), OF_DTX), sf.col("owner"))
+    managers = sf.when(~sf.col("is_branch"), sf.col("name"))
+    kept = sf.when((sf.col("lines") > 0) | ~sf.col("is_branch"), sf.struct(*KEPT))
+    return told.groupBy(*KEY).agg(
+        sf.bit_or("now").alias("marks"),
+        sf.max("reused").alias("life_reused"),
+        sf.max("unknown").alias("unknown"),
+        sf.sum(sf.col("is_open").cast("int")).cast("int").alias("open"),
+        sf.min("since").alias("since"),
+        sf.min("forgotten_at").alias("forgotten_at"),
+        (sf.min(of_dtx) != sf.max(of_dtx)).alias("owners_differ"),
+        sf.max(sf.when(~sf.col("is_branch"), sf.col("last_at"))).alias("decided_at"),
+        sf.max("undone").alias("undone"),
+        sf.min(sf.least("first_at", "seen_at")).alias("first_at"),
+        sf.max(sf.greatest("last_at", "seen_last")).alias("last_at"),
+        sf.sum(sf.col("is_branch").cast("int")).cast("int").alias("rows"),
+        sf.size(sf.collect_set(sf.when(sf.col("is_branch"), sf.col("place")))).alias("branches"),
+        sf.array_sort(sf.collect_set(names)).alias("rms"),
+        sf.array_sort(sf.collect_set(owners)).alias("owners"),
+        sf.array_sort(sf.collect_set(managers)).alias("managers"),
+        sf.sum("lines").alias("lines"),
+        sf.collect_list(kept).alias("facts"),
+    )
+
+
+def _judged(facts: DataFrame, rules: Rules) -> DataFrame:
+    matching = rule_columns(rules)
+    found = [
+        sf.when(sf.coalesce(matching[rule.verdict], sf.lit(False)), sf.lit(str(rule.verdict)))
+        for rule in RULES
+        if rule.verdict not in PLAIN
+    ]
+    plain = sf.when(
+        sf.coalesce(matching[Verdict.ROLLED_BACK], sf.lit(False)), sf.lit(str(Verdict.ROLLED_BACK))
+    ).otherwise(sf.lit(str(Verdict.COMMITTED)))
+    to_commit, to_roll_back = (_has(sf.col("marks"), mark) for mark in (Mark.DECIDED_COMMIT, Mark.DECIDED_ROLLBACK))
+    decision = (
+        sf.when(to_commit & to_roll_back, sf.lit("conflict"))
+        .when(to_commit, sf.lit(str(Choice.COMMIT)))
+        .when(to_roll_back, sf.lit(str(Choice.ROLLBACK)))
+    )
+    judged = facts.withColumn(
+        # the usual transaction has nothing to be found: its one word needs no array to be made and compacted
+        "findings",
+        sf.when(
+            reduce(lambda one, other: one | other, (each.isNotNull() for each in found)),
+            sf.array_compact(sf.array(*found)),
+        ).otherwise(sf.array(plain)),
+    ).select(
+        *KEY,
+        sf.get("findings", sf.lit(0)).alias("verdict"),
+        "findings",
+        "since",
+        "first_at",
+        "last_at",
+        "rms",
+        "owners",
+        "branches",
+        decision.alias("decision"),
+        sf.when(sf.size("managers") > 0, sf.array_join("managers", ",")).alias("tm"),
+        "lines",
+        "facts",
+    )
+    return judged.select(
+        *KEY,
+        "verdict",
+        "findings",
+        sf.timestamp_micros("since").alias("since"),
+        sf.timestamp_micros("first_at").alias("first_at"),
+        sf.timestamp_micros("last_at").alias("last_at"),
+        "rms",
+        "owners",
+        "branches",
+        "decision",
+        "tm",
+        _fingerprint().alias("fingerprint"),
+        "lines",
+        "facts",
+    )
+
+
+def rule_columns(rules: Rules) -> dict[Verdict, Column]:
+    """When each verdict matches; the sentences are in :data:`~dtx.pipeline.verdicts.RULES`, in the same order.
+
+    Args:
+        rules: what else verdicts depend on.
+    """
+    marks, open_, since = sf.col("marks"), sf.col("open"), sf.col("since")
+    committed, rolled_back = _has(marks, Mark.COMMITTED), _has(marks, Mark.ROLLED_BACK)
+    to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
+    by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
+    decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
+    return {
+        Verdict.XID_REUSED: sf.col("life_reused") | (sf.col("rows") > sf.col("branches")),
+        Verdict.MIXED: committed & rolled_back,
+        Verdict.AGAINST_DECISION: (committed & to_roll_back) | (rolled_back & to_commit),
+        Verdict.HEURISTIC_DAMAGE: _has(marks, Mark.HEURISTIC_MIXED)
+        | (by_hand & back_by_hand)
+        | (by_hand & _has(marks, Mark.DECIDED_ROLLBACK | TO_ROLL_BACK))
+        | (back_by_hand & _has(marks, Mark.DECIDED_COMMIT | TO_COMMIT)),
+        Verdict.HAZARD: sf.col("unknown"),
+        Verdict.FORGOTTEN_EARLY: sf.col("forgotten_at").isNotNull()
+        & (
+            (open_ > 0)
+            | sf.col("undone")
+            | sf.coalesce(sf.col("decided_at") > sf.col("forgotten_at") + sf.lit(rules.skew), sf.lit(False))
+        ),
+        Verdict.UNFINISHED: sf.col("undone") | ((open_ > 0) & decided),
+        Verdict.ORPHAN: sf.lit(rules.decisions_read)
+        & (open_ > 0)
+        & ~decided
+        & since.isNotNull()
+        & ((sf.lit(rules.as_of) - since) > rules.orphan_after),
+        Verdict.OWNER_MISMATCH: sf.col("owners_differ"),
+        Verdict.IN_DOUBT: open_ > 0,
+        Verdict.ROLLED_BACK: ~_has(marks, Mark.COMMITTED | Mark.HEURISTIC_COMMITTED)
+        & (_has(marks, Mark.ROLLED_BACK | Mark.HEURISTIC_ROLLED_BACK) | (to_roll_back & ~to_commit)),
+        Verdict.COMMITTED: sf.lit(True),
+    }
+
+
+def _words(words: Column) -> Column:
+    """Each with its length before it: no two lists have the same form."""
+    return sf.array_join(sf.transform(words, lambda word: sf.concat(sf.length(word), sf.lit(":"), word)), ",")
+
+
+def _fingerprint() -> Column:
+    """As :attr:`dtx.pipeline.reference.Judgement.fingerprint`; columns are still as the rules read them."""
+    manager = sf.coalesce(sf.col("tm"), sf.lit(""))
+    canonical = sf.concat_ws(
+        "|",
+        sf.coalesce(sf.col("format_id").cast("string"), sf.lit("")),
+        sf.hex("gtrid"),
+        sf.array_join("findings", ","),
+        sf.coalesce(sf.col("since").cast("string"), sf.lit("")),
+        sf.col("first_at").cast("string"),
+        sf.col("last_at").cast("string"),
+        _words(sf.col("rms")),
+        _words(sf.col("owners")),
+        sf.col("branches").cast("string"),
+        sf.coalesce(sf.col("decision"), sf.lit("")),
+        sf.concat(sf.length(manager), sf.lit(":"), manager),
+    )
+    return sf.unhex(sf.substring(sf.sha2(canonical.cast("binary"), 256), 1, 32))
