@@ -65,7 +65,7 @@ class Stage:
         self.directory = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="dtx-demo-")))
         # Under root PostgreSQL runs as another user, who has to be able to go through.
         self.directory.chmod(0o711)
-        self.port = _free_port()
+        self.port = free_port()
         self.database_url = self._start_postgres()
         self._cleanup.callback(self._stop_dtx)
         self.start_dtx()
@@ -161,7 +161,8 @@ class _Channel:
         self._connection.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
