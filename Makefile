@@ -32,7 +32,7 @@ STAMP := .venv/.installed
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo java test walkthrough crash sim soak overload fuzz check format bench
+.PHONY: help install run demo pipeline-demo java test walkthrough crash crash-tm sim soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,9 @@ walkthrough: install ## go through the web pages with a browser, and keep a pict
 
 crash: install ## kill dtx, PostgreSQL and RabbitMQ at every failpoint, hours (ARGS="--only standalone --every 4 --results FILE")
 	@$(BIN)/python -m tests.crash.matrix $(ARGS)
+
+crash-tm: install ## kill programs that use the Python transaction manager, 100,000 transactions (ARGS="--transactions 5000 --seed 1")
+	@$(BIN)/python -m tests.crash.tm_campaign $(ARGS)
 
 sim: install ## run dtx on a simulated database, broker, network and clock (make sim SECONDS=36000)
 	@PYTHONHASHSEED=0 exec $(BIN)/python -m tests.sim --first $(SEED) --seeds $(SEEDS) --steps $(STEPS) --seconds $(SECONDS) $(ARGS)

@@ -1,0 +1,176 @@
+"""A program with a transaction manager is killed at each point of it; recovery makes all resources agree.
+
+The long form is ``make crash-tm``: 100,000 transactions.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dtx.client.tm import Decision, RolledBack
+from dtx.client.tm.points import DIED, Point
+from tests.crash.tm_campaign import play
+from tests.support.tm import World, new_id, two_phase_server
+
+ALL = ("db1", "db2", "q1", "q2")
+COMMIT_POINTS = [
+    (Point.BEGUN, 1, False),
+    (Point.BEGUN, 4, False),
+    (Point.ENDED, 2, False),
+    (Point.PREPARED, 1, False),
+    (Point.PREPARED, 3, False),
+    (Point.VOTED, 1, False),
+    (Point.DECIDED, 1, True),
+    (Point.COMMITTED, 1, True),
+    (Point.COMMITTED, 3, True),
+    (Point.COMPLETED, 1, True),
+    (Point.FINISHED, 1, True),
+]
+"""Point, the how-manieth time, whether all is committed then."""
+RECOVERY_POINTS = [
+    (Point.VOTED, Point.RECOVERY_SCANNED, 1, False),
+    (Point.VOTED, Point.RECOVERY_FENCED, 1, False),
+    (Point.VOTED, Point.RECOVERY_COMPLETED, 2, False),
+    (Point.DECIDED, Point.RECOVERY_TAKEN_UP, 1, True),
+    (Point.DECIDED, Point.RECOVERY_COMPLETED, 2, True),
+    (Point.DECIDED, Point.RECOVERY_FINISHED, 1, True),
+]
+"""Where the program dies, where the recovery after it dies, and what becomes of it all."""
+
+
+@pytest.fixture(scope="module")
+def standing_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """What ``world`` empties."""
+    with two_phase_server() as server, World(server, tmp_path_factory.mktemp("tm")) as world:
+        yield world
+
+
+@pytest.fixture
+def world(standing_world: World) -> World:
+    """Empty."""
+    standing_world.clear()
+    return standing_world
+
+
+def child(world: World, **order: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program."""
+    urls = world.databases | {name: service.url() for name, service in world.services.items()}
+    words = json.dumps({"log": str(world.log), "resources": urls, **order})
+    return subprocess.run(
+        [sys.executable, "-m", "tests.crash.tm_child", words], capture_output=True, text=True, check=False, timeout=100
+    )
+
+
+def dies(world: World, point: Point, number: int = 1, **order: Any) -> None:
+    """Run the program until it dies there."""
+    ended = child(world, point=int(point), number=number, **order)
+    assert ended.returncode == DIED, f"it did not reach {point.name}: {ended}"
+
+
+def agreed(world: World) -> set[str]:
+    """Recover, and see that nothing is in doubt; what all resources agree on."""
+    with world.manager() as tm:
+        report = tm.recover()
+        assert report.clean, report
+        assert not report.heuristics
+        again = tm.recover()
+        assert (again.committed, again.rolled_back, again.waiting) == ([], [], {}), "one round has done it all"
+        assert tm.log.unfinished("n") == []
+    assert world.in_doubt() == []
+    found = [world.rows("db1"), world.rows("db2")]
+    for name in ("q1", "q2"):
+        messages = world.messages(name)
+        assert len(messages) == len(set(messages)), "a message is there twice"
+        found.append(set(messages))
+    assert all(ids == found[0] for ids in found), f"the resources do not agree: {found}"
+    return found[0]
+
+
+@pytest.mark.parametrize(("point", "number", "committed"), COMMIT_POINTS)
+def test_a_program_that_dies_leaves_nothing_half_done(world: World, point: Point, number: int, committed: bool) -> None:
+    id_ = new_id()
+    dies(world, point, number, ids=[id_])
+    assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)
+def test_a_recovery_that_dies_is_done_by_the_next_one(
+    world: World, point: Point, in_recovery: Point, number: int, committed: bool
+) -> None:
+    id_ = new_id()
+    dies(world, point, ids=[id_])
+    dies(world, in_recovery, number, recover=True)
+    assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_rollback_that_dies_is_one_all_the_same(world: World, number: int) -> None:
+    dies(world, Point.ROLLED_BACK, number, ids=[new_id()], fail=True)
+    assert agreed(world) == set()
+
+
+@pytest.mark.parametrize("alone", ["db1", "q1"])
+@pytest.mark.parametrize(("point", "committed"), [(Point.ONE_PHASE_BEFORE, False), (Point.ONE_PHASE_AFTER, True)])
+def test_a_one_phase_commit_leaves_nothing_in_doubt(world: World, point: Point, committed: bool, alone: str) -> None:
+    id_ = new_id()
+    dies(world, point, ids=[id_], alone=[alone])
+    with world.manager() as tm:
+        assert not tm.recover().committed
+    there = world.rows("db1") if alone == "db1" else set(world.messages("q1"))
+    assert there == ({id_} if committed else set())
+    assert world.in_doubt() == []
+
+
+@pytest.mark.parametrize("point", [Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN])
+def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, point: Point) -> None:
+    id_ = new_id()
+    dies(world, Point.DECIDED, ids=[id_])
+    (doubtful,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
+    world.services["q1"].run("rollback", doubtful, "--yes", "--reason", "a test")
+    dies(world, point, recover=True)
+    with world.manager() as tm:
+        assert tm.recover().clean
+        ((report, _, forgotten),) = tm.log.heuristics()
+        assert (report.resource, report.outcome.value, report.decision) == ("q1", "rolled-back", "commit")
+        assert report.damaging
+        assert forgotten is not None
+        assert tm.log.unfinished("n") == []
+    assert world.in_doubt() == []
+    assert world.rows("db1") == world.rows("db2") == set(world.messages("q2")) == {id_}
+    assert world.messages("q1") == []
+
+
+def test_every_point_is_one_that_a_program_dies_at_here() -> None:
+    tried = {point for point, _, _ in COMMIT_POINTS} | {point for _, point, _, _ in RECOVERY_POINTS}
+    tried |= {Point.ROLLED_BACK, Point.ONE_PHASE_BEFORE, Point.ONE_PHASE_AFTER}
+    tried |= {Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN}
+    assert tried == set(Point)
+
+
+def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(world: World) -> None:
+    """The primary key of the log is where it is decided: whoever comes second finds the decision of the first."""
+    with world.manager() as tm, world.manager() as other:
+        tx = tm.begin()
+        for name in ALL:
+            handle: Any = tx.enlist(name)
+            if name.startswith("db"):
+                handle.execute("INSERT INTO entry VALUES ('late', 1)")
+            else:
+                handle.basic_publish("", "q", b"late")
+        parts = tx.gtrid
+        row = tm.plan(parts, []).row([])
+        assert other.log.fence(row) is Decision.ROLLBACK
+        with pytest.raises(RolledBack, match="took the transaction for dead"):
+            tx.commit()
+    assert agreed(world) == set()
+
+
+def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World) -> None:
+    """The short form of ``make crash-tm``; the seed is printed with a failure."""
+    tally = play(world, 24, seed=7)
+    assert tally.wrong == []
+    assert tally.begun == 24
