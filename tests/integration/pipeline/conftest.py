@@ -1,0 +1,5 @@
+"""Tests that run Spark."""
+
+from tests.support.spark import spark
+
+__all__ = ["spark"]
