@@ -1,0 +1,291 @@
+"""Who else has branches in doubt, and what transaction managers say: real servers, real files, some of them damaged."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pymysql
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
+from dtx.pipeline.participants import Participant, ParticipantKind, observe
+from dtx.pipeline.participants.mysql import connection_arguments
+from dtx.pipeline.quarantine import SCHEMA, Quarantined, quarantine_frame
+from dtx.pipeline.source import SourceError, Waits, register
+from dtx.xa.codes import Heuristic
+from dtx.xa.xid import Xid
+from tests.support.mariadb import SERVER, mariadb
+from tests.support.postgres import PostgresServer
+from tests.support.processes import free_port
+from tests.support.seed import heuristic, in_doubt, seed
+
+WAITS = Waits(connect=2, stall=20, retries=0)
+AT = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def two_phase() -> Iterator[PostgresServer]:
+    """A PostgreSQL that can prepare transactions."""
+    with PostgresServer("twophase") as server:
+        server.configure(max_prepared_transactions=10)
+        yield server
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return sorted(frame.toArrow().to_pylist(), key=lambda row: bytes(row["gtrid"]))
+
+
+def test_everybody_in_doubt_is_observed(
+    spark: SparkSession, two_phase: PostgresServer, migrated_postgres_url: str
+) -> None:
+    """dtx, PostgreSQL by psycopg and by others, MariaDB; who is away, and what is no xid, is named and counted."""
+    register(spark)
+    seed(
+        migrated_postgres_url, [in_doubt(Xid(1, b"g1", b"queue")), heuristic(Xid(1, b"g2", b"q"), Heuristic.COMMITTED)]
+    )
+    with closing(psycopg.connect(two_phase.url)) as connection:
+        connection.tpc_begin(connection.xid(1, "g1", "database"))
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.tpc_prepare()
+    with two_phase.connection() as connection:
+        connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '_sa_1é'")
+    with mariadb() if SERVER else _nobody() as url:
+        participants = [
+            Participant(kind=ParticipantKind.DTX, name="queues", url=migrated_postgres_url),
+            Participant(kind=ParticipantKind.POSTGRESQL, name="orders", url=two_phase.url),
+            Participant(
+                kind=ParticipantKind.POSTGRESQL, name="gone", url=f"postgresql://x:pw1@127.0.0.1:{free_port()}/x"
+            ),
+            Participant(kind=ParticipantKind.MYSQL, name="lost", url=f"mysql://x:pw2@127.0.0.1:{free_port()}"),
+        ]
+        if SERVER:
+            arguments = connection_arguments(url)
+            with closing(pymysql.connect(**arguments)) as connection, connection.cursor() as cursor:
+                for statement in ("START", "END", "PREPARE"):
+                    cursor.execute(f"XA {statement} 0x6731ff00, 0x6d, 5")
+            participants.append(Participant(kind=ParticipantKind.MYSQL, name="stock", url=url))
+        frame, wrong = observe(spark, participants, waits=WAITS)
+        found = rows(frame)
+    keys = ("source", "kind", "rm", "vhost", "format_id", "gtrid", "bqual", "state")
+    expected: list[tuple[Any, ...]] = [
+        ("orders", "postgresql", "orders", "dtx", None, "_sa_1é".encode(), b"", "prepared"),
+        ("orders", "postgresql", "orders", "dtx", 1, b"g1", b"database", "prepared"),
+        ("queues", "dtx", "dtx", "/", 1, b"g1", b"queue", "prepared"),
+        ("queues", "dtx", "dtx", "/", 1, b"g2", b"q", "heuristic-committed"),
+    ]
+    if SERVER:
+        expected.append(("stock", "mysql", "stock", None, 5, b"g1\xff\0", b"m", "prepared"))
+    assert sorted((tuple(row[key] for key in keys) for row in found), key=str) == sorted(expected, key=str)
+    assert all((row["since"] is None) is (row["kind"] == "mysql") for row in found)
+    named = {one.source: one for one in wrong}
+    assert set(named) == {"orders", "gone", "lost"}
+    assert (named["orders"].count, named["orders"].sample) == (1, "_sa_1é")
+    assert named["gone"].count is named["lost"].count is None
+    assert not any("pw1" in str(one) or "pw2" in str(one) for one in wrong)
+
+
+class _nobody:  # noqa: N801 - a context manager
+    def __enter__(self) -> str:
+        return ""
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_two_participants_of_one_name_are_refused(spark: SparkSession) -> None:
+    twice = [Participant(kind=ParticipantKind.MYSQL, name="a", url="mysql://x")] * 2
+    with pytest.raises(ValueError, match="the same name"):
+        observe(spark, twice)
+
+
+@pytest.mark.parametrize("url", ["postgresql://x", "mysql://h:port", "x"])
+def test_a_url_that_is_none_of_mysql_is_refused(url: str) -> None:
+    with pytest.raises(SourceError, match="the url"):
+        connection_arguments(url)
+
+
+GOOD = {"gtrid": b"\xff\0g".hex(), "decision": "commit", "time": AT.isoformat()}
+
+
+def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [
+        json.dumps(GOOD | {"format_id": 4294967295, "tm": "tm-1", "finished": True, "other": [1]}),
+        "",
+        '{"gtrid": "6', "[1]", '{"gtrid": "6"}',
+        json.dumps(GOOD | {"gtrid": "zz"}),
+        json.dumps(GOOD | {"gtrid": "61" * 65}),
+        json.dumps(GOOD | {"gtrid": "62", "decision": "COMMIT?"}),
+        json.dumps(GOOD | {"gtrid": "63", "time": "yesterday"}),
+        json.dumps(GOOD | {"gtrid": "64", "format_id": -1}),
+        json.dumps(GOOD | {"gtrid": "65", "decision": "rollback", "time": "2026-11-21 12:00:00.25"}),
+        json.dumps(GOOD | {"gtrid": "66", "finished": "perhaps"}),
+        json.dumps(GOOD | {"gtrid": "67", "time": "2026-13-41T12:00:00Z"}),
+        "\x1b[2J" * 1_000,
+    ]  # fmt: skip
+    path = tmp_path / "tm.jsonl"
+    path.write_text("\n".join(lines))
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(path))])
+    assert [tuple(row.values()) for row in rows(frame)] == [
+        ("bank", None, b"e", "rollback", AT, None, "bank"),
+        ("tm-1", 4294967295, b"\xff\0g", "commit", AT, True, "bank"),
+    ]
+    found = {one.reason: (int(one.item.rpartition(":")[2]), one.count) for one in wrong}
+    assert found == {
+        "not a JSON object": (3, 3),
+        "gtrid is not 1 to 64 octets in hexadecimal": (5, 3),
+        "decision is not commit or rollback": (8, 1),
+        "time is not one of ISO 8601": (9, 2),
+        "format_id is not an unsigned 32 bit number": (10, 1),
+        "finished is not true or false": (12, 1),
+    }
+    assert all("\x1b" not in one.sample and len(one.sample) <= 200 for one in wrong)
+    assert quarantine_frame(spark, wrong).count() == len(wrong)
+
+
+def test_a_line_far_into_a_divided_file_has_its_number(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads a large file in blocks: the number counts through all of them."""
+    path = tmp_path / "large.jsonl"
+    good = json.dumps(GOOD) + "\n"
+    path.write_text(good * 4_000 + "broken\n" + good * 10)
+    before = str(spark.conf.get("spark.sql.files.maxPartitionBytes"))
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "65536")
+    try:
+        frame, (wrong,) = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(path))])
+        assert frame.count() == 4_010
+    finally:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", before)
+    assert (wrong.item.rpartition(":")[2], wrong.count, wrong.sample) == ("4001", 1, "broken")
+
+
+def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f'decision,gtrid,time,comment\ncommit,61,{AT.isoformat()},"x, y"\ncommit,62\n')
+    (tmp_path / "b.csv").write_text(f"\ufeffgtrid,time,decision,tm\n63,{AT.isoformat()},rollback,other\n")
+    (tmp_path / "c.csv").write_text("gtrid,when\n64,now\n65,now\n")
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.CSV, name="bank", place=str(tmp_path))])
+    assert [(row["tm"], bytes(row["gtrid"]), row["decision"], row["at"]) for row in rows(frame)] == [
+        ("bank", b"a", "commit", AT),
+        ("other", b"c", "rollback", AT),
+    ]
+    found = {one.item.rpartition("/")[2]: (one.reason, one.count) for one in wrong}
+    assert found == {
+        "a.csv:3": ("time is not one of ISO 8601", 1),
+        "c.csv:1": ("the header lacks decision, time, or has it twice", 2),
+    }
+
+
+def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    table = pa.table({"gtrid": [b"a", b"b", b""], "decision": ["commit"] * 3, "time": pa.array([AT] * 3)})
+    pq.write_table(table, tmp_path / "whole.parquet")
+    pq.write_table(table, tmp_path / "cut.parquet")
+    whole = (tmp_path / "cut.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[:-20])
+    damaged = bytearray(whole)
+    damaged[4:40] = bytes(36)
+    (tmp_path / "damaged.parquet").write_bytes(damaged)
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"a", b"b"]
+    names = sorted(one.item.rpartition("/")[2] for one in wrong)
+    assert names == ["cut.parquet", "damaged.parquet", "whole.parquet"]
+    assert {one.count for one in wrong if one.item.endswith("whole.parquet")} == {1}
+
+
+def test_logs_of_atomikos_are_read_in_both_forms(spark: SparkSession, tmp_path: Path) -> None:
+    """The last entry of a transaction says whether it is finished; how one was decided is never guessed."""
+
+    def entry(id_: str, *states: str, committed: bool = False) -> str:
+        participants = [
+            {"uri": f"r{number}", "state": state, "expires": 1, "resourceName": "x"}
+            for number, state in enumerate(states)
+        ]
+        return json.dumps({"id": id_, "wasCommitted": committed, "participants": participants})
+
+    (tmp_path / "tmlog9.log").write_text(
+        "\n".join([entry("tm1", "COMMITTING", "COMMITTING"), entry("tm2", "COMMITTING"), entry("tm4", "ABORTING")])
+    )
+    (tmp_path / "tmlog10.log").write_text(
+        "\n".join(
+            [
+                entry("tm1", "TERMINATED", "TERMINATED"),
+                "tm3|COMMITTING|1700000000000|domain|",
+                "tm5|TERMINATED|1700000000000|domain|",
+                "tm6|FLYING|1700000000000|domain|",
+                '{"id":"tm7","wasComm',
+                "rubbish",
+            ]
+        )
+    )
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path))])
+    assert [(bytes(row["gtrid"]), row["decision"], row["finished"], row["at"]) for row in rows(frame)] == [
+        (b"tm1", "commit", True, None),
+        (b"tm2", "commit", False, None),
+        (b"tm3", "commit", False, None),
+        (b"tm4", "rollback", False, None),
+    ]
+    assert sorted((one.item.rpartition("/")[2], one.count) for one in wrong)[1:] == [
+        ("tmlog10.log:4", 1),
+        ("tmlog10.log:5", 2),
+    ]
+    assert [one.sample for one in wrong if "terminated" in one.reason] == ["tm5"]
+
+
+def test_the_log_of_the_own_transaction_manager_is_read(
+    spark: SparkSession, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Table decision: of a SQLite file, and of schema dtx_tm."""
+    path = tmp_path / "tm.sqlite"
+    columns = "gtrid {bytes} PRIMARY KEY, format_id bigint, node text, decision text, at {time}, finished {time}"
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(f"CREATE TABLE decision ({columns.format(bytes='BLOB', time='TEXT')})")
+        values = [
+            (b"a\xff", 1, "n1", "commit", AT.isoformat(), AT.isoformat()),
+            (b"b", 2, "n1", "rollback", AT.isoformat(), None),
+            (b"c", 3, "n1", "perhaps", AT.isoformat(), None),
+            ("text", 3, "n1", "commit", AT.isoformat(), None),
+            (b"d", 3, "n1", "commit", "noon", None),
+        ]
+        file.executemany("INSERT INTO decision VALUES (?, ?, ?, ?, ?, ?)", values)
+    url = postgres.create_database()
+    with postgres.connection(url) as connection:
+        connection.execute(
+            f"CREATE SCHEMA dtx_tm; CREATE TABLE dtx_tm.decision ({columns.format(bytes='bytea', time='timestamptz')})"
+        )
+        connection.execute("INSERT INTO dtx_tm.decision VALUES ('p', 4, 'n2', 'commit', %s, NULL)", [AT])
+    logs = [
+        DecisionLog(kind=LogKind.SQLITE, name="file", place=str(path)),
+        DecisionLog(kind=LogKind.POSTGRESQL, name="base", place=url),
+        DecisionLog(kind=LogKind.SQLITE, name="none", place=str(tmp_path / "none.db")),
+        DecisionLog(kind=LogKind.JSON, name="away", place=str(tmp_path / "away.json")),
+    ]
+    frame, wrong = read(spark, logs, waits=WAITS)
+    assert [tuple(row.values()) for row in rows(frame)] == [
+        ("n1", 1, b"a\xff", "commit", AT, True, "file"),
+        ("n1", 2, b"b", "rollback", AT, False, "file"),
+        ("n2", 4, b"p", "commit", AT, False, "base"),
+    ]
+    assert sorted((one.source, one.count) for one in wrong if one.count is not None) == [("file", 1)] * 3
+    assert sorted((one.source, one.reason) for one in wrong if one.count is None) == [
+        ("away", "there is no such file or directory"),
+        ("none", "there is no such file"),
+    ]
+    postgres.drop_database(url)
+
+
+def test_what_a_log_is_can_be_told_by_its_place() -> None:
+    assert kind_of("/x/y.JSONL") is LogKind.JSON
+    assert kind_of("postgresql://h/d") is LogKind.POSTGRESQL
+    assert kind_of("s3a://b/decisions.parquet") is LogKind.PARQUET
+    assert kind_of("/x/decisions") is None
+
+
+def test_an_empty_quarantine_is_a_frame_too(spark: SparkSession) -> None:
+    assert quarantine_frame(spark, []).count() == 0
+    assert quarantine_frame(spark, [Quarantined(source="a", item="b", reason="c", count=None)]).first() is not None
+    assert SCHEMA.count(",") == 4
