@@ -1,0 +1,81 @@
+"""The command line of the pipeline: what it teaches, and what it refuses before any Spark starts."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dtx.cli.errors import Exit, explain
+from dtx.cli.pipeline import pipeline
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> tuple[int, str]:
+    """The exit code and what is said, errors as the program says them."""
+    result = CliRunner().invoke(pipeline, list(words))
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        return result.exit_code, result.output
+    code, sentence = explain(result.exception)
+    return int(code), sentence
+
+
+@pytest.mark.parametrize("command", sorted(pipeline.commands))
+def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
+    code, said = call(command, "--help")
+    assert code == Exit.OK
+    assert command == "example" or "3    finished, but something was not read" in said
+    assert "\\b" not in said
+
+
+def test_the_example_can_be_used_as_it_is(here: Path) -> None:
+    code, said = call("example")
+    (here / "pipeline.toml").write_text(said)
+    assert code == Exit.OK
+    code, said = call("retain", "--keep", "400d")
+    assert code == Exit.USAGE
+    assert "environment variable" in said
+
+
+def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
+    code, said = call("archive")
+    assert code == Exit.USAGE
+    assert "there is no pipeline.toml: dtx pipeline example > pipeline.toml" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("archive", "--master", "local[1]", "--remote", "sc://h"), "--master and --remote exclude each other"),
+        (("report", "--memory", "much"), "is not a size"),
+        (("report", "--set", "colour=blue"), "is not spark.NAME=VALUE"),
+        (("archive", "--interval", "soon"), "is not a duration"),
+        (("generate", "x", "--transactions", "5", "--anomalies", "9"), "anomalies of each of"),
+    ],
+)
+def test_what_is_wrong_with_the_words_is_said_at_once(here: Path, words: tuple[str, ...], sentence: str) -> None:
+    code, said = call(*words)
+    assert code == Exit.USAGE
+    assert sentence in said
+
+
+def test_days_are_removed_after_a_yes_alone(here: Path) -> None:
+    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
+    for day in ("rm=a/day=2020-01-01/batch=x.1.000000000", "rm=a/day=2999-01-01/batch=x.1.000000001"):
+        (here / "lake" / day).mkdir(parents=True)
+        (here / "lake" / day / "part-0.parquet").write_bytes(b"")
+    (here / "lake/_lake.json").write_text('{"version": 1}')
+    assert call("retain", "--keep", "1d")[1].startswith("would remove 1 days")
+    assert (here / "lake/rm=a/day=2020-01-01").exists()
+    assert call("retain", "--keep", "1d", "--yes")[1].startswith("removed 1 days")
+    assert [path.name for path in (here / "lake/rm=a").iterdir()] == ["day=2999-01-01"]
+
+
+def test_what_is_no_lake_is_said_in_one_sentence(here: Path) -> None:
+    (here / "pipeline.toml").write_text('lake = "nothing"\nresults = "results"\n')
+    code, said = call("retain", "--keep", "1d", "--yes")
+    assert (code, said.endswith("is no lake: dtx pipeline archive makes one")) == (Exit.FAILED, True)
