@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Iterator
-from typing import cast
+from typing import Final, cast
 
 import pytest
 from pika import BasicProperties
@@ -24,6 +24,9 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
+
+FIRST: Final = {"offset": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
+"""For tests that do not wait until the broker has begun to read."""
 
 
 @contextlib.contextmanager
@@ -147,7 +150,7 @@ def test_no_outcome_means_anything_to_a_stream(service: DtxService, stream: str)
     outcomes: tuple[Outcome, ...] = (RELEASED, Rejected(), Modified(delivery_failed=True), ACCEPTED)
     with Raw(service) as raw:
         session = raw.opened().begin()
-        raw.receiver(session, stream, credit=10)
+        raw.receiver(session, stream, credit=10, filter=FIRST)
         to = raw.sender(session, stream)
         for number, outcome in enumerate(outcomes):
             assert raw.outcome(session, raw.post(to, b"%d" % number)) == ACCEPTED
@@ -162,7 +165,7 @@ def test_what_a_stream_has_delivered_is_not_retired_in_a_transaction(service: Dt
     with Raw(service) as raw:
         session = raw.opened().begin()
         control = raw.control(session)
-        raw.receiver(session, stream, credit=5)
+        raw.receiver(session, stream, credit=5, filter=FIRST)
         to = raw.sender(session, stream)
         for outcome in (ACCEPTED, RELEASED):
             raw.outcome(session, raw.post(to, b"one"))
@@ -183,7 +186,7 @@ def test_a_stream_is_drained_and_read_on(reader: DtxService, stream: str) -> Non
     """A drain would ask with basic.get, for which the broker ends the whole connection (540)."""
     with Raw(reader) as raw:
         session = raw.opened().begin()
-        link, _ = raw.receiver(session, stream, credit=0)
+        link, _ = raw.receiver(session, stream, credit=0, filter=FIRST)
         to = raw.sender(session, stream)
         link.grant(5, drain=True)
         raw.until(lambda: link.credit == 0)
@@ -221,7 +224,7 @@ def test_what_there_is_no_memory_for_is_read_later(
     service = dtx_service("--max-kept-bytes", str(1 << 20), broker=rabbitmq.url())
     with Raw(service) as raw:
         session = raw.opened().begin()
-        link, _ = raw.receiver(session, stream, credit=0)
+        link, _ = raw.receiver(session, stream, credit=0, filter=FIRST)
         to = raw.sender(session, stream)
         for number in range(40):
             raw.outcome(session, raw.post(to, b"%03d" % number + bytes((128 << 10) - 3)))
@@ -234,7 +237,7 @@ def test_what_there_is_no_memory_for_is_read_later(
 def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: BlockingChannel, stream: str) -> None:
     with Raw(service) as raw:
         session = raw.opened().begin()
-        link, _ = raw.receiver(session, stream)
+        link, _ = raw.receiver(session, stream, filter=FIRST)
         channel.basic_publish("", stream, b"read")
         raw.take()
         channel.queue_delete(stream)
