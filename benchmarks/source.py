@@ -1,0 +1,143 @@
+"""The journal read by Spark through format("dtx"), beside Spark's JDBC source with the same ranges, in one run.
+
+A PostgreSQL of its own, reached by TCP since JDBC knows nothing else, is filled with lines of a journal. Both readers
+take turns; each round reads every column of every line and digests it in Spark, so that nothing is left out.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from benchmarks.support.report import Table, machine, spread
+from dtx.log import migrate
+from dtx.log.embedded_cluster import find_programs
+from dtx.pipeline.session import SessionOptions, open_session
+from dtx.pipeline.source import register
+from dtx.pipeline.source.jdbc import journal_by_jdbc
+from tests.support.journal import write
+from tests.support.processes import end, free_port, short_directory, spawn, wait_until
+
+_AT_ONCE: Final = 100_000
+_ACCOUNT: Final = "postgres"
+"""Of whom PostgreSQL runs where this program is root."""
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A PostgreSQL on a port of loopback; its URL."""
+    programs = find_programs().directory
+    account = _ACCOUNT if os.geteuid() == 0 else None
+    with short_directory("bench-source") as directory:
+        data, port = directory / "data", free_port()
+        data.mkdir()
+        if account is not None:
+            shutil.chown(data, account)
+        initdb: list[str | Path] = [
+            programs / "initdb",
+            "-D",
+            data,
+            "-U",
+            "dtx",
+            "-A",
+            "trust",
+            "--no-sync",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        ]
+        subprocess.run(initdb, check=True, user=account, capture_output=True)
+        settings = (f"port={port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "shared_buffers=512MB")
+        command: list[str | Path] = [
+            programs / "postgres",
+            "-D",
+            data,
+            *(word for setting in settings for word in ("-c", setting)),
+        ]
+        url = f"postgresql://dtx@127.0.0.1:{port}/postgres"
+        with (directory / "log").open("wb") as log:
+            switch = [] if account is None else ["setpriv", f"--reuid={account}", f"--regid={account}", "--init-groups"]
+            process = spawn([*switch, *command], output=log.fileno())
+        try:
+            wait_until(lambda: _answers(url), seconds=60, what="PostgreSQL's start")
+            yield url
+        finally:
+            end(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def fill(url: str, rows: int) -> None:
+    """Write *rows* lines of today, and have them counted."""
+    migrate.upgrade(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        for first in range(0, rows, _AT_ONCE):
+            write(connection, first + 1, min(rows, first + _AT_ONCE), "today")
+        connection.execute("VACUUM ANALYZE dtx.journal")
+
+
+def digest(frame: DataFrame) -> tuple[int, int]:
+    """How many lines, and a number of all their columns."""
+    row = frame.agg(sf.count("*"), sf.bit_xor(sf.xxhash64(*frame.columns))).collect()[0]
+    return int(row[0]), int(row[1])
+
+
+def main() -> None:
+    """Fill, read in turns, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="lines of the journal (%(default)s)")
+    parser.add_argument("--partitions", type=int, default=4, help="ranges of both (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, after one that does not count (%(default)s)")
+    parser.add_argument("--jar", type=Path, required=True, help="postgresql-42….jar of pgjdbc")
+    words = parser.parse_args()
+    print(machine())
+    options = SessionOptions(master="local[2]", settings={"spark.jars": str(words.jar)})
+    with server() as url, open_session(options) as spark:
+        fill(url, words.rows)
+        register(spark)
+        compare(spark, url, words.rows, words.partitions, words.rounds)
+
+
+def compare(spark: SparkSession, url: str, rows: int, partitions: int, rounds: int) -> None:
+    """Take turns.
+
+    Raises:
+        SystemExit: the two did not read the same.
+    """
+    readers: dict[str, Callable[[], DataFrame]] = {
+        'format("dtx")': lambda: spark.read.format("dtx").options(url=url, partitions=partitions).load(),
+        "JDBC": lambda: journal_by_jdbc(spark, url=url, partitions=partitions),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    found = set()
+    for number in range(rounds + 1):
+        for name, read in readers.items():
+            began = time.monotonic()
+            found.add(digest(read()))
+            if number:
+                seconds[name].append(time.monotonic() - began)
+    if len(found) != 1 or {count for count, _ in found} != {rows}:
+        raise SystemExit(f"the readers disagree: {found}")
+    table = Table((f"{rows:,} lines, {partitions} ranges", 32), ["seconds (of rounds)    ", "lines/s"])
+    for name, taken in seconds.items():
+        table.row(name, [spread(taken), f"{rows / median(taken):,.0f}"])
+
+
+if __name__ == "__main__":
+    main()
