@@ -221,27 +221,6 @@ def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, interval: fl
         return _finish(found)
 
 
-@pipeline.command("compact", epilog=_EPILOG)
-@_fleet
-@click.option(
-    "--least-files",
-    type=click.IntRange(min=2),
-    default=4,
-    show_default=True,
-    metavar="NUMBER",
-    help="Days with fewer files stay.",
-)
-@_with_spark
-def compact(fleet_file: Path, least_files: int, spark: "SessionOptions") -> int:
-    """Join the small files of each day in the lake. Archiving and reading may go on beside it."""
-    from dtx.pipeline import steps
-    from dtx.pipeline.fleet import load
-
-    with steps.Steps(load(fleet_file), spark) as run:
-        run.compact(least_files)
-    return Exit.OK
-
-
 @pipeline.command("retain", epilog=_EPILOG)
 @_fleet
 @click.option(

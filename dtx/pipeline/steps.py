@@ -93,19 +93,6 @@ class Steps:
             watch = partial(_watch, progress, len(sources))
             return _unread(lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch))
 
-    def compact(self, least_files: int) -> None:
-        """Join small files; see :func:`dtx.pipeline.archive.compact`."""
-        with Progress(self.spark, "compact") as progress:
-            done = lakes.compact(
-                self.spark,
-                self._fleet.lake,
-                least_files=least_files,
-                watch=lambda days, of: progress.note(f"{days:,} of {of:,} days"),
-            )
-        self._say(
-            f"{done.days:,} days: {done.before:,} files are {done.after:,} now, with the same {done.rows:,} lines"
-        )
-
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
         """Give verdicts, keep them, and publish them where the fleet says so.
 
