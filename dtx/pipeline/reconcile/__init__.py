@@ -3,8 +3,16 @@
 - :mod:`~dtx.pipeline.reconcile.folding`: what is known, as rows of one shape; the rows of one branch folded into one.
 - :mod:`~dtx.pipeline.reconcile.judging`: the branches of one transaction together, the rules, and the verdict.
 - :mod:`~dtx.pipeline.reconcile.evidence`: the lines that a verdict rests on.
+- :mod:`~dtx.pipeline.reconcile.running`: from run to run, reading what has changed; ``state`` keeps it.
+- :mod:`~dtx.pipeline.reconcile.publishing`: into PostgreSQL, where the admin pages show it.
 """
 
 from dtx.pipeline.reconcile.judging import Evidence, verdicts_of
+from dtx.pipeline.reconcile.publishing import PublishingFailed, publish
+from dtx.pipeline.reconcile.running import Lines, current, run, runs
+from dtx.pipeline.reconcile.state import Run, StateDamaged, Total
 
-__all__ = ["Evidence", "verdicts_of"]
+__all__ = [
+    "Evidence", "Lines", "PublishingFailed", "Run", "StateDamaged", "Total", "current", "publish", "run", "runs",
+    "verdicts_of",
+]  # fmt: skip
