@@ -1,0 +1,155 @@
+"""From run to run: what has changed is judged again, what arrives late corrects, and what is found is published."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from dtx.log.reading import LogReader
+from dtx.log.verdicts import found, reconciled
+from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
+from dtx.pipeline.reference import Decision, Event, Observation
+from dtx.pipeline.verdicts import Choice, Kind, Rules
+from tests.integration.pipeline.test_reconcile import expected, interpreted, require_same
+from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, observations_frame
+
+__all__ = ["interpreted"]
+pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
+
+
+class Batches:
+    """A lake that grows by batches; the token is how many of them have been read."""
+
+    def __init__(self) -> None:
+        self.batches: list[DataFrame] = []
+
+    def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
+        found = events_frame(spark, ())
+        for batch in self.batches[since["batches"] if since else 0 :]:
+            found = found.unionByName(batch)
+        return found, {"batches": len(self.batches)}
+
+
+def test_run_after_run_says_what_one_run_would(spark: SparkSession, tmp_path: Path) -> None:
+    whole, lake, out = fleet_of(1, 300), Batches(), str(tmp_path / "verdicts")
+    # a format id that a decision once took from an observation stays known, which the reference cannot know
+    whole = replace(whole, decisions=tuple(replace(made, format_id=made.format_id or 1) for made in whole.decisions))
+    third = len(whole.events) // 3
+
+    def day(number: int) -> tuple[Fleet, Run]:
+        lines = whole.events[number * third : None if number == 2 else (number + 1) * third]
+        made = whole.decisions[: (number + 1) * len(whole.decisions) // 3]
+        # a participant that has nothing in doubt any more says nothing
+        known = Fleet(whole.events[: number * third] + lines, whole.observations[number::3], made)
+        lake.batches.append(events_frame(spark, lines, 1 + number * third))
+        return known, again(known, Rules(as_of=2_000_000_000 + number * 250_000_000, orphan_after=500_000_000))
+
+    def again(known: Fleet, rules: Rules, *, full: bool = False) -> Run:
+        seen, made = observations_frame(spark, known.observations), decisions_frame(spark, known.decisions)
+        done = run(spark, lake, seen, made, out, rules, full=full)
+        require_same(current(spark, out), known, rules)
+        assert done.lines == len(known.events)
+        assert done.transactions == len(expected(known, rules))
+        return done
+
+    first, second, (known, third_day) = day(0), day(1), day(2)
+    assert [done.base for done in (first[1], second[1], third_day)] == [1, 1, 1]
+    assert [done.lines_read for done in (first[1], second[1], third_day)] == [
+        third,
+        third,
+        len(whole.events) - 2 * third,
+    ]
+    anew = again(known, Rules(as_of=2_500_000_000, orphan_after=500_000_000), full=True)
+    assert (anew.totals, anew.fingerprint) == (third_day.totals, third_day.fingerprint)
+    assert [(each.number, each.base) for each in runs(spark, out)] == [(1, 1), (2, 1), (3, 1), (4, 4)]
+
+
+def _line(gtrid: bytes, event: str, at: int, **more: object) -> Event:
+    told = {
+        "source": "db", "rm": "rm", "vhost": "/", "format_id": 1, "gtrid": gtrid, "bqual": b"", "branch_id": "life",
+        "id": f"{gtrid!r} {event}", "event": event, "at": at, "owner": "ann", "actor": "ann",
+    }  # fmt: skip
+    return Event(**(told | more))  # type: ignore[arg-type]
+
+
+def test_what_leaves_its_log_and_what_nobody_sees_any_more(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Managers drop what is finished; a prepared transaction of a database is gone when it has ended."""
+    monkeypatch.setattr("dtx.pipeline.reconcile.running.MOST_LAYERS", 2)
+    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake.batches.append(
+        events_frame(
+            spark, [_line(b"kept", "prepared", 1), _line(b"quiet", "prepared", 1), _line(b"quiet", "committed", 2)]
+        )
+    )
+    made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
+    foreign = Observation(
+        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
+        state="prepared", since=1, observed_at=2,
+    )  # fmt: skip
+    nobody, nothing = observations_frame(spark, ()), decisions_frame(spark, ())
+
+    def verdicts() -> dict[bytes, tuple[str, int]]:
+        return {bytes(row.gtrid): (row.verdict, row.run) for row in current(spark, out).collect()}
+
+    with pytest.raises(StateDamaged, match="nothing has been reconciled"):
+        current(spark, out)
+    run(spark, lake, observations_frame(spark, [foreign]), decisions_frame(spark, [made]), out, rules)
+    assert verdicts() == {b"kept": ("unfinished", 1), b"quiet": ("committed", 1), b"gone": ("orphan", 1)}
+    lake.batches.append(events_frame(spark, [_line(b"kept", "committed", 3)], 10))
+    # the log could not be read: it is as it was
+    run(spark, lake, nobody, nothing, out, rules)
+    assert verdicts() == {b"kept": ("unfinished", 2), b"quiet": ("committed", 1)}
+    # it was read, is empty, and so the transaction is finished; and this is the run that writes down all that counts
+    last = run(spark, lake, nobody, nothing, out, rules, logs_read=["log"])
+    assert last.base == 3
+    assert verdicts() == {b"kept": ("committed", 3), b"quiet": ("committed", 3)}
+    row = current(spark, out).where("decision is not null").collect()
+    assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
+
+
+def test_what_is_found_goes_into_a_database_all_at_once(
+    spark: SparkSession, tmp_path: Path, migrated_postgres_url: str, postgres_url: str
+) -> None:
+    lake, out = Batches(), str(tmp_path / "verdicts")
+    at = 1_767_225_600_000_001
+    fine = [_line(b"fine", "prepared", at), _line(b"fine", "committed", at)]
+    mixed = [
+        _line(b"mixed", "committed", at, owner='o"\\{},'),
+        _line(b"mixed", "rolled-back", at + 1, rm="rm2", bqual=b"\0\xff"),
+    ]
+    lake.batches.append(events_frame(spark, [*fine, *mixed]))
+    gid = Observation(
+        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=None, gtrid=b"x" * 200, bqual=b"",
+        owner="x", state="prepared", since=None, observed_at=at,
+    )  # fmt: skip
+    seen, nothing = observations_frame(spark, [gid]), decisions_frame(spark, ())
+    done = run(spark, lake, seen, nothing, out, Rules(as_of=at))
+    assert publish(current(spark, out), done, migrated_postgres_url) == 2
+    assert publish(current(spark, out), done, migrated_postgres_url) == 2, "once more is no harm"
+    with LogReader(migrated_postgres_url) as log:
+        shown = reconciled(log)
+        assert shown is not None
+        assert (shown.number, shown.lines, shown.shown) == (1, 4, 2)
+        assert {word: total["transactions"] for word, total in shown.totals.items() if total["transactions"]} == {
+            "mixed": 1, "in-doubt": 1, "committed": 1,
+        }  # fmt: skip
+        told = {one.gtrid: one for one in found(log)}
+    assert told[b"x" * 200].format_id is None
+    one = told[b"mixed"]
+    assert (one.verdict, one.rms, one.owners, one.branches) == ("mixed", ("rm", "rm2"), ("ann", 'o"\\{},'), 2)
+    assert [(line["event"], line["bqual"], line["at"]) for line in one.evidence] == [
+        ("committed", "", "2026-01-01 00:00:00.000001Z"),
+        ("rolled-back", "00ff", "2026-01-01 00:00:00.000002Z"),
+    ]
+    with pytest.raises(PublishingFailed, match="dtx migrate"):
+        publish(current(spark, out), done, postgres_url)
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE dtx.reconciliation ADD CONSTRAINT full_up CHECK (shown < 2) NOT VALID")
+        with pytest.raises(PublishingFailed, match="full_up"):
+            publish(current(spark, out), done, migrated_postgres_url)
+        assert connection.execute("SELECT count(*) FROM dtx.verdict").fetchone() == (2,)
