@@ -1,0 +1,192 @@
+"""How long it takes to reconcile a fleet, what memory it takes, and whether what is found is right; beside DuckDB.
+
+The fleet is generated first, as Parquet, and its truth with it. Both read the same files, answer the same question,
+and are held against the truth: precision and recall of every verdict, which must be 1. Times are of a whole run:
+DuckDB writes its verdicts as one Parquet file; the pipeline writes verdicts, the folded rows that the next run goes on
+with, control totals and the evidence of every finding, which DuckDB is not asked for.
+
+    python -m benchmarks.reconcile --lines 1000000 10000000 --anomalies 1000
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from benchmarks.support.duck import question
+from benchmarks.support.report import Table, machine
+from dtx.pipeline.generate import Plan, generate, write
+from dtx.pipeline.generate.stories import INJECTED
+from dtx.pipeline.reconcile import current, run
+from dtx.pipeline.session import SessionOptions, open_session
+from dtx.pipeline.verdicts import Rules, Verdict
+
+_LINES_OF_ONE = 4.6
+"""Lines of a journal that a transaction has, on average."""
+
+
+class Stored:
+    """The lines of a fleet that was written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
+        """All of them, or none when all were read before."""
+        events = spark.read.parquet(str(self._directory / "events"))
+        return (events.limit(0) if since else events), {"all": 1}
+
+
+def _children(process: int) -> Iterator[int]:
+    yield process
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        for child in (task / "children").read_text().split():
+            yield from _children(int(child))
+
+
+def _resident(process: int) -> int:
+    """Bytes in memory of a process and all that it has started."""
+    total = 0
+    for each in _children(process):
+        try:
+            status = Path(f"/proc/{each}/status").read_text()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
+    return total
+
+
+@contextmanager
+def _peak(process: int) -> Iterator[list[int]]:
+    """The most memory that it has while this lasts, looked at four times a second."""
+    most, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.25):
+            try:
+                most[0] = max(most[0], _resident(process))
+            except OSError:
+                continue
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
+    """Verdicts whose precision or recall is not 1."""
+    true = spark.read.parquet(str(fleet / "truth")).select("format_id", "gtrid", sf.col("verdict").alias("true"))
+    counted = (
+        true.join(verdicts.select("format_id", "gtrid", "verdict"), ["format_id", "gtrid"], "full")
+        .groupBy("true", "verdict")
+        .count()
+        .collect()
+    )
+    counts = {(row.true, row.verdict): row["count"] for row in counted}
+    found = []
+    for verdict in Verdict:
+        right = counts.get((str(verdict), str(verdict)), 0)
+        said = sum(count for (_, told), count in counts.items() if told == verdict)
+        there = sum(count for (true_, _), count in counts.items() if true_ == verdict)
+        if right != said or right != there:
+            found.append(f"{verdict}: precision {right}/{said}, recall {right}/{there}")
+    return found
+
+
+def _duck(fleet: Path, out: Path, rules: Rules, memory: str) -> tuple[float, int]:
+    """Seconds and bytes of DuckDB, in a process of its own."""
+    program = (
+        "import duckdb, sys\n"
+        "db = duckdb.connect()\n"
+        f"db.execute(\"SET memory_limit = '{memory}'; SET temp_directory = '{out.parent}/duck'; SET threads = 2\")\n"
+        "db.execute(\"SET TimeZone = 'UTC'; SET preserve_insertion_order = false\")\n"
+        "db.execute(sys.stdin.read())\n"
+    )
+    begun = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
+        with _peak(process.pid) as peak:
+            process.communicate(question(str(fleet), str(out), rules))
+        if process.returncode:
+            raise SystemExit(f"DuckDB ended with {process.returncode}")
+    return time.perf_counter() - begun, peak[0]
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--lines", type=int, nargs="+", default=[1_000_000], help="lines of journals, about (1,000,000)"
+    )
+    parser.add_argument("--anomalies", type=int, default=100, help="of each of the ten kinds (100)")
+    parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap (4)")
+    parser.add_argument("--directory", type=Path, help="for what is written; it needs about 0.3 GB a million lines")
+    parser.add_argument("--no-duckdb", action="store_true", help="the pipeline alone")
+    asked = parser.parse_args()
+    print(machine())
+    directory = Path(tempfile.mkdtemp(prefix="dtx-reconcile-", dir=asked.directory))
+    failed = []
+    try:
+        options = SessionOptions(master="local[2]", memory=asked.memory << 30, local_dir=directory / "spark")
+        with open_session(options) as spark:
+            table = Table(
+                ("lines of journals", 18), ["branches", "who", "seconds", "lines/s", "peak GB", "found", "right"]
+            )
+            for lines in asked.lines:
+                plan = Plan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
+                rules, fleet = Rules(as_of=plan.as_of_micros), directory / f"fleet-{lines}"
+                write(generate(spark, plan), str(fleet))
+                events = spark.read.parquet(str(fleet / "events"))
+                count = events.count()
+                branches = events.select("rm", "gtrid", "bqual").distinct().count()
+                begun = time.perf_counter()
+
+                with _peak(os.getpid()) as peak:
+                    run(
+                        spark,
+                        Stored(fleet),
+                        spark.read.parquet(str(fleet / "observations")),
+                        spark.read.parquet(str(fleet / "decisions")),
+                        str(directory / f"out-{lines}"),
+                        rules,
+                    )
+                    taken = time.perf_counter() - begun
+                verdicts = current(spark, str(directory / f"out-{lines}"))
+                measured = [("dtx on Spark", taken, peak[0], verdicts)]
+                if not asked.no_duckdb:
+                    file = directory / f"duck-{lines}.parquet"
+                    taken, most = _duck(fleet, file, rules, f"{asked.memory}GB")
+                    measured.append(("DuckDB", taken, most, spark.read.parquet(str(file))))
+                for who, seconds, most, told in measured:
+                    wrong = _wrong(spark, told, fleet)
+                    failed += [f"{who}, {count:,} lines: {words}" for words in wrong]
+                    found = asked.anomalies * len(INJECTED)
+                    table.row(
+                        f"{count:,}",
+                        [
+                            f"{branches:,}", who, f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{most / 1e9:.2f}",
+                            f"{found:,}", "no" if wrong else "all",
+                        ],
+                    )  # fmt: skip
+                shutil.rmtree(fleet)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()
