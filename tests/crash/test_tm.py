@@ -14,6 +14,7 @@ import pytest
 from dtx.client.tm import Decision, RolledBack
 from dtx.client.tm.points import DIED, Point
 from tests.crash.tm_campaign import play
+from tests.support.processes import unmeasured
 from tests.support.tm import World, new_id, two_phase_server
 
 ALL = ("db1", "db2", "q1", "q2")
@@ -54,6 +55,13 @@ def world(standing_world: World) -> World:
     """Empty."""
     standing_world.clear()
     return standing_world
+
+
+@pytest.fixture(autouse=True)
+def unmeasured_processes() -> Iterator[None]:
+    """Programs that are killed tell nothing of the lines that they ran."""
+    with unmeasured():
+        yield
 
 
 def child(world: World, **order: Any) -> subprocess.CompletedProcess[str]:
