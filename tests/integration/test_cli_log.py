@@ -173,7 +173,7 @@ def test_in_doubt_lists_the_oldest_first_as_json(three: Command) -> None:
     assert (first["messages"], first["publishes"], first["consumes"], first["bytes"]) == (2, 2, 0, 11)
     assert (first["exchanges"], first["queues"], first["stuck"]) == (["", "orders"], [], None)
     assert first["started_at"] == iso_time(NOW)
-    assert 7200 <= first["age"] < 9000
+    assert 7200 <= first["age"] < time.time() - NOW + 60
     assert (second["state"], second["stuck"], second["vhost"]) == ("committing", "404 NOT_FOUND \x1b[2J", "v\x1b[31m")
     assert (second["queues"], second["exchanges"]) == (["q\x1b"], ["ex\\xff"])
     assert (third["state"], third["outcome"]) == ("heuristic", "rolled-back")
