@@ -46,7 +46,7 @@ from dtx.wire.amqp10.performatives import (
 )
 from dtx.wire.amqp10.sasl import ANONYMOUS
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import MAX_EARLY, MAX_EFFORT, MAX_SASL, MIN_IDLE_SECONDS, Settings
+from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EARLY, MAX_EFFORT, MAX_SASL, MIN_IDLE_SECONDS, Settings
 from dtx.wire.amqp10.states import Error, told
 
 _CONNECTION: Final = "the connection"
@@ -87,7 +87,7 @@ class Connection:
         due: the sessions whose window is half used.
         unfinished: octets of messages of which the end has not come.
         backlog: octets of messages that wait for the peer's windows, all sessions together.
-        effort: deliveries and links that were looked at since the last octets were taken.
+        effort: deliveries and links that were looked at since the last octets were taken, and frames, which are more.
     """
 
     def __init__(self, settings: Settings, now: float, *, client: bool = False) -> None:
@@ -408,6 +408,7 @@ class Connection:
             if self.effort > MAX_EFFORT:
                 self._rest = _Rest(buffer, frames[number:], failure)
                 return
+            self.effort += FRAME_EFFORT
             try:
                 if kind != AMQP:
                     raise FrameError("a frame of SASL behind its outcome")
