@@ -11,7 +11,7 @@ from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Ev
 from dtx.wire.amqp10.frames import AMQP, frame
 from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role
 from dtx.wire.amqp10.serial import MASK
-from dtx.wire.amqp10.settings import MAX_EFFORT
+from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EFFORT
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, TransactionalState
 from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
 
@@ -212,6 +212,19 @@ def test_dispositions_of_much_leave_others_their_turn() -> None:
     assert sum(told) == 200 + 1 + 1  # the last one is the end of the connection
     assert session.incoming == {}
     assert isinstance(peer.said()[-1], Close)
+
+
+def test_thousands_of_small_frames_leave_others_their_turn() -> None:
+    """Not of the text: each asks for an answer, and whoever waits behind all of them loses a lease."""
+    peer, _, _ = sender()
+    asked = Flow(next_incoming_id=0, incoming_window=10, next_outgoing_id=0, outgoing_window=10, echo=True)
+    peer.raw(frame(AMQP, 0, encode(asked)) * 4000)
+    turns = 1
+    while peer.server.behind:
+        peer.raw(b"")
+        turns += 1
+    assert turns >= 4000 * FRAME_EFFORT // MAX_EFFORT
+    assert sum(isinstance(said, Flow) for said in peer.said()) >= 4000  # nobody's question is lost
 
 
 def test_a_mistake_waits_for_the_frames_before_it() -> None:
