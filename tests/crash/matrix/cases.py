@@ -148,6 +148,8 @@ _EVERYWHERE: Final = frozenset(
         Kind.HEURISTIC_COMMIT,
         Kind.HEURISTIC_ROLLBACK,
         Kind.LINKED,
+        Kind.ACQUIRED,
+        Kind.PROMOTED,
     }
 )
 """What is tried under every condition; the rest is there for points that nothing else reaches."""
