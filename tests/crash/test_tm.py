@@ -14,7 +14,10 @@ import pytest
 from dtx.client.tm import Decision, RolledBack
 from dtx.client.tm.points import DIED, Point
 from tests.crash.tm_campaign import play
+from tests.support.broker import MODES, Mode
+from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
+from tests.support.rabbitmq import RabbitNode
 from tests.support.tm import World, new_id, two_phase_server
 
 ALL = ("db1", "db2", "q1", "q2")
@@ -44,15 +47,33 @@ RECOVERY_POINTS = [
 
 
 @pytest.fixture(scope="module")
-def standing_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that has prepared transactions."""
+    with two_phase_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Where both dtx have their messages."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def standing_world(
+    mode: Mode, server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[World]:
     """What ``world`` empties."""
-    with two_phase_server() as server, World(server, tmp_path_factory.mktemp("tm")) as world:
+    node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
+    with World(server, tmp_path_factory.mktemp("tm"), node) as world:
         yield world
 
 
 @pytest.fixture
-def world(standing_world: World) -> World:
+def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> World:
     """Empty."""
+    if mode == "alongside":
+        request.getfixturevalue("rabbitmq")  # mended
     standing_world.clear()
     return standing_world
 
@@ -137,8 +158,7 @@ def test_a_one_phase_commit_leaves_nothing_in_doubt(world: World, point: Point, 
 def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, point: Point) -> None:
     id_ = new_id()
     dies(world, Point.DECIDED, ids=[id_])
-    (doubtful,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
-    world.services["q1"].run("rollback", doubtful, "--yes", "--reason", "a test")
+    world.decide("q1", "rollback")
     dies(world, point, recover=True)
     with world.manager() as tm:
         assert tm.recover().clean

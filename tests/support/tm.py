@@ -1,4 +1,7 @@
-"""What a transaction manager of the tests works with: two databases and two dtx, of one PostgreSQL server."""
+"""What a transaction manager of the tests works with: two databases of one PostgreSQL server, and two dtx.
+
+The messages of the two dtx are in that server as well, or in two virtual hosts of a RabbitMQ beside them.
+"""
 
 import contextlib
 import secrets
@@ -12,6 +15,7 @@ import psycopg
 
 from dtx.client.tm import DtxResource, Pep249Resource, TransactionManager
 from tests.support.postgres import PostgresServer
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService
 
 PREPARED = 200
@@ -31,27 +35,46 @@ def two_phase_server() -> contextlib.AbstractContextManager[PostgresServer]:
     return serving()
 
 
+class HostedService(DtxService):
+    """A service of which one virtual host is used.
+
+    Args:
+        vhost: its name.
+        more: see :class:`DtxService`.
+    """
+
+    def __init__(self, vhost: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.vhost = vhost
+
+    def url(self, user: str = "guest", password: str | None = None, vhost: str | None = None) -> str:
+        """Where clients connect."""
+        return super().url(user, password, self.vhost if vhost is None else vhost)
+
+
 class World:
     """Two databases with a table each, two dtx with a queue each, and a log of decisions.
 
     Args:
         server: has prepared transactions.
         directory: for the log.
+        node: the broker beside both dtx; without it they keep the messages themselves.
     """
 
-    def __init__(self, server: PostgresServer, directory: Path) -> None:
+    def __init__(self, server: PostgresServer, directory: Path, node: RabbitNode | None = None) -> None:
         self.server = server
         self.log = directory / "tm.db"
+        self._node = node
         self._stack = contextlib.ExitStack()
         self.databases: dict[str, str] = {}
-        self.services: dict[str, DtxService] = {}
+        self.services: dict[str, HostedService] = {}
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             for name in ("db1", "db2"):
                 self.databases[name] = self._database(stack)
             for name in ("q1", "q2"):
-                self.services[name] = stack.enter_context(DtxService(database=self._database(stack), options=ADMIN))
+                self.services[name] = stack.enter_context(self._service(stack))
             self._stack = stack.pop_all()
         self.clear()
         return self
@@ -63,6 +86,15 @@ class World:
         url = self.server.create_database()
         stack.callback(self.server.drop_database, url)
         return url
+
+    def _service(self, stack: contextlib.ExitStack) -> HostedService:
+        database = self._database(stack)
+        if self._node is None:
+            return HostedService("/", database=database, options=ADMIN)
+        vhost = self._node.add_vhost()
+        stack.callback(self._node.delete_vhost, vhost)
+        options = (*ADMIN, "--management", self._node.management_url)
+        return HostedService(vhost, database=database, broker=self._node.url(), options=options)
 
     def clear(self) -> None:
         """Begin afresh: nothing in doubt, empty tables, empty queues, no log."""
@@ -99,6 +131,17 @@ class World:
             yield connection.channel()
         finally:
             connection.close()
+
+    def decide(self, name: str, decision: str) -> None:
+        """An operator decides about the only branch that a service has in doubt.
+
+        Args:
+            name: of the service.
+            decision: ``commit`` or ``rollback``.
+        """
+        (xid,) = [line.split()[1] for line in self.in_doubt() if line.startswith(f"{name} ")]
+        service = self.services[name]
+        service.run(decision, xid, "--vhost", service.vhost, "--yes", "--reason", "a test")
 
     def resources(self) -> list[Any]:
         """New resources: ``db1``, ``db2``, ``q1``, ``q2``."""

@@ -315,8 +315,7 @@ async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
 async def test_a_heuristic_outcome_is_raised(world: World, manager: AsyncTransactionManager) -> None:
     def decided(point: Point) -> None:
         if point is Point.DECIDED:
-            (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
-            world.services["q1"].run("rollback", xid, "--yes", "--reason", "a test")
+            world.decide("q1", "rollback")
 
     points.arm(decided)
     try:

@@ -214,8 +214,7 @@ def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(
         def reached(here: Point) -> None:
             if here is Point.DECIDED:
                 points.arm(None)
-                (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
-                world.services["q1"].run("rollback", xid, "--yes", "--reason", "a test")
+                world.decide("q1", "rollback")
 
         tx = tm.begin()
         write(tx, "one", *ALL)
@@ -232,8 +231,7 @@ def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(
 def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> None:
     with world.manager() as tm:
         tx = left_at(tm, Point.DECIDED)
-        (xid,) = [line.split()[1] for line in world.in_doubt() if line.startswith("q1 ")]
-        world.services["q1"].run("commit", xid, "--yes", "--reason", "a test")
+        world.decide("q1", "commit")
         report = tm.recover()
         assert report.clean
         assert [(found.resource, found.damaging) for found in report.heuristics] == [("q1", False)]

@@ -176,8 +176,7 @@ def test_a_dtx_that_dies_after_the_vote_is_told_by_recovery_and_nothing_is_raise
 
 def test_a_branch_that_an_operator_rolled_back_after_the_vote_is_raised(world: World, tm: TransactionManager) -> None:
     def by_hand() -> None:
-        (xid,) = [line.split()[1] for line in world.in_doubt()]
-        world.services["q1"].run("rollback", xid, "--yes", "--reason", "a test")
+        world.decide("q1", "rollback")
 
     publish(tm, "one")
     transaction.get().join(Between(by_hand))
