@@ -5,13 +5,15 @@ one round. One round publishes persistent messages to a durable classic queue wi
 consumes all of them with an ack each. The latency is that of one publish at a time, each waiting for its confirm.
 RabbitMQ, PostgreSQL and dtx are started by this program and share the processors of this machine with it. Where these
 are all busy, one more process in between costs throughput whatever it does: the third way, a relay that looks at
-nothing, shows how much of the difference that is.
+nothing, shows how much of the difference that is, and on Linux the fourth, which leaves every octet in the kernel,
+what no process in between can do without.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -26,6 +28,7 @@ from benchmarks.support.streams import WINDOW, consume, ping_pong, publish
 QUEUE: Final = b"bench-passthrough"
 DIRECT: Final = "direct"
 RELAY: Final = "relay"
+KERNEL: Final = "kernel"
 THROUGH: Final = "dtx"
 TARGETS: Final = {1024: 0.80, 65_536: 0.90}
 TARGET_ADDED_MS: Final = 0.3
@@ -125,12 +128,14 @@ def throughput(ways: Ways, size: int, options: argparse.Namespace, roots: Roots,
     sentences = []
     for name, phase in phases.items():
         cells = [f"{median(phase.rates[way]):,.0f}" for way in ways.addresses]
-        table.row(f"{name} {size:,}", cells + [spread(phase.ratios(way)) for way in (RELAY, THROUGH)])
-        ratio, relay = median(phase.ratios(THROUGH)), median(phase.ratios(RELAY))
+        others = [way for way in ways.addresses if way != DIRECT]
+        table.row(f"{name} {size:,}", cells + [spread(phase.ratios(way)) for way in others])
+        ratio = median(phase.ratios(THROUGH))
+        beside = ", ".join(f"{way} {median(phase.ratios(way)):.0%}" for way in others if way != THROUGH)
         verdict = ""
         if size in TARGETS:
             verdict = f", aim {TARGETS[size]:.0%}: {'reached' if ratio >= TARGETS[size] else 'MISSED'}"
-        sentences.append(f"{name} of {size:,} octets: {ratio:.0%} of direct{verdict} (relay {relay:.0%})")
+        sentences.append(f"{name} of {size:,} octets: {ratio:.0%} of direct{verdict} ({beside})")
         sentences += [f"  {way:6} processor time a message: {phase.costs(way, count)}" for way in ways.addresses]
     return sentences
 
@@ -182,18 +187,23 @@ def main() -> None:
     options = arguments()
     kind = "transient" if options.transient else "persistent"
     print(f"{kind} messages, window {options.window}, {options.rounds} rounds; {machine()}")
-    with Servers() as servers, Relay(servers.broker) as relay:
+    with Servers() as servers, ExitStack() as stack:
+        relays = {RELAY: stack.enter_context(Relay(servers.broker))}
+        if hasattr(os, "splice"):
+            relays[KERNEL] = stack.enter_context(Relay(servers.broker, in_kernel=True))
         service = servers.dtx(servers.postgres("pg"))
+        between = {way: relay.address for way, relay in relays.items()}
         ways = Ways(
-            addresses={DIRECT: servers.broker, RELAY: relay.address, THROUGH: Address.of(service.url())},
+            addresses={DIRECT: servers.broker, **between, THROUGH: Address.of(service.url())},
             properties=TRANSIENT if options.transient else PERSISTENT,
             window=options.window,
         )
-        roots: Roots = {"dtx": (service.pid,), "relay": (relay.pid,), "broker": (servers.rabbitmq.pid,)}
+        roots: Roots = {"dtx": (service.pid,), "broker": (servers.rabbitmq.pid,)}
+        roots |= {way: (relay.pid,) for way, relay in relays.items()}
         sentences = []
-        table = Table(
-            ("messages per second", 20), ["direct", "relay", "dtx", "relay ratio by round", "dtx ratio by round "]
-        )
+        names = list(ways.addresses)
+        columns = [*names, *(f"{way} ratio by round".ljust(20) for way in names if way != DIRECT)]
+        table = Table(("messages per second", 20), columns)
         for size in options.sizes:
             sentences += throughput(ways, size, options, roots, table)
         print()

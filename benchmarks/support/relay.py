@@ -1,6 +1,12 @@
-"""A process in between that looks at nothing: what any proxy costs on this machine, before it has done any work."""
+"""A process in between that looks at nothing: what any proxy costs on this machine, before it has done any work.
+
+It comes in two kinds: one reads and writes as every proxy must that looks at what it passes on, the other leaves all
+octets in the kernel (splice(2), Linux alone), which is the least that any process in between can cost.
+"""
 
 import contextlib
+import fcntl
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +16,11 @@ from typing import Final, Self
 
 from benchmarks.support.amqp import Address
 
+COPY: Final = "copy"
+SPLICE: Final = "splice"
 _READ_SIZE: Final = 1 << 20
+_MOVE: Final = 1
+"""SPLICE_F_MOVE: pages are handed on where the kernel can."""
 
 
 class Relay:
@@ -18,13 +28,16 @@ class Relay:
 
     Args:
         target: where it leads.
+        in_kernel: by splice(2).
     """
 
-    def __init__(self, target: Address) -> None:
+    def __init__(self, target: Address, *, in_kernel: bool = False) -> None:
         self._target = target
+        self._kind = SPLICE if in_kernel else COPY
 
     def __enter__(self) -> Self:
-        words = [sys.executable, "-m", "benchmarks.support.relay", self._target.host, str(self._target.port)]
+        target = self._target
+        words = [sys.executable, "-m", "benchmarks.support.relay", target.host, str(target.port), self._kind]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.address = replace(self._target, host="127.0.0.1", port=int(self._process.stdout.readline()))
@@ -50,8 +63,22 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
+def _splice(source: socket.socket, sink: socket.socket) -> None:
+    outlet, inlet = os.pipe()
+    fcntl.fcntl(inlet, fcntl.F_SETPIPE_SZ, _READ_SIZE)
+    with contextlib.suppress(OSError):
+        while count := os.splice(source.fileno(), inlet, _READ_SIZE, flags=_MOVE):
+            while count:
+                count -= os.splice(outlet, sink.fileno(), count, flags=_MOVE)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+    os.close(outlet)
+    os.close(inlet)
+
+
 def main() -> None:
-    host, port = sys.argv[1], int(sys.argv[2])
+    host, port, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    pump = _splice if kind == SPLICE else _pump
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         while True:
@@ -59,7 +86,7 @@ def main() -> None:
             broker = socket.create_connection((host, port))
             for one, other in ((client, broker), (broker, client)):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+                threading.Thread(target=pump, args=(one, other), daemon=True).start()
 
 
 if __name__ == "__main__":
