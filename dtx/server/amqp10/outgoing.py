@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dtx.server.amqp10.mapping import from_basic
 from dtx.server.amqp10.nodes import Handed, Origin, kills
 from dtx.server.standalone.limits import MAX_UNACKED
+from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10.coordination import Transaction, WorkRefused, provisional
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -109,7 +110,14 @@ class Outgoing:
 
     def deliver(self, taken: object, message: Handed) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Receiver`. The node may be amid its own work, so it is asked later."""
-        payload = from_basic(message.content, message.exchange, message.routing_key, redelivered=message.redelivered)
+        try:
+            payload = from_basic(
+                message.content, message.exchange, message.routing_key, redelivered=message.redelivered
+            )
+        except WireError as malformed:
+            reason = f"a message of the node cannot be read: {malformed}"
+            self._connection.soon(partial(self._give_up, taken, AmqpError(Condition.DECODE_ERROR, reason)))
+            return
         self._sent += 1
         acquires = self._acquires
         state = None if acquires is None else provisional(acquires.transaction, ACCEPTED if self._settled else None)

@@ -474,7 +474,12 @@ class QueueOrigin:
 
     async def _modify(self, deliveries: Sequence[Delivery], outcome: Modified) -> None:
         def revised(delivery: Delivery, message: StoredMessage) -> bytes:
-            return modified(message.properties, outcome, redelivered=delivery.redelivered)
+            try:
+                return modified(message.properties, outcome, redelivered=delivery.redelivered)
+            except WireError as error:  # somebody has changed the database
+                where = self._queue.spec.where
+                _log.warning("a malformed message returns as it is", queue=where, reason=str(error))
+                return message.properties
 
         try:
             await self._nodes.broker.revise(deliveries, revised)

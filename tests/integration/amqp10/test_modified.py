@@ -2,10 +2,12 @@
 
 import secrets
 
+import psycopg
 import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
+from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.message import Message
 from dtx.wire.amqp10.performatives import Role
@@ -16,8 +18,11 @@ from tests.support.broker import only_alongside, only_standalone
 from tests.support.client import connected
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
+_READ = "SELECT m.properties FROM dtx.message m JOIN dtx.queue q ON q.id = m.queue WHERE q.name = %s"
+_SPOILED = "UPDATE dtx.message m SET properties = %s FROM dtx.queue q WHERE q.id = m.queue AND q.name = %s"
 CHANGE = Modified(delivery_failed=True, message_annotations={"x-opt-why": "late", "x-opt-steps": ["a", {"b": "c"}]})
 
 
@@ -168,3 +173,46 @@ def test_a_broker_is_told_of_no_change_and_tells_what_it_counts(
         assert "x-opt-why" not in again.message_annotations
     wait_until(lambda: channel.queue_declare(name, passive=True).method.message_count == 0)
     channel.queue_delete(name)
+
+
+def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxService, postgres: PostgresServer) -> None:
+    """Whoever has changed the database: the delivery is not stuck, and who waits for its outcome hears of it."""
+    name = f"amqp10-{secrets.token_hex(6)}"
+    with connected(small.url()) as connection, Raw(small) as raw:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True)
+        channel.basic_publish("", name, b"one", BasicProperties(delivery_mode=2, headers={"a": "b"}))
+        session = raw.opened().begin()
+        raw.receiver(session, name, credit=1)
+        found = raw.take()
+        with psycopg.connect(small.database) as database:
+            (kept,) = database.execute(_READ, (name.encode(),)).fetchone() or (b"",)
+            database.execute(_SPOILED, (kept[:-1], name.encode()))
+        session.dispose(Role.RECEIVER, [found.delivery_id], CHANGE, settled=False)
+        raw.until(lambda: found.delivery_id not in session.incoming)
+        assert channel.queue_declare(name, passive=True).method.message_count == 1
+        again, _ = raw.receiver(session, name, credit=1, name="again")
+        error = raw.detached(again)
+        assert error is not None
+        assert error.condition == "amqp:decode-error"
+        assert channel.queue_declare(name, passive=True).method.message_count == 1
+        channel.queue_delete(name)
+
+
+@only_alongside
+def test_a_message_of_a_broker_that_cannot_be_read_costs_its_link_alone(
+    service: DtxService, queue: str, channel: BlockingChannel, shared_rabbitmq: RabbitNode
+) -> None:
+    """RabbitMQ takes tables that are nested deeper than dtx reads: the message stays where it is."""
+    nested: dict[str, object] = {}
+    for _ in range(2 * tables.MAX_DEPTH):
+        nested = {"d": nested}
+    with connected(shared_rabbitmq.url()) as direct, Raw(service) as raw:
+        direct.channel().basic_publish("", queue, b"deep", BasicProperties(headers=nested))
+        session = raw.opened().begin()
+        link, _ = raw.receiver(session, queue, credit=1)
+        error = raw.detached(link)
+        assert error is not None
+        assert error.condition == "amqp:decode-error"
+        assert raw.sender(session, queue, name="others go on").credit
+    wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 1)
