@@ -2,7 +2,9 @@
 
 Each branch publishes one persistent message to a durable classic queue: start, publish, end, prepare, commit; each
 request waits for the answer to the one before, but for the publish, which has none. Beside it pgbench runs BEGIN,
-INSERT of as many bytes, PREPARE TRANSACTION, COMMIT PREPARED, with as many clients, on an equal PostgreSQL.
+INSERT of as many bytes, PREPARE TRANSACTION, COMMIT PREPARED, with as many clients, on an equal PostgreSQL; and the
+rows "broker" are AMQP transactions of the same message and a receipt, straight at RabbitMQ. Nobody who keeps decisions
+in the one and messages in the other can do with less than both.
 
 Every answer is checked to be xa-ok, and afterwards the queue is drained: it must hold the message of each committed
 branch exactly once. RabbitMQ, both PostgreSQL, dtx and the load generator are started by this program, share the
@@ -19,6 +21,7 @@ from pathlib import Path
 from benchmarks.support import pgbench
 from benchmarks.support.amqp import Address, RawConnection
 from benchmarks.support.branch_player import BranchPlayer
+from benchmarks.support.broker_player import BrokerPlayer
 from benchmarks.support.dialogue import Cycle
 from benchmarks.support.load import LoadError, Tally
 from benchmarks.support.measuring import HEADS, WARM_UP_SECONDS, Rig, Row, count, measure, noise, verdict
@@ -78,6 +81,24 @@ def verify(broker: Address, cycle: Cycle, tally: Tally, prefilled: int) -> None:
             connection.delete(cycle.source)
 
 
+def measure_broker(rig: Rig, connections: int) -> Row:
+    """Run what phase two asks of the broker on so many connections, without dtx.
+
+    Raises:
+        LoadError: an answer was wrong, or the queue does not hold what was committed.
+    """
+    queue, receipts = b"bench-tx", b"bench-tx-receipts"
+    with RawConnection(rig.messages) as connection:
+        connection.declare(queue)
+        connection.declare(receipts)
+    play = partial(BrokerPlayer, queue, receipts, rig.options.size)
+    row = measure(rig, play, connections, 0, f"broker-{connections}", rig.messages)
+    with RawConnection(rig.messages) as connection:
+        count(connection, queue, row.tally)
+        connection.delete(receipts)
+    return row
+
+
 def measure_postgres(server: PostgresServer, directory: Path, clients: int, options: argparse.Namespace) -> Row:
     """Run pgbench with so many clients."""
     assert server.embedded.pid is not None
@@ -93,13 +114,21 @@ def measure_postgres(server: PostgresServer, directory: Path, clients: int, opti
     return Row(tally=Tally(branches=array("d", result.latencies)), rate=result.rate, usage=result.usage)
 
 
-def conclusions(dtx: dict[int, Row], postgres: dict[int, Row], options: argparse.Namespace) -> Iterator[str]:
-    """What the rows say: against pgbench, against the aims, and whether the machine was quiet enough to say it."""
+def conclusions(
+    dtx: dict[int, Row], postgres: dict[int, Row], broker: dict[int, Row], options: argparse.Namespace
+) -> Iterator[str]:
+    """What the rows say: against what dtx stands on, against the aims, and whether the machine was quiet enough."""
     for connections, other in postgres.items():
         row = dtx[connections]
         yield (
             f"{connections} connections: {row.rate / other.rate:.0%} of pgbench's rate, "
             f"with {row.work / other.work:.1f} times its processor time for each branch"
+        )
+    for connections in postgres.keys() & broker.keys():
+        medians = [percentile(rows[connections].tally.branches, 50) * 1e3 for rows in (dtx, broker, postgres)]
+        yield (
+            f"{connections} connections: {medians[0]:.2f} ms each, of which the broker's transaction takes "
+            f"{medians[1]:.2f} and PostgreSQL's {medians[2]:.2f} ms by themselves"
         )
     if options.mode == "publish" and not options.one_phase and not options.pipeline:
         connections, aim = AIM_RATE[options.standalone]
@@ -110,7 +139,7 @@ def conclusions(dtx: dict[int, Row], postgres: dict[int, Row], options: argparse
         if connections in dtx:
             median = percentile(dtx[connections].tally.branches, 50) * 1e3
             yield f"{connections} connection: {median:.2f} ms each, aim {limit} ms: {verdict(median <= limit)}"
-    yield from noise((*dtx.values(), *postgres.values()))
+    yield from noise((*dtx.values(), *postgres.values(), *broker.values()))
 
 
 def arguments() -> argparse.Namespace:
@@ -137,7 +166,7 @@ def arguments() -> argparse.Namespace:
     add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="load processes (default 2)")
     add("--prefill", type=int, default=0, help="messages to consume; default 4,000 for each second")
     add("--profile", type=Path, metavar="DIR", help="sample dtx with py-spy (pip install py-spy); stacks go there")
-    add("--no-pgbench", action="store_true", help="measure dtx alone")
+    add("--no-pgbench", action="store_true", help="measure dtx alone, without pgbench and the broker's row")
     add("--dtx", nargs="+", default=[], metavar="WORD", help="further words for dtx serve, e.g. --dtx=--lanes=32")
     options = parser.parse_args()
     if options.size < 8:
@@ -162,6 +191,7 @@ def main() -> None:
             print(f"pgbench: {pgbench.find_pgbench()}")
         rows: dict[int, Row] = {}
         beside: dict[int, Row] = {}
+        straight: dict[int, Row] = {}
         first = 0
         table = Table(("connections", 14), HEADS)
         try:
@@ -172,11 +202,14 @@ def main() -> None:
                 if other is not None:
                     beside[connections] = measure_postgres(other, servers.directory, connections, options)
                     table.row(f"pgbench {connections}", beside[connections].cells())
+                    if not options.standalone and options.mode == "publish":
+                        straight[connections] = measure_broker(rig, connections)
+                        table.row(f"broker {connections}", straight[connections].cells())
         except (LoadError, pgbench.PgbenchError) as error:
             log = service.log_path.read_text(errors="replace")[-2000:]
             raise SystemExit(f"{error}\nthe log of dtx ends with:\n{log}") from None
     print("every answer was xa-ok, every committed message was in the queue exactly once")
-    print("\n".join(conclusions(rows, beside, options)))
+    print("\n".join(conclusions(rows, beside, straight, options)))
 
 
 if __name__ == "__main__":

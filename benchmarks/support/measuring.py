@@ -86,7 +86,7 @@ class Rig:
         return Address.of(self.service.url()) if self.options.standalone else self.servers.broker
 
 
-def measure(rig: Rig, play: Play, connections: int, first: int, name: str) -> Row:
+def measure(rig: Rig, play: Play, connections: int, first: int, name: str, address: Address | None = None) -> Row:
     """Run the load on so many connections.
 
     Args:
@@ -95,12 +95,13 @@ def measure(rig: Rig, play: Play, connections: int, first: int, name: str) -> Ro
         connections: how many clients.
         first: number of the first connection.
         name: of the row, for the file of its profile.
+        address: where they connect; ``None``: dtx.
 
     Raises:
         LoadError: an answer was wrong.
     """
     options = rig.options
-    with Load(Address.of(rig.service.url()), play, connections, options.processes, first=first) as load:
+    with Load(address or Address.of(rig.service.url()), play, connections, options.processes, first=first) as load:
         load.wait_connected()
         roots = {
             "dtx": (rig.service.pid,),

@@ -1,0 +1,68 @@
+"""A client straight at the broker: what dtx's phase two asks of it for each branch, and nothing else."""
+
+import socket
+
+from benchmarks.support.amqp import CHANNEL, TRANSIENT, Address, RawConnection, message_frames
+from benchmarks.support.dialogue import STAMP, Phase
+from benchmarks.support.load import LoadError
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.frames import method_frame
+
+_PLACE = b"\xf1stamp\xf1\xf1"
+_COMMITTED = method_frame(CHANNEL, keys.TX_COMMIT_OK.to_bytes(4, "big"))
+
+
+class BrokerPlayer:
+    """One connection in its endless row of AMQP transactions; a :class:`~benchmarks.support.load.Player`.
+
+    Each publishes one persistent message, and a transient one of 40 octets as dtx's receipts are, and commits.
+
+    Args:
+        queue: of the messages.
+        receipts: of the transient ones.
+        size: octets of the message.
+        address: of the broker.
+        number: of the connection.
+        run: not used: no xids are needed.
+    """
+
+    __slots__ = ("_place", "_raw", "_said", "count", "number", "socket")
+
+    def __init__(self, queue: bytes, receipts: bytes, size: int, address: Address, number: int, run: bytes) -> None:
+        del run
+        self._raw = RawConnection(address)
+        self._raw.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        self.socket: socket.socket = self._raw.socket
+        self.number = number
+        self.count = 0
+        body = _PLACE + bytes(size - len(_PLACE))
+        self._said = bytearray(
+            message_frames(b"", queue, body)
+            + message_frames(b"", receipts, bytes(40), TRANSIENT)
+            + method_frame(CHANNEL, requests.TX_COMMIT)
+        )
+        self._place = self._said.index(_PLACE)
+
+    def begin(self) -> None:
+        """Publish and commit."""
+        STAMP.pack_into(self._said, self._place, (self.number << 32) + self.count)
+        self.socket.sendall(self._said)
+
+    def hear(self, data: bytes) -> Phase | None:
+        """Take what was read.
+
+        Raises:
+            LoadError: it is not commit-ok.
+        """
+        if data != _COMMITTED:
+            raise LoadError(f"connection {self.number}: the broker answered {data[:80].hex(' ')}")
+        return Phase.COMMIT
+
+    def go_on(self) -> bool:
+        """There is no next step."""
+        self.count += 1
+        return False
+
+    def close(self) -> None:
+        """Close the connection in order."""
+        self._raw.close()
