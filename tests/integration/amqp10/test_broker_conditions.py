@@ -10,10 +10,10 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Disposed
+from dtx.wire.amqp10.events import Attached, Disposed
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, Modified, Outcome, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge
+from dtx.wire.amqp10.terminus import Discharge, Source, Target
 from dtx.wire.amqp10.values import Described, Symbol, ULong
 from tests.conftest import ServiceFactory
 from tests.integration.amqp10.client import Client, Message, proton
@@ -244,3 +244,39 @@ def test_a_link_hears_that_its_stream_was_deleted(service: DtxService, channel: 
         error = raw.detached(link)
         assert error is not None
         assert error.condition == "amqp:resource-deleted"
+
+
+@only_alongside
+def test_who_may_not_read_a_stream_is_refused_when_it_attaches(
+    reader: DtxService, stream: str, shared_rabbitmq: RabbitNode
+) -> None:
+    """2.6.3: the answer to such an attach has no source, and a detach with the reason comes behind it."""
+    user = f"reader-{secrets.token_hex(4)}"
+    shared_rabbitmq.add_user(user, read="nothing")
+    with Raw(reader, user=user, password=user) as raw:
+        session = raw.opened().begin()
+        link = session.new_link("refused", Role.RECEIVER)
+        link.attach(source=Source(address=stream, filter=FIRST), target=Target())
+        link.grant(1)
+        assert raw.expect(Attached).attach.source is None
+        error = raw.detached(link)
+        assert error is not None
+        assert error.condition == "amqp:unauthorized-access"
+        assert raw.sender(session, stream).credit
+    shared_rabbitmq.delete_user(user)
+
+
+@only_alongside
+def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService, stream: str) -> None:
+    """What the broker sends behind its answer may be there before the client has its own."""
+    with Raw(reader) as raw:
+        session = raw.opened().begin()
+        to = raw.sender(session, stream)
+        for number in range(20):
+            raw.outcome(session, raw.post(to, b"%d" % number))
+        link = session.new_link("early", Role.RECEIVER)
+        link.attach(source=Source(address=stream, filter=FIRST), target=Target())
+        link.grant(3)
+        assert [body(raw.take()) for _ in range(3)] == [b"0", b"1", b"2"]
+        link.grant(17)
+        assert [body(raw.take()) for _ in range(17)] == [b"%d" % number for number in range(3, 20)]

@@ -78,6 +78,7 @@ class BrokerNodes:
         self._known: dict[bytes, float] = {}
         self._streams: dict[bytes, tuple[bool, float]] = {}
         self._touched: dict[BrokerOrigin | StreamOrigin, None] = {}
+        self._opening: set[StreamOrigin] = set()
         self._running = False
         self._left: Callable[[], None] | None = None
         self._ended: Callable[[], None] | None = None
@@ -209,8 +210,8 @@ class BrokerNodes:
     ) -> Awaitable[BrokerOrigin | StreamOrigin]:
         """See :class:`~dtx.server.amqp10.nodes.Nodes`.
 
-        Whether the client may read the queue, the broker says when there is credit: whatever asked it before would
-        take a message, or be an error in its log.
+        Whether the client may read a queue, the broker says when there is credit: whatever asked it before would take
+        a message, or be an error in its log. A stream is read from the attach on.
         """
         return self._origin(None if dynamic else address, filters)
 
@@ -232,6 +233,8 @@ class BrokerNodes:
             channel = await OwnChannel(self.upstream).open()
             taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.manager.budget, queue, self)
             await taking.start_tx()
+            if is_stream:
+                return await self._stream_origin(taking, queue, filters)
         except (AmqpError, XaError, ChannelClosed, UpstreamLost) as error:
             if made is not None:
                 self.drop_queue(made)
@@ -240,10 +243,17 @@ class BrokerNodes:
             if isinstance(error, UpstreamLost):
                 raise broker_gone(error) from error
             raise
-        if is_stream:
-            offset, in_place = stream_offset(filters)
-            return StreamOrigin(self, taking, queue, in_place, offset)
         return BrokerOrigin(self, taking, queue, shown, made=made is not None, filters=in_place)
+
+    async def _stream_origin(self, taking: TakingChannel, queue: bytes, filters: dict[str, Any] | None) -> StreamOrigin:
+        offset, in_place = stream_offset(filters)
+        origin = StreamOrigin(self, taking, queue, in_place, offset)
+        self._opening.add(origin)
+        try:
+            await origin.open()
+        finally:
+            self._opening.discard(origin)
+        return origin
 
     async def _is_stream(self, queue: bytes) -> bool:
         """Whether a queue is a stream, which for what it does not know ends the whole connection (540).
@@ -269,6 +279,8 @@ class BrokerNodes:
         try:
             await self._ask(impossible, keys.BASIC_CONSUME_OK)
         except ChannelClosed as closed:
+            if closed.close.reply_code == ReplyCode.ACCESS_REFUSED:
+                raise  # then it does not matter
             failed = closed.close.reply_code == ReplyCode.PRECONDITION_FAILED
             return failed and OFFSET not in closed.close.reply_text
         return True
@@ -464,6 +476,8 @@ class BrokerNodes:
 
     def upstream_lost(self, reason: str) -> None:
         """The connection to the broker is gone, and what was held on it."""
+        for origin in self._opening:
+            origin.upstream_lost(reason)
         if self._running:
             self._running = False
             self.home.fail(broker_gone(reason))

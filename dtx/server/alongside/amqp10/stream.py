@@ -6,11 +6,15 @@ is acknowledged when it has been sent, which to a stream means no more than that
 is no memory for a message, the consumer goes, and another one begins at that message's offset later. A stream does not
 know basic.get, nor that anything is given back: for both the broker ends the whole connection. So nothing is, and a
 drain ends when nothing has come for a moment.
+
+The client's attach is answered when the broker has taken the consumer: what it refuses is refused there and then.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.server.alongside.amqp10.refusals import broker_error
@@ -19,6 +23,7 @@ from dtx.server.amqp10.nodes import Handed, Receiver, Working
 from dtx.server.amqp10.values import to_field
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.wire.amqp09 import content, keys, properties, requests, tables
@@ -40,6 +45,15 @@ _QUIET: Final = 0.25
 """Seconds without a message after which a drained link has had all that there is."""
 _METHOD: Final = 1
 """Type of a frame."""
+
+
+class Phase(Enum):
+    """Of the link."""
+
+    OPENING = auto()
+    """The broker has not answered, or the client has not been answered yet."""
+    OPEN = auto()
+    CLOSED = auto()
 
 
 class StreamOrigin:
@@ -69,15 +83,32 @@ class StreamOrigin:
         self._reading = False
         self._lost = False
         """There was no memory: what comes of the present consumer comes again, of the next."""
-        self._closed = False
+        self._phase = Phase.OPENING
+        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the broker has taken the first consumer, or refused it."""
+        self._failure: AmqpError | None = None
+        """What has become of it before the link was there."""
         self._quiet: asyncio.TimerHandle | None = None
         taking.owner = self
         taking.on_message = self._arrived
 
+    async def open(self) -> None:
+        """Begin to read, before the link is there.
+
+        Raises:
+            ChannelClosed: the broker refuses it.
+            UpstreamLost: the connection to the broker is gone.
+        """
+        self._consume()
+        await self._taken
+
     def begin(self, receiver: Receiver) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
         self._receiver = receiver
-        self._consume()
+        self._phase = Phase.OPEN
+        if self._failure is not None:
+            self._nodes.home.soon(partial(receiver.fail, self._failure))
+        self._nodes.touch(self)
 
     def _consume(self) -> None:
         self._consumer += 1
@@ -102,7 +133,7 @@ class StreamOrigin:
 
     def flush(self) -> None:
         """Send what there is credit for, and what it makes room for may come."""
-        if self._closed:
+        if self._phase is not Phase.OPEN:
             return
         receiver = self._receiver
         sent: list[Delivery] = []
@@ -133,7 +164,7 @@ class StreamOrigin:
     # -- messages
 
     def _arrived(self, delivery: Delivery, _message: Incoming) -> None:
-        if self._lost or self._closed:
+        if self._lost or self._phase is Phase.CLOSED:
             self._taking.ack((delivery,))
             return
         if delivery.body is None:
@@ -151,10 +182,13 @@ class StreamOrigin:
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
-        if buffer[start] != _METHOD or self._closed:
+        if buffer[start] != _METHOD or self._phase is Phase.CLOSED:
             return
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
-        if key == keys.BASIC_CANCEL_OK:
+        if key == keys.BASIC_CONSUME_OK:
+            if not self._taken.done():
+                self._taken.set_result(None)
+        elif key == keys.BASIC_CANCEL_OK:
             self._reading = content.consumer_tag(buffer[start + 7 : end - 1]) != b"%d" % self._consumer
             self._nodes.touch(self)
         elif key == keys.BASIC_CANCEL:
@@ -162,14 +196,27 @@ class StreamOrigin:
 
     def _deleted(self) -> None:
         name = self._queue.decode("utf-8", "replace")
-        self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"stream '{name}' was deleted"))
+        self._fail(AmqpError(Condition.RESOURCE_DELETED, f"stream '{name}' was deleted"))
+
+    def _fail(self, error: AmqpError) -> None:
+        if self._phase is Phase.OPENING:
+            self._failure = error
+        else:
+            self._receiver.fail(error)
 
     def upstream_closed(self, close: Close) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
-        if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
+        if not self._taken.done():
+            self._taken.set_exception(ChannelClosed(close))
+        elif close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
             self._deleted()
         else:
-            self._receiver.fail(broker_error(close))
+            self._fail(broker_error(close))
+
+    def upstream_lost(self, reason: str) -> None:
+        """The connection to the broker is gone, while this waits for it."""
+        if not self._taken.done():
+            self._taken.set_exception(UpstreamLost(reason))
 
     def upstream_close_ok(self) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
@@ -217,7 +264,7 @@ class StreamOrigin:
 
     def close(self, taken: Sequence[object]) -> None:  # noqa: ARG002 - nothing of a stream is taken
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._closed = True
+        self._phase = Phase.CLOSED
         self._stop_waiting()
         self._taking.ack([delivery for delivery, _ in self._ahead])
         self._ahead.clear()
