@@ -185,6 +185,7 @@ def test_a_message_that_cannot_be_read_any_more_returns_as_it_is(small: DtxServi
         session = raw.opened().begin()
         raw.receiver(session, name, credit=1)
         found = raw.take()
+        assert small.database is not None
         with psycopg.connect(small.database) as database:
             (kept,) = database.execute(_READ, (name.encode(),)).fetchone() or (b"",)
             database.execute(_SPOILED, (kept[:-1], name.encode()))
