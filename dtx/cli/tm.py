@@ -118,6 +118,7 @@ def _round(manager: Any, *, as_json: bool, patient: bool) -> bool:
                 {
                     "committed": [str(xid) for xid in report.committed],
                     "rolled_back": [str(xid) for xid in report.rolled_back],
+                    "one_phase": [str(xid) for xid in report.one_phase],
                     "waiting": {str(xid): why for xid, why in report.waiting.items()},
                     "unreachable": report.unreachable,
                     "heuristics": [str(found) for found in report.heuristics],

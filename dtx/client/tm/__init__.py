@@ -24,8 +24,9 @@ with branches prepared, before the decision           recovery writes "rollback"
                                                       they are older than the interval and the process is dead
 while the decision is being written                   the log has it or not; recovery does as the log says
 after the decision, in the second phase               recovery commits the branches that are left
-when a branch alone commits in one phase              the branch is committed or not; nothing is left in doubt, but the
-                                                      program does not know which: ask by what it wrote
+when a branch alone commits in one phase              the branch is committed or not, as its resource decides; the log
+                                                      says nothing about it. The program does not know which it is: ask
+                                                      by what it wrote
 when all branches are told, before the log is         recovery asks once more, hears that the branches are not known
                                                       any more, and finishes the decision
 while a heuristic outcome is recorded or forgotten    it is recorded first; recovery finds it again at the resource

@@ -19,6 +19,12 @@ Bitronix where these differ:
     PROTO, INVAL    left to recovery                                   left to recovery
 
 dtx says with XAER_NOTA how a branch ended that ended lately; that is believed before all of the above.
+
+A branch that is alone commits in one phase: its resource manager decides, and no log of ours knows (Narayana and
+Atomikos write nothing either). If the program dies in that call, recovery finds a branch without a decision, fences it
+and rolls it back as every orphan. A resource that answers that it is committing it, or has committed it, was asked by
+the program before: nobody else commits a branch about which nothing was decided, but an operator, whose doings have
+answers of their own. So it is neither damage nor undone: the fence is withdrawn, and the log says nothing.
 """
 
 from collections.abc import Sequence
@@ -30,6 +36,7 @@ from dtx.client.errors import (
     XA_HEURMIX,
     XA_HEURRB,
     XAER_NOTA,
+    XAER_PROTO,
     XAER_RMFAIL,
     XAException,
     XAHeuristic,
@@ -50,6 +57,8 @@ from dtx.xa.xid import Xid
 
 _ENDED: Final = "completed: "
 """What dtx says in a 404 before the event by which the branch has ended."""
+_COMMITTING: Final = ("illegal in state committing", "illegal in state taking-one-phase")
+"""What dtx says in a 503 of a branch that it was told to commit, and has not yet."""
 
 
 @dataclass(slots=True)
@@ -91,6 +100,8 @@ class Completion:
 
     reports: list[HeuristicReport] = field(default_factory=list)
     unfinished: dict[str, XAException | TransactionError] = field(default_factory=dict)
+    alone: set[str] = field(default_factory=set)
+    """Branches that recovery wanted to roll back, and their resources commit or have committed, in one phase."""
 
     @property
     def damage(self) -> list[HeuristicReport]:
@@ -234,7 +245,7 @@ def complete(
     Returns:
         Whether it is done with.
     """
-    session, uncertain = branch.session, recovering
+    session, uncertain, orphaned = branch.session, recovering, recovering and decision is Decision.ROLLBACK
     answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
     fresh = None
     if isinstance(answer, XAER_RMFAIL):
@@ -246,7 +257,11 @@ def complete(
             else:
                 session = fresh
                 answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
-    done = yield from _understand(branch, session, decision, answer, uncertain, completion, forget)
+    if orphaned and _decided_alone(answer):
+        completion.alone.add(branch.name)
+        done = True
+    else:
+        done = yield from _understand(branch, session, decision, answer, uncertain, completion, forget)
     if fresh is not None:
         yield Release(resource=branch.resource, session=fresh)
     if done:
@@ -324,6 +339,17 @@ def _unknown(branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: b
     if isinstance(row, DecisionRow) and (row.finished is not None or row.recoveries):
         return None  # recovery was quicker, in another process
     return Heuristic.HAZARD
+
+
+def _decided_alone(answer: object) -> bool:
+    """Whether a resource that is asked to roll an orphan back was asked to commit it in one phase, and does or did."""
+    match answer:
+        case XAER_PROTO():
+            return any(words in answer.reason for words in _COMMITTING)
+        case XAER_NOTA():
+            return ended_as(answer) is Heuristic.COMMITTED
+        case _:
+            return False
 
 
 def ended_as(answer: XAER_NOTA) -> Heuristic | None:

@@ -155,12 +155,16 @@ class DecisionLog(ABC):
         """The decision about a transaction, ``None``: there is none, so it is rolled back."""
 
     @abstractmethod
-    def unfinished(self, node: str) -> list[DecisionRow]:
-        """Decisions to commit of a node that are not finished, the oldest first."""
+    def unfinished(self, node: str, decision: Decision = Decision.COMMIT) -> list[DecisionRow]:
+        """Decisions of a node that are not finished, the oldest first."""
 
     @abstractmethod
     def take_up(self, gtrid: bytes) -> None:
         """Count, durably, that recovery is about to complete the branches of a transaction."""
+
+    @abstractmethod
+    def withdraw(self, gtrid: bytes) -> None:
+        """Remove a decision to roll back that turned out to be none of ours: the branch decided alone, in one phase."""
 
     @abstractmethod
     def prune(self, older: timedelta) -> int:

@@ -79,6 +79,7 @@ class BaseTransactionManager:
         self._one_phase = one_phase
         self._running: set[bytes] = set()
         self._first_seen: dict[Xid, float] = {}
+        self._alone: set[Xid] = set()
         for resource in resources:
             self.register(resource)
 
@@ -160,6 +161,7 @@ class BaseTransactionManager:
             running=self._running.__contains__,
             interval=self.interval,
             first_seen=self._first_seen,
+            alone=self._alone,
             forget=self._forget,
         )
 
@@ -174,7 +176,7 @@ class BaseTransactionManager:
             metrics.heuristics.labels(node, found.outcome.value).inc()
             level = logging.ERROR if found.damaging else logging.WARNING
             _log.log(level, "%s: recovery found a heuristic outcome: %s", found.gtrid.decode("ascii"), found)
-        if report.committed or report.rolled_back:
+        if report.committed or report.rolled_back or report.one_phase:
             _log.info("recovered: %s", report)
         for name, why in report.unreachable.items():
             _log.warning("recovery cannot reach %s: %s", name, why)

@@ -1,21 +1,16 @@
 """The log of decisions in PostgreSQL: for processes of one node on several machines, or without a disk of their own."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
-from functools import wraps
+from datetime import datetime
 from hashlib import sha256
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 import psycopg
 
-from dtx.client.tm.decisions import Batch, Decision, DecisionLog, DecisionRow, now
-from dtx.client.tm.errors import HeuristicReport, LogFailed
-from dtx.xa.codes import Heuristic
+from dtx.client.tm.errors import LogFailed
+from dtx.client.tm.relational import RelationalLog, Statements, twice
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 _SCHEMA: Final = """
 SELECT pg_advisory_xact_lock(7240001);
 CREATE SCHEMA IF NOT EXISTS dtx_tm;
@@ -41,28 +36,33 @@ CREATE TABLE IF NOT EXISTS dtx_tm.heuristic (
     PRIMARY KEY (gtrid, resource)
 );
 """
-_COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
 
 
-def _twice(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Once more on a new connection where the connection was lost: PostgreSQL may have restarted since the last call.
+class _Open:
+    """An open transaction. What gives no rows is on its way until something does, or until the transaction ends."""
 
-    Nothing here does harm when it is done twice: a decision that came in the first time is found, and stands.
-    """
+    def __init__(self, database: psycopg.Connection, pipeline: psycopg.Pipeline) -> None:
+        self._database = database
+        self._pipeline = pipeline
 
-    @wraps(method)
-    def retried(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return method(*args, **kwargs)
-        except LogFailed as error:
-            if not isinstance(error.__cause__, psycopg.OperationalError):
-                raise
-        return method(*args, **kwargs)
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a query."""
+        return self._database.execute(statement.encode(), values).fetchall()
 
-    return retried
+    def change(self, statement: str, values: Sequence[object] = ()) -> int:
+        """Run a statement."""
+        cursor = self._database.execute(statement.encode(), values)
+        self._pipeline.sync()
+        return cursor.rowcount
+
+    def each(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """Run it with each row of values."""
+        if values:
+            with self._database.cursor() as cursor:
+                cursor.executemany(statement.encode(), values)
 
 
-class PostgresLog(DecisionLog):
+class PostgresLog(RelationalLog):
     """A log in the schema ``dtx_tm`` of a PostgreSQL database, over one connection that is made again when it is lost.
 
     Not through a pooler that shares sessions between transactions (PgBouncer's transaction mode): a lock of the session
@@ -75,12 +75,15 @@ class PostgresLog(DecisionLog):
         LogFailed: it cannot be used, or the server does not write to disk what it commits (``fsync=off``).
     """
 
+    tables = "dtx_tm."
+    placeholder = "%s"
+
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
         self._database: psycopg.Connection | None = None
         self._claims: set[int] = set()
-        with self._transaction() as database:
+        with self._session() as database:
             # looked at first: who may use the schema may not be allowed to make it
             found = database.execute("SELECT to_regclass('dtx_tm.heuristic')").fetchone()
             if found == (None,):
@@ -109,8 +112,8 @@ class PostgresLog(DecisionLog):
         return database
 
     @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Connection]:
-        """One transaction; after any error the connection is not used again."""
+    def _session(self) -> Iterator[psycopg.Connection]:
+        """The connection in a transaction; after any error it is not used again."""
         with self._writing:
             try:
                 database = self._connect()
@@ -123,116 +126,44 @@ class PostgresLog(DecisionLog):
                 self._drop()
                 raise
 
+    @contextmanager
+    def transaction(self) -> Iterator[Statements]:
+        """One transaction: one flush of PostgreSQL's log, and as few round trips as its queries leave."""
+        with self._session() as database, database.pipeline() as pipeline:
+            yield _Open(database, pipeline)
+
+    def lost(self, error: LogFailed) -> bool:
+        """Whether the server ended the connection, or could not be reached."""
+        return isinstance(error.__cause__, psycopg.OperationalError)
+
+    def when(self, at: datetime) -> datetime:
+        """As it is."""
+        return at
+
+    def time(self, found: datetime) -> datetime:
+        """As it is."""
+        return found
+
     def _drop(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             with suppress(psycopg.Error):
                 database.close()
 
-    @_twice
-    def write(self, batch: Batch) -> None:
-        """Write *batch*, with one flush of PostgreSQL's log."""
-        # In the order of their keys, so that two processes never wait for each other.
-        entries = sorted(batch.entries, key=lambda entry: entry.row.gtrid)
-        with self._transaction() as database, database.pipeline(), database.cursor() as cursor:
-            for entry in entries:
-                row = entry.row
-                cursor.execute(
-                    "INSERT INTO dtx_tm.decision (gtrid, format_id, node, decision, at, resources)"
-                    " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid) DO NOTHING",
-                    (row.gtrid, row.format_id, row.node, row.decision.value, row.at, json.dumps(row.resources)),
-                )
-            cursor.executemany(
-                "UPDATE dtx_tm.decision SET finished = %s WHERE gtrid = %s AND finished IS NULL",
-                [(at, gtrid) for gtrid, at in sorted(batch.finished)],
-            )
-            # A statement of its own: it sees a row of somebody else that the insert had to wait for.
-            cursor.execute(
-                "SELECT gtrid, decision FROM dtx_tm.decision WHERE gtrid = ANY(%s)",
-                ([entry.row.gtrid for entry in entries],),
-            )
-            stands = {bytes(gtrid): Decision(decision) for gtrid, decision in cursor.fetchall()}
-        for entry in entries:  # only now is it durable
-            entry.stands = stands[entry.row.gtrid]
-
-    @_twice
-    def read(self, gtrid: bytes) -> DecisionRow | None:
-        """The decision about a transaction."""
-        with self._transaction() as database:
-            found = database.execute(
-                f"SELECT {_COLUMNS} FROM dtx_tm.decision WHERE gtrid = %s",  # noqa: S608 - our own names
-                (gtrid,),
-            ).fetchone()
-        return None if found is None else _row(found)
-
-    @_twice
-    def unfinished(self, node: str) -> list[DecisionRow]:
-        """Decisions to commit that are not finished."""
-        query = (
-            f"SELECT {_COLUMNS} FROM dtx_tm.decision"  # noqa: S608 - our own names
-            " WHERE node = %s AND finished IS NULL AND decision = 'commit' ORDER BY at"
-        )
-        with self._transaction() as database:
-            return [_row(found) for found in database.execute(query, (node,)).fetchall()]
-
-    @_twice
-    def take_up(self, gtrid: bytes) -> None:
-        """Count that recovery completes it."""
-        with self._transaction() as database:
-            database.execute("UPDATE dtx_tm.decision SET recoveries = recoveries + 1 WHERE gtrid = %s", (gtrid,))
-
-    @_twice
-    def prune(self, older: timedelta) -> int:
-        """Remove what was finished so long ago."""
-        before = now() - older
-        with self._transaction() as database:
-            return database.execute(
-                "DELETE FROM dtx_tm.decision WHERE finished < %s OR (decision = 'rollback' AND at < %s)",
-                (before, before),
-            ).rowcount
-
-    @_twice
-    def record(self, report: HeuristicReport) -> None:
-        """Make a heuristic outcome durable."""
-        values = (report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, now())
-        with self._transaction() as database:
-            database.execute(
-                "INSERT INTO dtx_tm.heuristic (gtrid, resource, outcome, decision, reason, at)"
-                " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid, resource) DO NOTHING",
-                values,
-            )
-
-    @_twice
-    def forgotten(self, gtrid: bytes, resource: str) -> None:
-        """The resource has forgotten it."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dtx_tm.heuristic SET forgotten = %s WHERE gtrid = %s AND resource = %s AND forgotten IS NULL",
-                (now(), gtrid, resource),
-            )
-
-    @_twice
-    def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
-        """Reports, with when they were recorded and forgotten."""
-        query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM dtx_tm.heuristic"
-        query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
-        with self._transaction() as database:
-            return [(_report(found[:5]), found[5], found[6]) for found in database.execute(query).fetchall()]
-
     def claim(self, node: str, process: str) -> None:
         """Hold an advisory lock of the session."""
         key = _key(node, process)
         self._claims.add(key)
-        with self._transaction() as database:
+        with self._session() as database:
             database.execute("SELECT pg_try_advisory_lock(%s)", (key,))
 
-    @_twice
+    @twice
     def alive(self, node: str, process: str) -> bool:
         """Whether somebody holds that lock."""
         key = _key(node, process)
         if key in self._claims:
             return True
-        with self._transaction() as database:
+        with self._session() as database:
             return database.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone() == (False,)
 
     def close(self) -> None:
@@ -247,24 +178,3 @@ class PostgresLog(DecisionLog):
 
 def _key(node: str, process: str) -> int:
     return int.from_bytes(sha256(f"dtx.tm/{node}/{process}".encode()).digest()[:8], "big", signed=True)
-
-
-def _row(found: Any) -> DecisionRow:
-    gtrid, format_id, node, decision, at, finished, resources, recoveries = found
-    return DecisionRow(
-        gtrid=bytes(gtrid),
-        format_id=format_id,
-        node=node,
-        decision=Decision(decision),
-        at=at,
-        finished=finished,
-        resources=tuple(resources),
-        recoveries=recoveries,
-    )
-
-
-def _report(found: Any) -> HeuristicReport:
-    gtrid, resource, outcome, decision, reason = found
-    return HeuristicReport(
-        gtrid=bytes(gtrid), resource=resource, outcome=Heuristic(outcome), decision=decision, reason=reason
-    )

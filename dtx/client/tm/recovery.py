@@ -1,11 +1,14 @@
 """Recovery, without any I/O: what a node left open is completed as it was decided, and never anything of others.
 
-Two passes. First the log: decisions to commit that are not finished; their branches are committed one by one, whether
+Three passes. First the log: decisions to commit that are not finished; their branches are committed one by one, whether
 or not a resource lists them (dtx lists only what its user may see). Then the resources: each lists what it has in
 doubt, and every branch of this node for which there is no decision is an orphan. It is rolled back when three things
 hold: its process is dead or is this one, and the transaction is not running here; it is older than the interval; and
 the log has taken the roll-back as *the* decision. The last one is what atomicity rests on, the others spare the work
-of those who live.
+of those who live. Last, the log again: roll-backs that are not finished, of branches that no resource lists any more.
+
+A resource may answer that an orphan commits: its program died while it committed the branch alone, in one phase. Then
+the roll-back is withdrawn from the log, which is to say nothing about what it did not decide.
 """
 
 import time
@@ -31,6 +34,9 @@ class RecoveryReport:
     """Branches that were decided to commit, and are committed."""
     rolled_back: list[Xid] = field(default_factory=list)
     """Orphans, which are rolled back."""
+    one_phase: list[Xid] = field(default_factory=list)
+    """Branches that their resources commit or have committed, told so by a program that died in its one-phase commit.
+    They are in nobody's doubt; the log has nothing about them."""
     waiting: dict[Xid, str] = field(default_factory=dict)
     """Branches of this node that are left alone for now, and why."""
     unreachable: dict[str, str] = field(default_factory=dict)
@@ -47,6 +53,7 @@ class RecoveryReport:
 
     def __str__(self) -> str:
         parts = [f"{len(self.committed)} committed", f"{len(self.rolled_back)} rolled back"]
+        parts += [f"{len(self.one_phase)} committed in one phase"] if self.one_phase else []
         parts += [f"{len(self.waiting)} waiting"] if self.waiting else []
         parts += [f"{len(self.heuristics)} heuristic"] if self.heuristics else []
         parts += [f"{name}: {why}" for name, why in self.unreachable.items()]
@@ -63,6 +70,7 @@ class Round:
         running: whether a transaction is running in this process.
         interval: seconds for which an orphan is left alone.
         first_seen: when an orphan was first seen by this process, on the monotonic clock; kept between rounds.
+        alone: branches that commit in one phase, as their resources have said; kept between rounds.
         forget: whether heuristic outcomes are forgotten once they are recorded.
     """
 
@@ -71,6 +79,7 @@ class Round:
     running: Callable[[bytes], bool]
     interval: float
     first_seen: dict[Xid, float]
+    alone: set[Xid] = field(default_factory=set)
     forget: bool = True
     report: RecoveryReport = field(default_factory=RecoveryReport)
     sessions: dict[str, Any] = field(default_factory=dict)
@@ -88,8 +97,12 @@ class Round:
         in_doubt: set[Xid] = set()
         for resource in self.resources.values():
             in_doubt.update((yield from self._scan(resource)))
+        _raised((yield Write(call=lambda log: log.flush())))
+        for row in _raised((yield Write(call=lambda log: log.unfinished(self.identity.node, Decision.ROLLBACK)))):
+            yield from self._roll_back(row, in_doubt)
         for xid in [xid for xid in self.first_seen if xid not in in_doubt]:
             del self.first_seen[xid]
+        self.alone &= in_doubt
         _raised((yield Write(call=lambda log: log.flush())))
         return self.report
 
@@ -119,6 +132,21 @@ class Round:
             yield Write(call=lambda log: log.finish(row.gtrid))
             yield Reach(point=Point.RECOVERY_FINISHED)
 
+    def _roll_back(self, row: DecisionRow, in_doubt: set[Xid]) -> Steps[None]:
+        """It was written that a transaction is rolled back, and not that it is done: somebody died in between."""
+        if self.running(row.gtrid):
+            return
+        for name in row.resources:
+            resource = self.resources.get(name.partition("/")[0])
+            if resource is None or self.sessions.get(resource.name) is None:
+                return
+            xid = self.identity.xid(row.gtrid, name)
+            if xid in in_doubt:
+                return  # it was judged just now, and is done or waits
+            if not (yield from self._complete(resource, xid, Decision.ROLLBACK, listed=False)) or xid in self.alone:
+                return
+        yield Write(call=lambda log: log.finish(row.gtrid))
+
     # -- what resources have in doubt ---------------------------------------------------------------------------------
 
     def _scan(self, resource: Any) -> Steps[Sequence[Xid]]:
@@ -138,7 +166,7 @@ class Round:
 
     def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Steps[None]:
         """Complete a branch that is in doubt, if it may be."""
-        if self.running(xid.gtrid):
+        if self.running(xid.gtrid) or xid in self.alone:
             return
         row = _raised((yield Write(call=lambda log: log.read(xid.gtrid))))
         decision = None if row is None else row.decision
@@ -154,7 +182,7 @@ class Round:
         if decision is Decision.COMMIT:
             _raised((yield Write(call=lambda log: log.take_up(xid.gtrid))))
         done = yield from self._complete(resource, xid, decision)
-        if done and decision is Decision.ROLLBACK:
+        if done and decision is Decision.ROLLBACK and xid not in self.alone:
             yield Write(call=lambda log: log.finish(xid.gtrid))
 
     def _patience(self, xid: Xid, owner: Gtrid, decision: Decision | None, *, elsewhere: bool) -> str:
@@ -192,7 +220,15 @@ class Round:
     def _alive(self, owner: Gtrid) -> Write:
         return Write(call=lambda log: log.alive(owner.node, owner.process))
 
-    def _complete(self, resource: Any, xid: Xid, decision: Decision) -> Steps[bool]:
+    def _complete(self, resource: Any, xid: Xid, decision: Decision, *, listed: bool = True) -> Steps[bool]:
+        """Tell a resource what was decided.
+
+        Args:
+            resource: whose branch.
+            xid: the branch.
+            decision: what.
+            listed: whether there is a branch, as far as is known.
+        """
         session = yield from self._session(resource)
         if session is None:
             self.report.waiting[xid] = f"{resource.name} is out of reach"
@@ -201,9 +237,13 @@ class Round:
         branch = Branch(resource, session, xid)
         done = yield from complete(branch, decision, completion, forget=self.forget, recovering=True)
         self.report.heuristics += completion.reports
-        if done:
+        if completion.alone:
+            _raised((yield Write(call=lambda log: log.withdraw(xid.gtrid))))
+            self.alone.add(xid)
+            self.report.one_phase.append(xid)
+        elif done:
             told = self.report.committed if decision is Decision.COMMIT else self.report.rolled_back
-            told.append(xid)
+            told += [xid] * listed
         else:
             self.report.waiting[xid] = str(completion.unfinished[branch.name])
         yield Reach(point=Point.RECOVERY_COMPLETED)

@@ -1,18 +1,16 @@
 """The log of decisions in a SQLite file: for processes of one machine."""
 
 import fcntl
-import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dtx.client.tm.decisions import Batch, Decision, DecisionLog, DecisionRow, now
-from dtx.client.tm.errors import HeuristicReport, LogFailed
-from dtx.xa.codes import Heuristic
+from dtx.client.tm.errors import LogFailed
+from dtx.client.tm.relational import RelationalLog, Statements
 
 _BUSY: Final = 30.0
 """Seconds to wait for another process that writes: each holds the file for one fsync."""
@@ -39,10 +37,28 @@ CREATE TABLE IF NOT EXISTS heuristic (
     PRIMARY KEY (gtrid, resource)
 ) WITHOUT ROWID;
 """
-_COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
 
 
-class SqliteLog(DecisionLog):
+class _Open:
+    """An open transaction."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query."""
+        return self._database.execute(statement, values).fetchall()
+
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement."""
+        return self._database.execute(statement, values).rowcount
+
+    def each(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
+        """Run it with each row of values."""
+        self._database.executemany(statement, values)
+
+
+class SqliteLog(RelationalLog):
     """A log in a SQLite file, with ``synchronous=FULL``: a decision is on the disk before a branch is told.
 
     The file must be on a local disk: SQLite's locks do not work over network file systems. Beside it, a file
@@ -55,12 +71,15 @@ class SqliteLog(DecisionLog):
         LogFailed: it cannot be opened, or is no such log.
     """
 
+    tables = ""
+    placeholder = "?"
+
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path.absolute()
         self._database: sqlite3.Connection | None = None
         self._claims: dict[Path, int] = {}
-        with self._transaction():
+        with self.transaction():
             pass
 
     def __repr__(self) -> str:
@@ -92,13 +111,13 @@ class SqliteLog(DecisionLog):
         return database
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; after any error the connection is not used again."""
+    def transaction(self) -> Iterator[Statements]:
+        """One transaction: one fsync."""
         with self._writing:
             try:
                 database = self._connect()
                 database.execute("BEGIN IMMEDIATE")
-                yield database
+                yield _Open(database)
                 database.execute("COMMIT")
             except sqlite3.Error as error:
                 self._drop()
@@ -107,81 +126,23 @@ class SqliteLog(DecisionLog):
                 self._drop()
                 raise
 
+    def lost(self, error: LogFailed) -> bool:  # noqa: ARG002 - a file is no connection that is lost
+        """Never."""
+        return False
+
+    def when(self, at: datetime) -> str:
+        """ISO 8601."""
+        return at.isoformat(timespec="microseconds")
+
+    def time(self, found: str) -> datetime:
+        """The same backwards."""
+        return datetime.fromisoformat(found)
+
     def _drop(self) -> None:
         database, self._database = self._database, None
         if database is not None:
             with suppress(sqlite3.Error):
                 database.close()  # rolls back what is open
-
-    def write(self, batch: Batch) -> None:
-        """Write *batch*, with one fsync."""
-        with self._transaction() as database:
-            for entry in batch.entries:
-                row = entry.row
-                database.execute(
-                    "INSERT INTO decision (gtrid, format_id, node, decision, at, resources) VALUES (?, ?, ?, ?, ?, ?)"
-                    " ON CONFLICT (gtrid) DO NOTHING",
-                    (row.gtrid, row.format_id, row.node, row.decision.value, _text(row.at), json.dumps(row.resources)),
-                )
-                found = database.execute("SELECT decision FROM decision WHERE gtrid = ?", (row.gtrid,)).fetchone()
-                entry.stands = Decision(found[0])
-            database.executemany(
-                "UPDATE decision SET finished = ? WHERE gtrid = ? AND finished IS NULL",
-                [(_text(at), gtrid) for gtrid, at in batch.finished],
-            )
-
-    def read(self, gtrid: bytes) -> DecisionRow | None:
-        """The decision about a transaction."""
-        with self._transaction() as database:
-            found = database.execute(f"SELECT {_COLUMNS} FROM decision WHERE gtrid = ?", (gtrid,)).fetchone()  # noqa: S608
-        return None if found is None else _row(found)
-
-    def unfinished(self, node: str) -> list[DecisionRow]:
-        """Decisions to commit that are not finished."""
-        query = (
-            f"SELECT {_COLUMNS} FROM decision"  # noqa: S608 - our own names
-            " WHERE node = ? AND finished IS NULL AND decision = 'commit' ORDER BY at"
-        )
-        with self._transaction() as database:
-            return [_row(found) for found in database.execute(query, (node,))]
-
-    def take_up(self, gtrid: bytes) -> None:
-        """Count that recovery completes it."""
-        with self._transaction() as database:
-            database.execute("UPDATE decision SET recoveries = recoveries + 1 WHERE gtrid = ?", (gtrid,))
-
-    def prune(self, older: timedelta) -> int:
-        """Remove what was finished so long ago."""
-        before = _text(now() - older)
-        with self._transaction() as database:
-            return database.execute(
-                "DELETE FROM decision WHERE finished < ? OR (decision = 'rollback' AND at < ?)", (before, before)
-            ).rowcount
-
-    def record(self, report: HeuristicReport) -> None:
-        """Make a heuristic outcome durable."""
-        values = (report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, _text(now()))
-        with self._transaction() as database:
-            database.execute(
-                "INSERT INTO heuristic (gtrid, resource, outcome, decision, reason, at) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (gtrid, resource) DO NOTHING",
-                values,
-            )
-
-    def forgotten(self, gtrid: bytes, resource: str) -> None:
-        """The resource has forgotten it."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE heuristic SET forgotten = ? WHERE gtrid = ? AND resource = ? AND forgotten IS NULL",
-                (_text(now()), gtrid, resource),
-            )
-
-    def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
-        """Reports, with when they were recorded and forgotten."""
-        query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM heuristic"
-        query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
-        with self._transaction() as database:
-            return [(_report(found[:5]), _time(found[5]), _time_or_none(found[6])) for found in database.execute(query)]
 
     def claim(self, node: str, process: str) -> None:
         """Hold a lock on a file that has the name of the process; the system lets go of it when the process ends."""
@@ -228,36 +189,3 @@ class SqliteLog(DecisionLog):
             for path, descriptor in claims.items():
                 path.unlink(missing_ok=True)
                 os.close(descriptor)
-
-
-def _row(found: Any) -> DecisionRow:
-    gtrid, format_id, node, decision, at, finished, resources, recoveries = found
-    return DecisionRow(
-        gtrid=bytes(gtrid),
-        format_id=format_id,
-        node=node,
-        decision=Decision(decision),
-        at=_time(at),
-        finished=_time_or_none(finished),
-        resources=tuple(json.loads(resources)),
-        recoveries=recoveries,
-    )
-
-
-def _report(found: Any) -> HeuristicReport:
-    gtrid, resource, outcome, decision, reason = found
-    return HeuristicReport(
-        gtrid=bytes(gtrid), resource=resource, outcome=Heuristic(outcome), decision=decision, reason=reason
-    )
-
-
-def _text(at: datetime) -> str:
-    return at.isoformat(timespec="microseconds")
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
-def _time_or_none(text: str | None) -> datetime | None:
-    return None if text is None else _time(text)

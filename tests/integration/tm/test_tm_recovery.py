@@ -29,6 +29,8 @@ from dtx.client.tm import (
 from dtx.client.tm.decisions import DecisionRow, now
 from dtx.client.tm.names import Gtrid
 from dtx.client.tm.points import Point
+from tests.support.broker import only_alongside
+from tests.support.processes import wait_until
 from tests.support.tm import World, new_id, write
 
 ALL = ("db1", "db2", "q1", "q2")
@@ -237,6 +239,38 @@ def test_a_heuristic_commit_of_what_is_committed_is_no_damage(world: World) -> N
         assert [(found.resource, found.damaging) for found in report.heuristics] == [("q1", False)]
         assert tm.log.read(tx.gtrid) is not None
     assert world.in_doubt() == []
+
+
+@only_alongside
+def test_a_one_phase_commit_that_the_broker_keeps_waiting_is_not_written_down_as_a_roll_back(world: World) -> None:
+    """The branch is committing: its resource manager decided. A decision in the log would contradict its journal."""
+    with world.channel(world.services["q1"]) as direct:
+        direct.exchange_declare("orders", "fanout", durable=True)
+    with world.manager() as tm:
+        tx = tm.begin()
+        tx.enlist("q1").basic_publish("orders", "", b"one")
+        with world.channel(world.services["q1"]) as direct:
+            direct.exchange_delete("orders")
+        with pytest.raises(OutcomeUnknown, match="no exchange 'orders'"):
+            tx.commit()
+    with world.manager() as tm:  # of another process
+        (branch,) = world.in_doubt()
+        report = tm.recover()
+        assert [f"q1 {xid}" for xid in report.one_phase] == [branch]
+        assert report.clean
+        assert tm.log.read(tx.gtrid) is None
+        assert world.in_doubt() == [branch]
+        with world.channel(world.services["q1"]) as direct:
+            direct.exchange_declare("orders", "fanout", durable=True)
+            direct.queue_bind("q", "orders")
+        service = world.services["q1"]
+        service.run("retry", branch.split()[1], "--vhost", service.vhost, "--yes", "--reason", "a test")
+        wait_until(lambda: not world.in_doubt(), what="the end of the branch")
+        assert tm.recover().clean
+        assert tm.log.read(tx.gtrid) is None
+    with world.channel(world.services["q1"]) as direct:
+        direct.exchange_delete("orders")
+    assert world.messages("q1") == ["one"]
 
 
 def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(world: World) -> None:
