@@ -57,6 +57,7 @@ def check_order(bodies: list[bytes], ledger: Ledger) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.short_form(f"{SECONDS:g} s of kills without a broker (make soak)")
 @pytest.mark.timeout(SECONDS * 2 + 300)
 def test_every_promise_is_kept(own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     """Guarantees: "prepared means durable", "nothing is lost", "exactly once", "never 404 in doubt"."""

@@ -41,6 +41,7 @@ def check_memory(target: Target, data: bytes) -> None:
     assert peak(lambda: target.run(data)) <= SPARE + target.cost * len(data)
 
 
+@pytest.mark.short_form("what the fuzzer has ever found, and a few new inputs (make fuzz)")
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_was_ever_found_raises_nothing_and_costs_what_its_size_allows(name: str) -> None:
     inputs = stored(name)

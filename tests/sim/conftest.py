@@ -8,13 +8,17 @@ import pytest
 
 @pytest.fixture
 def unmeasured() -> Iterator[None]:
-    """No line that runs within the test is counted; shorter simulations and other tests reach the same ones."""
-    measurement = coverage.Coverage.current()
-    if measurement is None:
-        yield
-        return
-    measurement.stop()
+    """No line that runs within the test is counted; shorter simulations and other tests reach the same ones.
+
+    Where several processes run the tests, each has more than one measurement, one behind the other: its own as a
+    process that was started by a measured one, and pytest-cov's. The one behind goes on when the other is stopped.
+    """
+    stopped: list[coverage.Coverage] = []
+    while (measurement := coverage.Coverage.current()) is not None:
+        measurement.stop()
+        stopped.append(measurement)
     try:
         yield
     finally:
-        measurement.start()
+        for measurement in reversed(stopped):
+            measurement.start()

@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.short_form(f"{STEPS:,} steps of the simulation (make sim)")
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.timeout(600)
 def test_a_million_steps_of_everything_that_goes_wrong() -> None:

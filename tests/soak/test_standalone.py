@@ -8,6 +8,7 @@ from tests.soak.short import conserved
 
 
 @pytest.mark.slow
+@pytest.mark.short_form("25 s of harm without a broker (make soak)")
 @pytest.mark.timeout(600)
 def test_money_is_conserved_whatever_dies(caplog: pytest.LogCaptureFixture, left_out: Callable[[str], None]) -> None:
     """Guarantee: "exactly once when dtx, PostgreSQL, clients or the network die (standalone: always)"."""

@@ -1,4 +1,4 @@
-"""The last line of a test run says what was not exercised."""
+"""The last line of a test run says what was not exercised, and what only in short form."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def left_out(record_property):
 
 def last_line_of(directory: Path, tests: str, *options: str) -> str:
     (directory / "conftest.py").write_text(CONFTEST)
-    (directory / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    (directory / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers = short_form(what)\n")
     (directory / "test_it.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -39,6 +39,22 @@ def test_a_full_run_says_so(tmp_path: Path) -> None:
     [
         ("import pytest\ndef test_a(): pytest.skip('no moon')", "not exercised: 1 test (no moon)"),
         ("def test_a(left_out): left_out('rain')", "not exercised: rain"),
+        (
+            "import pytest\npytest.skip('no sun', allow_module_level=True)\ndef test_a(): pass",
+            "not exercised: 1 file of tests (no sun)",
+        ),
+        (
+            "import pytest\npytest.importorskip('moonlight')\ndef test_a(): pass",
+            "not exercised: 1 file of tests (could not import 'moonlight': No module named 'moonlight')",
+        ),
+        (
+            "import pytest\n@pytest.mark.short_form('a second of rain (make rain)')\ndef test_a(): pass",
+            "everything was exercised. In short form only: a second of rain (make rain)",
+        ),
+        (
+            "import pytest\n@pytest.mark.short_form('a second (make rain)')\ndef test_a(): pytest.skip('no moon')",
+            "not exercised: 1 test (no moon)",
+        ),
     ],
 )
 @pytest.mark.parametrize("processes", ["0", "2"])

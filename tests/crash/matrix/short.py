@@ -31,7 +31,10 @@ def row(mode: Mode, condition: Condition, kind: Kind, decision: Decision = Decis
 
 def parameters(cells: Iterable[tuple[Row, Cell]]) -> pytest.MarkDecorator:
     """One test for each cell."""
-    named = [pytest.param(row, cell, id=f"{cell.at} - {row.condition} - {row.case.name}") for row, cell in cells]
+    few = pytest.mark.short_form("the kill matrix, once at each point and a few cells more (make crash)")
+    named = [
+        pytest.param(row, cell, id=f"{cell.at} - {row.condition} - {row.case.name}", marks=few) for row, cell in cells
+    ]
     return pytest.mark.parametrize(("row", "cell"), named)
 
 
