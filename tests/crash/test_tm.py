@@ -197,6 +197,7 @@ def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(w
     assert agreed(world) == set()
 
 
+@pytest.mark.short_form("24 transactions of each mode in programs that die (make crash-tm)")
 def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World) -> None:
     """The short form of ``make crash-tm``; the seed is printed with a failure."""
     tally = play(world, 24, seed=7)
