@@ -8,7 +8,7 @@ MIN_IDLE_SECONDS: Final = 0.1
 MAX_NAME: Final = 1024
 """Longest name of a link, characters: names are kept as long as their link is."""
 MAX_TAG: Final = 32
-"""Longest delivery tag, octets: "a delivery-tag may be up to 32 octets of binary data" (2.8.7)."""
+"""Longest delivery tag, octets: "a delivery-tag can be up to 32 octets of binary data" (2.8.7)."""
 MAX_SASL: Final = 8192
 """Largest frame of SASL, octets: 512 are promised, but a response may be a token."""
 
