@@ -24,8 +24,8 @@ def last_line_of(directory: Path, tests: str, *options: str) -> str:
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers = short_form(what)\n")
     (directory / "test_it.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist", *options]
+    env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=60)
     return done.stdout.splitlines()[-1]
 
