@@ -1,0 +1,219 @@
+"""Between ``entry.c`` and :mod:`dtx.client.xa_switch.switch`: C's arguments in, C's outcomes out.
+
+Imported by the interpreter that the shared object starts, and by nothing else: ``_dtx_xa_switch`` is that object.
+
+An outcome stands for failure when it gets here, and its code is the last thing that is written: whatever is raised
+before leaves it as it is.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+from dtx.client.errors import XAER_INVAL, XAException
+from dtx.client.xa_switch import messages
+from dtx.client.xa_switch.codes import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, Call
+from dtx.client.xa_switch.messages import Taken, short
+from dtx.client.xa_switch.switch import Switch
+from dtx.xa.codes import XaError
+from dtx.xa.xid import MAX_BQUAL, MAX_GTRID, Xid
+
+ffi: Final[Any] = import_module("_dtx_xa_switch").ffi
+SWITCH: Final = Switch()
+_STRINGS: Final = ("content_type", "message_id", "correlation_id", "reply_to", "type")
+_ACK, _REQUEUE = 0, 1
+
+
+def _answer(outcome: Any, thread: int, rmid: int | None, work: Callable[[], int]) -> None:
+    """Do *work*, and give its code to C."""
+    try:
+        code = work()
+    except XAException as error:
+        if error.code == XA_OK:  # of no kind that has a number: not to be taken for success
+            raise
+        _say(outcome, str(error))
+        code = error.code
+    except BaseException as error:
+        if rmid is not None:
+            SWITCH.abandon(thread, rmid)
+        _say(outcome, f"internal error: {type(error).__name__}, see stderr")
+        raise  # cffi prints it
+    else:
+        _say(outcome, "")
+    outcome.code = code
+
+
+def _say(outcome: Any, text: str) -> None:
+    room = ffi.sizeof(outcome.reason) - 1
+    ffi.memmove(
+        outcome.reason, text.replace("\0", " ").encode(errors="replace")[:room].ljust(room + 1, b"\0"), room + 1
+    )
+
+
+def _flags(flags: int) -> int:
+    """Where a long has 32 bit, TMASYNC is its sign."""
+    return flags & 0xFFFFFFFF if flags < 0 else flags
+
+
+def _text(what: str, pointer: Any) -> bytes:
+    if pointer == ffi.NULL:
+        raise XAER_INVAL(f"{what} is NULL")
+    return bytes(ffi.string(pointer))
+
+
+def _xid(pointer: Any) -> Xid:
+    """X/Open 4.2: gtrid and bqual follow each other in data.
+
+    Raises:
+        XAER_INVAL: there is none, or its lengths are not possible.
+    """
+    if pointer == ffi.NULL or pointer.formatID == NULL_FORMAT:
+        raise XAER_INVAL("the xid is null")
+    gtrid, bqual = pointer.gtrid_length, pointer.bqual_length
+    if not (1 <= gtrid <= MAX_GTRID and 0 <= bqual <= MAX_BQUAL):
+        raise XAER_INVAL(
+            f"an xid with a gtrid of {gtrid} and a bqual of {bqual} octets; 1 to 64 and 0 to 64 are possible"
+        )
+    data = bytes(ffi.buffer(pointer.data, gtrid + bqual))
+    try:
+        return Xid(pointer.formatID, data[:gtrid], data[gtrid:])
+    except XaError as error:
+        raise XAER_INVAL(error.reason) from None
+
+
+def _open(thread: int, info: Any, rmid: int, flags: int, outcome: Any) -> None:
+    def work() -> int:
+        try:
+            text = _text("the open string", info).decode()
+        except UnicodeDecodeError:
+            raise XAER_INVAL("the open string is not UTF-8") from None
+        return SWITCH.open(thread, text, rmid, _flags(flags))
+
+    _answer(outcome, thread, rmid, work)
+
+
+def _close(thread: int, rmid: int, flags: int, outcome: Any) -> None:
+    _answer(outcome, thread, rmid, lambda: SWITCH.close(thread, rmid, _flags(flags)))
+
+
+def _branch(thread: int, call: int, xid: Any, rmid: int, flags: int, outcome: Any) -> None:
+    _answer(outcome, thread, rmid, lambda: SWITCH.branch(thread, Call(call), _xid(xid), rmid, _flags(flags)))
+
+
+def _recover(thread: int, xids: Any, count: int, rmid: int, flags: int, outcome: Any) -> None:
+    def work() -> int:
+        if xids == ffi.NULL and count > 0:
+            raise XAER_INVAL("xa_recover: no room for xids")
+        found = SWITCH.recover(thread, count, rmid, _flags(flags))
+        for position, xid in enumerate(found):
+            data = xid.gtrid + xid.bqual
+            xids[position].formatID = xid.format_id
+            xids[position].gtrid_length = len(xid.gtrid)
+            xids[position].bqual_length = len(xid.bqual)
+            ffi.memmove(xids[position].data, data, len(data))
+        return len(found)
+
+    _answer(outcome, thread, rmid, work)
+
+
+def _complete(thread: int, rmid: int, flags: int, outcome: Any) -> None:
+    _answer(outcome, thread, rmid, lambda: SWITCH.complete(thread, rmid, _flags(flags)))
+
+
+def _publish(
+    thread: int, exchange: Any, routing_key: Any, body: Any, length: int, properties: Any, outcome: Any
+) -> None:
+    def work() -> int:
+        where = _short("exchange", exchange), _short("routing key", routing_key)
+        if body == ffi.NULL and length > 0:
+            raise XAER_INVAL("the body is NULL")
+        content = bytes(ffi.buffer(body, length)) if length else b""
+        messages.publish(SWITCH.working(thread)[1], *where, content, _properties(properties))
+        return XA_OK
+
+    _answer(outcome, thread, None, work)
+
+
+def _short(what: str, pointer: Any) -> str:
+    return short(what, _text(what, pointer))
+
+
+def _properties(pointer: Any) -> Any:
+    if pointer == ffi.NULL:
+        return messages.properties_of({}, 0, transient=False)
+    values = {name: getattr(pointer, name) for name in (*_STRINGS, "expiration")}
+    given = {name: bytes(ffi.string(value)) for name, value in values.items() if value != ffi.NULL}
+    return messages.properties_of(given, pointer.priority, transient=bool(pointer.transient))
+
+
+def _get(thread: int, queue: Any, buffer: Any, size: int, message: Any, outcome: Any) -> None:
+    def work() -> int:
+        name = _short("queue", queue)
+        if message == ffi.NULL or (buffer == ffi.NULL and size > 0):
+            raise XAER_INVAL("no room for a message")
+        found = messages.get(SWITCH.working(thread)[1], name, size)
+        if found is None:
+            return DTX_EMPTY
+        if isinstance(found, int):
+            message.length = found
+            return DTX_TRUNCATED
+        _tell(message, found)
+        ffi.memmove(buffer, found.body, len(found.body))
+        return XA_OK
+
+    _answer(outcome, thread, None, work)
+
+
+def _tell(message: Any, found: Taken) -> None:
+    message.delivery_tag = found.tag
+    message.length = len(found.body)
+    message.redelivered = found.redelivered
+    _copy(message.exchange, found.exchange)
+    _copy(message.routing_key, found.routing_key)
+    for name in _STRINGS:
+        _copy(getattr(message, name), getattr(found.properties, name))
+
+
+def _copy(field: Any, value: str | bytes | None) -> None:
+    octets = value.encode() if isinstance(value, str) else value or b""  # pika leaves octets where they are no UTF-8
+    ffi.memmove(field, octets + b"\0", len(octets) + 1)
+
+
+def _settle(thread: int, tag: int, how: int, outcome: Any) -> None:
+    def work() -> int:
+        messages.settle(SWITCH.working(thread)[1], tag, ack=how == _ACK, requeue=how == _REQUEUE)
+        return XA_OK
+
+    _answer(outcome, thread, None, work)
+
+
+def _use(thread: int, rmid: int, outcome: Any) -> None:
+    _answer(outcome, thread, None, lambda: SWITCH.use(thread, rmid))
+
+
+def _quiet() -> None:
+    """What pika logs about lost connections is told by codes and dtx_reason; ``DTX_XA_LOG=DEBUG`` has it on stderr."""
+    level = os.environ.get("DTX_XA_LOG", "").upper()
+    if level in logging.getLevelNamesMapping():
+        logging.basicConfig(level=level)
+    else:
+        logging.getLogger("pika").addHandler(logging.NullHandler())
+        logging.getLogger("pika").propagate = False
+
+
+_quiet()
+for _name, _function in {
+    "open": _open,
+    "close": _close,
+    "branch": _branch,
+    "recover": _recover,
+    "complete": _complete,
+    "publish": _publish,
+    "get": _get,
+    "settle": _settle,
+    "use": _use,
+    "gone": SWITCH.gone,
+}.items():
+    ffi.def_extern(name=f"dtx_py_{_name}")(_function)

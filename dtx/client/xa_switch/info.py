@@ -1,0 +1,101 @@
+"""Open strings: ``url=amqp://user:password@host:5673/vhost;coordination=amqp://...;answer-timeout=60``.
+
+Keys and values are separated by ``=``, pairs by ``;``. A ``;`` within a URL is written ``%3B``. An X/Open open string
+has 255 octets at most; the switch takes longer ones where the transaction manager does.
+
+============================ ====================================================================================
+``url``                      where the program's work is done, and by which user. Required.
+``coordination``             where branches are prepared, committed, rolled back, forgotten and recovered, and by which
+                             user: the owner of the branches, or one that ``--coordinator`` names. The same virtual
+                             host. Without it: the connection of ``url``.
+``answer-timeout``           seconds to wait for each answer; then the call ends in XAER_RMFAIL. 60; 0: no limit.
+``transaction-timeout``      seconds from xa_start to xa_prepare, for branches that this string starts. 0: the server's
+                             own.
+============================ ====================================================================================
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pika
+
+from dtx.client.errors import XAER_INVAL
+
+ANSWER_SECONDS: Final = 60.0
+"""How long an answer is waited for, unless the string says otherwise."""
+_KEYS: Final = ("url", "coordination", "answer-timeout", "transaction-timeout")
+_MOST_SECONDS: Final = 0xFFFFFFFF
+# Nobody reads from a connection between two calls, so nobody would answer heartbeats: TCP looks after it instead.
+_TCP: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What an open string says.
+
+    Args:
+        work: parameters of the connection for work.
+        coordination: of the one for outcomes; ``None``: the same.
+        answer_timeout: seconds, ``None``: no limit.
+        transaction_timeout: seconds, 0: the server's own.
+    """
+
+    work: Any
+    coordination: Any
+    answer_timeout: float | None
+    transaction_timeout: int
+
+
+def parse(text: str) -> Info:
+    """Read an open string.
+
+    Raises:
+        XAER_INVAL: it cannot be read; passwords are not in the message.
+    """
+    values: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(";"))):
+        key, equals, value = pair.partition("=")
+        key = key.strip()
+        if key not in _KEYS or not equals:
+            raise XAER_INVAL(f"open string: {key[:40]!r} is none of {', '.join(_KEYS)}")
+        if key in values:
+            raise XAER_INVAL(f"open string: {key} is given twice")
+        values[key] = value.strip()
+    if "url" not in values:
+        raise XAER_INVAL("open string: url is missing, as in url=amqp://guest:guest@127.0.0.1:5673/")
+    work = _parameters("url", values["url"])
+    coordination = _parameters("coordination", values["coordination"]) if "coordination" in values else None
+    if coordination is not None and coordination.virtual_host != work.virtual_host:
+        raise XAER_INVAL("open string: coordination is in another virtual host than url, which is another manager")
+    answer = _seconds("answer-timeout", values.get("answer-timeout"), ANSWER_SECONDS)
+    timeout = _seconds("transaction-timeout", values.get("transaction-timeout"), 0)
+    if timeout != int(timeout):
+        raise XAER_INVAL("open string: transaction-timeout is in whole seconds")
+    return Info(work, coordination, answer or None, int(timeout))
+
+
+def _parameters(key: str, url: str) -> Any:
+    try:
+        if urlsplit(url).scheme not in {"amqp", "amqps"} or not urlsplit(url).hostname:
+            raise XAER_INVAL(f"open string: {key} is no amqp:// or amqps:// URL of a host")
+        parameters = pika.URLParameters(url)
+    except (ArithmeticError, AttributeError, LookupError, SyntaxError, TypeError, ValueError, OSError):
+        raise XAER_INVAL(f"open string: {key} is no URL that pika can read") from None
+    if parameters.heartbeat is None:
+        parameters.heartbeat = 0
+    if parameters.tcp_options is None:
+        parameters.tcp_options = dict(_TCP)
+    return parameters
+
+
+def _seconds(key: str, text: str | None, default: float) -> float:
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise XAER_INVAL(f"open string: {key} is not a number of seconds")
+    return seconds

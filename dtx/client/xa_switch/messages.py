@@ -1,0 +1,160 @@
+"""What a program does with messages within a branch: ``dtx_publish``, ``dtx_get``, ``dtx_ack``, ``dtx_reject``."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pika
+from pika.exceptions import AMQPError
+
+from dtx.client.errors import XAER_INVAL, XAException
+from dtx.client.xa_switch.association import Association
+from dtx.client.xa_switch.link import FAILURES, alive, limited
+
+_PERSISTENT: Final = 2
+_SHORT: Final = 255
+"""Octets of a short string, at most."""
+_MOST_PRIORITY: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A message that was taken out of a queue; strings as they came, in UTF-8.
+
+    Args:
+        tag: its delivery tag.
+        redelivered: whether somebody was given it before.
+        exchange: it was published to.
+        routing_key: it was published with.
+        properties: pika's.
+        body: its octets.
+    """
+
+    tag: int
+    redelivered: bool
+    exchange: str
+    routing_key: str
+    properties: Any
+    body: bytes
+
+
+def short(what: str, value: bytes) -> str:
+    """A short string of AMQP that came from C.
+
+    Raises:
+        XAER_INVAL: it is too long, or no UTF-8, which is all that pika sends.
+    """
+    if len(value) > _SHORT:
+        raise XAER_INVAL(f"{what} of {len(value)} octets, {_SHORT} are possible")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise XAER_INVAL(f"{what} is not UTF-8") from None
+
+
+def properties_of(values: Mapping[str, bytes], priority: int, *, transient: bool) -> pika.BasicProperties:
+    """Properties to publish with.
+
+    Raises:
+        XAER_INVAL: a value is not possible.
+    """
+    if not 0 <= priority <= _MOST_PRIORITY:
+        raise XAER_INVAL(f"a priority of {priority}, 0 to {_MOST_PRIORITY} are possible")
+    return pika.BasicProperties(
+        delivery_mode=None if transient else _PERSISTENT,
+        priority=priority or None,
+        **{name: short(name, value) for name, value in values.items()},
+    )
+
+
+def publish(mine: Association, exchange: str, routing_key: str, body: bytes, properties: pika.BasicProperties) -> None:
+    """Publish; it is there for others when the branch commits.
+
+    Raises:
+        XA_RBROLLBACK: the server refused, now or earlier.
+        XAER_RMFAIL: it is out of reach.
+    """
+    with _working(mine):
+        mine.channel.basic_publish(exchange, routing_key, body, properties)
+
+
+def get(mine: Association, queue: str, size: int) -> Taken | int | None:
+    """Take a message out of *queue*.
+
+    Args:
+        mine: the branch.
+        queue: its name.
+        size: octets of body that the caller has room for.
+
+    Returns:
+        The message; or its size, where there is no room: it waits for the next call. ``None``: there is none.
+
+    Raises:
+        XA_RBROLLBACK: the server refused, now or earlier.
+        XAER_RMFAIL: it is out of reach.
+    """
+    found = mine.waiting.pop(queue, None)
+    if found is None:
+        with _working(mine):
+            method, properties, body = mine.channel.basic_get(queue)
+        if method is None:
+            return None
+        mine.unsettled.add(method.delivery_tag)
+        found = Taken(
+            tag=method.delivery_tag,
+            redelivered=method.redelivered,
+            exchange=method.exchange,
+            routing_key=method.routing_key,
+            properties=properties,
+            body=body,
+        )
+    if len(found.body) > size:
+        mine.waiting[queue] = found
+        return len(found.body)
+    return found  # type: ignore[no-any-return]
+
+
+def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
+    """Acknowledge a message that was taken in this branch, or give it back.
+
+    Raises:
+        XAER_INVAL: it was not, or is settled: the server would close the channel over it, and the branch with it.
+        XA_RBROLLBACK: the server refused something earlier.
+        XAER_RMFAIL: it is out of reach.
+    """
+    if tag not in mine.unsettled:
+        raise XAER_INVAL(f"delivery tag {tag} is of no message that this thread has taken in {mine.xid}")
+    with _working(mine):
+        if ack:
+            mine.channel.basic_ack(tag)
+        else:
+            mine.channel.basic_reject(tag, requeue=requeue)
+    mine.unsettled.discard(tag)
+
+
+def give_back(mine: Association) -> None:
+    """What was taken and not acknowledged is for others; raises nothing: the end that follows tells what is wrong."""
+    for tag in sorted(mine.unsettled):
+        with suppress(XAException):
+            settle(mine, tag, ack=False, requeue=True)
+    mine.unsettled.clear()
+    mine.waiting.clear()
+
+
+@contextmanager
+def _working(mine: Association) -> Iterator[None]:
+    """Within it pika is asked for something on the channel of the branch."""
+    if not mine.channel.is_open:
+        raise mine.lost(_reason(mine))
+    alive(mine.connection)
+    try:
+        with limited(mine.connection, mine.timeout):
+            yield
+    except FAILURES as error:
+        raise mine.lost(_reason(mine) if isinstance(error, AMQPError) else error) from error
+
+
+def _reason(mine: Association) -> Exception:
+    """Why the channel is closed."""
+    return mine.channel._impl._closing_reason or ConnectionError("the channel is closed")  # noqa: SLF001 - pika keeps it there
