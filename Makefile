@@ -32,7 +32,7 @@ STAMP := .venv/.installed
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo java test walkthrough crash crash-tm sim soak overload fuzz check format bench
+.PHONY: help install run demo pipeline-demo java xa-switch test walkthrough crash crash-tm sim soak overload fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -109,6 +109,9 @@ java: ## build dtx-client.jar, XA for Java's transaction managers, in build/java
 	@javac --release 8 -Xlint:all,-options -Werror -cp '$(AMQP_CLIENT)' -d build/java/classes dtx/client/java/src/dtx/client/*.java
 	@cd build/java && jar cf dtx-client.jar -C classes .
 	@echo build/java/dtx-client.jar
+
+xa-switch: install ## build libdtx_xa_switch.so, XA for C's transaction managers, in build/xa_switch (CC=cc)
+	@$(BIN)/python -m dtx.client.xa_switch.build --into build/xa_switch
 
 check: install $(PIPELINE) ## lint, format, types, import contracts
 	$(BIN)/ruff check

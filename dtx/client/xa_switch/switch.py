@@ -31,7 +31,6 @@ from dtx.client.xa_switch.info import parse
 from dtx.client.xa_switch.manager import Manager
 from dtx.xa.xid import Xid
 
-
 ANY: Final = -1
 """For :meth:`Switch.use`: the only resource manager that the thread is associated with."""
 
