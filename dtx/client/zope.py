@@ -40,7 +40,8 @@ from dtx.client.tm.commitment import Branch, Outcome, Plan, complete_all, rollba
 from dtx.client.tm.decisions import Decision
 from dtx.client.tm.errors import LogFailed, OutcomeUnknown, RolledBack, heuristic_error
 from dtx.client.tm.manager import TransactionManager
-from dtx.client.tm.resources import DtxResource, Session
+from dtx.client.tm.resources import DtxResource
+from dtx.client.tm.sessions import Session
 from dtx.client.tm.steps import run
 from dtx.xa.codes import XaFlag
 

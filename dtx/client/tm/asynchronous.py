@@ -1,34 +1,22 @@
-"""The transaction manager for asyncio: the same commitment, recovery and log, with sessions that are awaited."""
+"""The transaction manager for asyncio: the same core in a shell that awaits, with sessions that are awaited."""
 
 import asyncio
 import logging
-import time
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import ContextVar, Token
 from functools import wraps
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from dtx.client.errors import (
-    XA_RBROLLBACK,
-    XAER_NOTA,
-    XAER_PROTO,
-    XAER_RMERR,
-    XAER_RMFAIL,
-    XAException,
-    XARollback,
-)
-from dtx.client.tm import commitment, pep249, points
-from dtx.client.tm.commitment import Branch, Outcome
+from dtx.client.errors import XAER_RMFAIL, XAException
+from dtx.client.tm import pep249
+from dtx.client.tm.commitment import Outcome
+from dtx.client.tm.core import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.decisions import DecisionLog
-from dtx.client.tm.errors import Misuse, TimedOut, TransactionError
-from dtx.client.tm.manager import BaseTransactionManager, TransactionState
-from dtx.client.tm.names import Gtrid, check_resource_name
-from dtx.client.tm.points import Point
+from dtx.client.tm.driving import Work, drive_async
+from dtx.client.tm.pool import ANSWER_SECONDS, Pool
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.resources import ANSWER_SECONDS, IDLE_SESSIONS
-from dtx.client.tm.steps import Steps, run_async
-from dtx.xa.codes import XaFlag
+from dtx.client.tm.sessions import AsyncDrivenSession, AsyncSession, DtxCore
 from dtx.xa.xid import Xid
 
 _log: Final = logging.getLogger("dtx.client.tm")
@@ -36,69 +24,38 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class AsyncResource:
+class AsyncResource(Pool):
     """Where sessions come from; as :class:`~dtx.client.tm.Resource`, whose names and meanings these are.
 
     Args:
         name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = check_resource_name(name)
-        self._free: list[Any] = []
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-    async def open(self) -> Any:
+    @abstractmethod
+    async def open(self) -> AsyncSession:
         """A new session."""
-        raise NotImplementedError
 
-    def around(self, handle: Any) -> Any:
+    @abstractmethod
+    def around(self, handle: Any) -> AsyncSession:
         """A session on a connection or channel of the application's own."""
-        raise NotImplementedError
 
-    async def acquire(self) -> Any:
+    async def acquire(self) -> AsyncSession:
         """A free session that is usable, or a new one."""
-        while self._free:
-            session = self._free.pop()
-            if await session.usable():
-                return session
-            await session.close()
-        return await self.open()
-
-    async def started(self, xid: Xid) -> Any:
-        """A session that works for the branch *xid*; as :meth:`dtx.client.tm.Resource.started`."""
-        session = await self.acquire()
-        try:
-            await session.start(xid)
-        except XAER_RMFAIL:
-            await session.close()
-        except BaseException:
-            await session.close()
-            raise
-        else:
-            return session
-        session = await self.open()
-        try:
-            await session.start(xid)
-        except BaseException:
-            await session.close()
-            raise
+        session: AsyncSession = await drive_async(self.acquiring())
         return session
 
-    async def release(self, session: Any) -> None:
+    async def started(self, xid: Xid) -> AsyncSession:
+        """A session that works for the branch *xid*."""
+        session: AsyncSession = await drive_async(self.starting(xid))
+        return session
+
+    async def release(self, session: AsyncSession) -> None:
         """The transaction is over."""
-        if session.own and await session.usable() and len(self._free) < IDLE_SESSIONS:
-            self._free.append(session)
-        else:
-            await session.close()
+        await drive_async(self.releasing(session))
 
     async def close(self) -> None:
         """Close the free sessions."""
-        free, self._free = self._free, []
-        for session in free:
-            await session.close()
+        await drive_async(self.closing())
 
 
 class AsyncDtxResource(AsyncResource):
@@ -144,7 +101,7 @@ class AsyncDtxResource(AsyncResource):
         return AsyncDtxSession(handle, handle._connection, self._timeout, own=False)  # noqa: SLF001 - it has no other
 
 
-class AsyncDtxSession:
+class AsyncDtxSession(AsyncDrivenSession):
     """A channel for work, and one beside it for outcomes; as :class:`~dtx.client.tm.resources.DtxSession`."""
 
     one_phase_repeatable = True
@@ -152,64 +109,20 @@ class AsyncDtxSession:
     def __init__(self, channel: Any, connection: Any, timeout: float | None, *, own: bool) -> None:
         from dtx.client.aio import Coordinator, XAResource
 
-        self.own = own
-        self._connection = connection
-        self._work = XAResource(channel, timeout=timeout)
-        self._outcomes = Coordinator(connection, timeout=timeout)
-        self._ended = True
+        outcomes = Coordinator(connection, timeout=timeout)
 
-    @property
-    def handle(self) -> Any:
-        """The channel."""
-        return self._work.channel
+        async def scan() -> list[Xid]:
+            return [xid async for xid in outcomes.recover()]
 
-    async def start(self, xid: Xid) -> None:
-        """Associate the channel."""
-        await self._work.start(xid)
-        self._ended = False
+        async def alive() -> bool:
+            return not channel.is_closed and not connection.is_closed
 
-    async def end(self, xid: Xid) -> None:
-        """Dissociate the channel."""
-        self._ended = True
-        await self._work.end(xid)
+        async def leave() -> None:
+            with suppress(Exception):
+                await (connection.close() if own else outcomes.close())
 
-    async def prepare(self, xid: Xid) -> XaFlag:
-        """First phase."""
-        return await self._outcomes.prepare(xid)
-
-    async def commit(self, xid: Xid) -> None:
-        """Second phase."""
-        await self._outcomes.commit(xid)
-
-    async def commit_one_phase(self, xid: Xid) -> None:
-        """The only phase."""
-        await self._outcomes.commit(xid, one_phase=True)
-
-    async def rollback(self, xid: Xid) -> None:
-        """Roll back, ended or not."""
-        if not self._ended:
-            self._ended = True
-            with suppress(XAException):
-                await self._work.end(xid, fail=True)
-        with suppress(XARollback):
-            await self._outcomes.rollback(xid)
-
-    async def forget(self, xid: Xid) -> None:
-        """Discard a heuristic outcome."""
-        await self._outcomes.forget(xid)
-
-    async def recover(self) -> list[Xid]:
-        """One whole scan."""
-        return [xid async for xid in self._outcomes.recover()]
-
-    async def usable(self) -> bool:
-        """Whether channel and connection are open."""
-        return self._ended and not self.handle.is_closed and not self._connection.is_closed
-
-    async def close(self) -> None:
-        """Close the connection, if it is the session's."""
-        with suppress(Exception):
-            await (self._connection.close() if self.own else self._outcomes.close())
+        work = XAResource(channel, timeout=timeout)
+        super().__init__(DtxCore(work, outcomes, scan=scan, alive=alive, leave=leave), own=own)
 
 
 class AsyncPep249Resource(AsyncResource):
@@ -236,119 +149,26 @@ class AsyncPep249Resource(AsyncResource):
         return AsyncPep249Session(handle, own=False)
 
 
-class AsyncPep249Session:
-    """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`, which says what is taken care of."""
-
-    one_phase_repeatable = False
+class AsyncPep249Session(AsyncDrivenSession):
+    """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`."""
 
     def __init__(self, connection: Any, *, own: bool) -> None:
-        self._connection = connection
-        self.own = own
-        self._current: Xid | None = None
-
-    @property
-    def handle(self) -> Any:
-        """The connection."""
-        return self._connection
-
-    async def start(self, xid: Xid) -> None:
-        """``tpc_begin``."""
-        try:
-            await self._connection.tpc_begin(pep249.xid_of(self._connection, xid))
-        except Exception as error:
-            raise pep249.refusal(self._connection, error, XAER_RMERR) from error
-        self._current = xid
-
-    async def end(self, xid: Xid) -> None:
-        """Nothing to do."""
-
-    async def prepare(self, xid: Xid) -> XaFlag:
-        """``tpc_prepare``."""
-        self._require(xid)
-        try:
-            await self._connection.tpc_prepare()
-        except Exception as error:
-            raise pep249.refusal(self._connection, error, XA_RBROLLBACK) from error
-        return XaFlag.OK
-
-    async def commit(self, xid: Xid) -> None:
-        """``tpc_commit`` of a prepared transaction."""
-        await self._complete("tpc_commit", xid)
-
-    async def commit_one_phase(self, xid: Xid) -> None:
-        """``tpc_commit`` without prepare."""
-        self._require(xid)
-        try:
-            await self._connection.tpc_commit()
-        except Exception as error:
-            raise pep249.refusal(self._connection, error, XA_RBROLLBACK) from error
-        self._current = None
-
-    async def rollback(self, xid: Xid) -> None:
-        """``tpc_rollback``, of whatever state."""
-        await self._complete("tpc_rollback", xid)
-
-    def _require(self, xid: Xid) -> None:
-        if self._current != xid:
-            raise XAER_PROTO(f"the connection is not in the branch {xid}")
-        if not pep249.intact(self._connection):
-            raise XA_RBROLLBACK("a statement failed, or the transaction was ended by hand")
-
-    async def _complete(self, method: str, xid: Xid) -> None:
-        own = self._current == xid
-        if not own and self._current is not None:
-            raise XAER_PROTO(f"the connection is in another branch ({self._current})")
-        try:
-            await getattr(self._connection, method)(*(() if own else (pep249.xid_of(self._connection, xid),)))
-        except Exception as error:
-            if pep249.missing(error) or (pep249.sqlstate(error) is None and await self._gone(xid)):
-                raise XAER_NOTA(pep249.words(error)) from error
-            raise XAER_RMFAIL(pep249.words(error)) from error
-        self._current = None
-
-    async def _gone(self, xid: Xid) -> bool:
-        try:
-            return xid not in await self.recover()
-        except XAER_RMFAIL:
-            return False
-
-    async def forget(self, xid: Xid) -> None:
-        """Nothing to do."""
-
-    async def recover(self) -> list[Xid]:
-        """``tpc_recover``, this database's alone."""
-        try:
-            found = await self._connection.tpc_recover()
-            await self._connection.rollback()
-        except Exception as error:
-            raise XAER_RMFAIL(pep249.words(error)) from error
-        return pep249.xids(found, pep249.database_of(self._connection))
-
-    async def usable(self) -> bool:
-        """Whether it is open and outside of a transaction."""
-        closed = bool(getattr(self._connection, "closed", False))
-        return self._current is None and not closed and pep249.idle(self._connection)
-
-    async def close(self) -> None:
-        """Close the connection, if it is the session's."""
-        if self.own:
-            with suppress(Exception):
-                await self._connection.close()
+        super().__init__(pep249.Pep249Core(connection, own=own), own=own)
 
 
-class AsyncTransactionManager(BaseTransactionManager):
+class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):
     """A transaction manager for programs with asyncio; arguments as of :class:`~dtx.client.tm.TransactionManager`.
 
     Of one event loop. Any task may begin transactions; each belongs to the task that began it. The log is written in
     threads, so its fsync holds nothing else up, and transactions that commit at the same time share it.
     """
 
+    where = "task"
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._current: ContextVar[AsyncTransaction | None] = ContextVar("dtx_tm_async_transaction", default=None)
         self._recovering = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self.log.claim(self.node, self.identity.process)
 
     async def open(self) -> Self:
         """Recover, now and in the background."""
@@ -376,15 +196,13 @@ class AsyncTransactionManager(BaseTransactionManager):
         """Call the log in a thread."""
         return await asyncio.to_thread(call, self.log)
 
-    def transaction(self, *, timeout: float | None = None) -> "AsyncTransaction":
-        """``async with tm.transaction() as tx:`` commits at the end, and rolls back on an exception.
+    def begin(self, *, timeout: float | None = None) -> "AsyncTransaction":
+        """A new transaction; ``async with tm.transaction()`` completes it by itself.
 
         Args:
             timeout: seconds, instead of the transaction manager's.
         """
         return AsyncTransaction(self, self.identity.new(), self.timeout if timeout is None else timeout)
-
-    begin = transaction
 
     def transactional(self, function: Callable[_P, Awaitable[_R]]) -> Callable[_P, Awaitable[_R]]:
         """Decorator: the coroutine runs in a transaction; in the current one, where there is one."""
@@ -398,44 +216,14 @@ class AsyncTransactionManager(BaseTransactionManager):
 
         return within
 
-    @property
-    def current(self) -> "AsyncTransaction":
-        """The transaction that this task is in.
-
-        Raises:
-            Misuse: none is under way.
-        """
-        found = self._current.get()
-        if found is None:
-            raise Misuse("no transaction is under way in this task")
-        return found
-
     async def enlist(self, resource: AsyncResource | str, handle: Any = None) -> Any:
         """:meth:`AsyncTransaction.enlist` of the current transaction."""
         return await self.current.enlist(resource, handle)
 
-    def enter(self, transaction: "AsyncTransaction") -> "Token[AsyncTransaction | None]":
-        """*transaction* is the current one."""
-        if self._current.get() is not None:
-            raise Misuse("a transaction is under way in this task already; there are no nested ones")
-        return self._current.set(transaction)
-
-    def leave(self, token: "Token[AsyncTransaction | None]") -> None:
-        """There is no current one any more."""
-        self._current.reset(token)
-
     async def recover(self) -> RecoveryReport:
         """One round of recovery; as of :meth:`dtx.client.tm.TransactionManager.recover`."""
         async with self._recovering:
-            work = self.round()
-            try:
-                report = await run_async(work.steps(), self.write)
-            finally:
-                for name, session in work.sessions.items():
-                    if session is not None:
-                        await self._resources[name].release(session)
-            report.pruned = await self.write(lambda log: log.prune(self._keep))
-        return self.recovered(report)
+            return await drive_async(self.recovering())
 
     async def _watch(self) -> None:
         assert self._recover_every is not None
@@ -447,7 +235,7 @@ class AsyncTransactionManager(BaseTransactionManager):
             await asyncio.sleep(self._recover_every)
 
 
-class AsyncTransaction:
+class AsyncTransaction(BaseTransaction):
     """One global transaction. Of one task; not to be used after its end.
 
     Args:
@@ -456,100 +244,41 @@ class AsyncTransaction:
         timeout: seconds.
     """
 
-    def __init__(self, manager: AsyncTransactionManager, gtrid: bytes, timeout: float | None) -> None:
-        self.gtrid: Final = gtrid
-        self.state = TransactionState.ACTIVE
-        self.outcome: Outcome | None = None
-        """How it ended, once it has."""
-        self._manager = manager
-        self._timeout = timeout
-        self._begun = time.monotonic()
-        self._branches: dict[str, Branch] = {}
-        self._token: Token[AsyncTransaction | None] | None = None
-        manager.begun(gtrid)
-
     async def enlist(self, resource: AsyncResource | str, handle: Any = None) -> Any:
         """Let a resource take part; as of :meth:`dtx.client.tm.Transaction.enlist`."""
-        self._require_active("enlist a resource")
-        known = self._manager.known(resource)
-        branch = self._branches.get(known.name)
-        if branch is not None:
-            if handle is not None and handle is not branch.session.handle:
-                raise Misuse(f"{known.name} takes part in the transaction already, with another handle")
-            return branch.session.handle
-        xid = self._manager.identity.xid(self.gtrid, known.name)
-        if handle is None:
-            session = await known.started(xid)
-        else:
-            session = known.around(handle)
-            await session.start(xid)
-        self._branches[known.name] = Branch(known, session, xid)
-        points.at(Point.BEGUN)
-        return session.handle
+        return await drive_async(self._enlisting(resource, handle))
 
     async def commit(self) -> Outcome:
         """Commit all of it or none; as of :meth:`dtx.client.tm.Transaction.commit`.
 
         A task that is cancelled meanwhile is so when the transaction has come to its end.
         """
-        self._require_active("commit")
-        plan = self._manager.plan(self.gtrid, list(self._branches.values()))
-        begun = Gtrid.read(self.gtrid)
-        elapsed = max(time.monotonic() - self._begun, 0.0 if begun is None else time.time() - begun.begun)
-        if self._timeout is not None and elapsed > self._timeout:
-            await self._complete(commitment.rollback(plan))
-            raise TimedOut(f"after {elapsed:.1f} s, the time-out is {self._timeout:g} s", gtrid=self.gtrid)
-        return await self._complete(commitment.commit(plan))
+        return await _to_its_end(self._committing())
 
     async def rollback(self) -> Outcome:
         """Undo all of it."""
-        self._require_active("roll back")
-        plan = self._manager.plan(self.gtrid, list(self._branches.values()))
-        return await self._complete(commitment.rollback(plan))
-
-    async def _complete(self, steps: Steps[Outcome]) -> Outcome:
-        self.state = TransactionState.COMPLETING
-        task = asyncio.create_task(self._run(steps))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            if not task.cancelled() and task.exception() is not None:
-                _log.warning("a cancelled transaction did not commit: %s", task.exception())
-            raise
-
-    async def _run(self, steps: Steps[Outcome]) -> Outcome:
-        began = time.perf_counter()
-        ended: Outcome | TransactionError | None = None
-        try:
-            self.outcome = ended = await run_async(steps, self._manager.write)
-        except TransactionError as error:
-            ended = error
-            raise
-        finally:
-            self.state = TransactionState.OVER
-            for branch in self._branches.values():
-                await (branch.session.close() if ended is None else branch.resource.release(branch.session))
-            self._manager.over(self.gtrid)
-            if ended is not None:
-                self._manager.count(self.gtrid, ended, time.perf_counter() - began)
-        return ended
-
-    def _require_active(self, what: str) -> None:
-        if self.state is not TransactionState.ACTIVE:
-            raise Misuse(f"cannot {what}: the transaction is {self.state.value} (gtrid {self.gtrid.decode('ascii')})")
+        return await _to_its_end(self._rolling_back())
 
     async def __aenter__(self) -> Self:
-        self._token = self._manager.enter(self)
+        self._enter()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._token is not None:
-            self._manager.leave(self._token)
-            self._token = None
-        if self.state is not TransactionState.ACTIVE:
+        if not self._leave():
             return
         if kind is None:
             await self.commit()
         else:
             await self.rollback()
+
+
+async def _to_its_end(work: Work[Outcome]) -> Outcome:
+    """Drive *work*; a cancellation waits until it is done."""
+    task = asyncio.create_task(drive_async(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("a cancelled transaction did not commit: %s", task.exception())
+        raise

@@ -11,10 +11,13 @@ What PEP 249 leaves open is where money is lost, so it is closed here:
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from dtx.client.errors import XA_RBROLLBACK, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, XAException
-from dtx.client.tm.resources import Resource, Session
+from dtx.client.tm.driving import Work
+from dtx.client.tm.resources import Resource
+from dtx.client.tm.sessions import DrivenSession, SessionCore
 from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.xid import Xid
 
@@ -50,7 +53,7 @@ class Pep249Resource(Resource[Any]):
         return Pep249Session(handle, own=False)
 
 
-class Pep249Session(Session[Any]):
+class Pep249Session(DrivenSession[Any]):
     """One connection.
 
     Args:
@@ -59,8 +62,20 @@ class Pep249Session(Session[Any]):
     """
 
     def __init__(self, connection: Any, *, own: bool) -> None:
-        super().__init__(own=own)
+        super().__init__(Pep249Core(connection, own=own), own=own)
+
+
+class Pep249Core(SessionCore):
+    """What a session does with a connection, whose two-phase methods are functions or coroutines.
+
+    Args:
+        connection: open, outside of a transaction.
+        own: whether it is to be closed with the session.
+    """
+
+    def __init__(self, connection: Any, *, own: bool) -> None:
         self._connection = connection
+        self._own = own
         self._current: Xid | None = None
         """The branch that the connection itself is in."""
 
@@ -69,102 +84,98 @@ class Pep249Session(Session[Any]):
         """The connection."""
         return self._connection
 
-    def start(self, xid: Xid) -> None:
+    def start(self, xid: Xid) -> Work[None]:
         """``tpc_begin``."""
         try:
-            self._connection.tpc_begin(xid_of(self._connection, xid))
+            yield partial(self._connection.tpc_begin, _xid_of(self._connection, xid))
         except Exception as error:
-            raise refusal(self._connection, error, XAER_RMERR) from error
+            raise _refusal(self._connection, error, XAER_RMERR) from error
         self._current = xid
 
-    def end(self, xid: Xid) -> None:
+    def end(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Nothing to do: PEP 249 ends a branch where it prepares it."""
+        yield from ()
 
-    def prepare(self, xid: Xid) -> XaFlag:
+    def prepare(self, xid: Xid) -> Work[XaFlag]:
         """``tpc_prepare``."""
-        self._require(xid)
-        if not intact(self._connection):
-            raise XA_RBROLLBACK("a statement failed, or the transaction was ended by hand")
-        try:
-            self._connection.tpc_prepare()
-        except Exception as error:
-            raise refusal(self._connection, error, XA_RBROLLBACK) from error
+        yield from self._first(xid, "tpc_prepare")
         return XaFlag.OK
 
-    def commit(self, xid: Xid) -> None:
-        """``tpc_commit`` of a prepared transaction, this connection's own or one found by recovery."""
-        self._complete("tpc_commit", xid)
-
-    def commit_one_phase(self, xid: Xid) -> None:
+    def commit_one_phase(self, xid: Xid) -> Work[None]:
         """``tpc_commit`` without prepare."""
-        self._require(xid)
-        if not intact(self._connection):
-            raise XA_RBROLLBACK("a statement failed, or the transaction was ended by hand")
-        try:
-            self._connection.tpc_commit()
-        except Exception as error:
-            raise refusal(self._connection, error, XA_RBROLLBACK) from error
+        yield from self._first(xid, "tpc_commit")
         self._current = None
 
-    def rollback(self, xid: Xid) -> None:
-        """``tpc_rollback``, of whatever state."""
-        self._complete("tpc_rollback", xid)
+    def _first(self, xid: Xid, method: str) -> Work[None]:
+        """Ask what can be refused: then the branch is rolled back."""
+        if self._current != xid:
+            raise XAER_PROTO(f"the connection is not in the branch {xid}")
+        if not _intact(self._connection):
+            raise XA_RBROLLBACK("a statement failed, or the transaction was ended by hand")
+        try:
+            yield getattr(self._connection, method)
+        except Exception as error:
+            raise _refusal(self._connection, error, XA_RBROLLBACK) from error
 
-    def _complete(self, method: str, xid: Xid) -> None:
+    def commit(self, xid: Xid) -> Work[None]:
+        """``tpc_commit`` of a prepared transaction, this connection's own or one found by recovery."""
+        yield from self._second(xid, "tpc_commit")
+
+    def rollback(self, xid: Xid) -> Work[None]:
+        """``tpc_rollback``, of whatever state."""
+        yield from self._second(xid, "tpc_rollback")
+
+    def _second(self, xid: Xid, method: str) -> Work[None]:
         own = self._current == xid
         if not own and self._current is not None:
             raise XAER_PROTO(f"the connection is in another branch ({self._current})")
         try:
-            getattr(self._connection, method)(*(() if own else (xid_of(self._connection, xid),)))
+            yield partial(getattr(self._connection, method), *(() if own else (_xid_of(self._connection, xid),)))
         except Exception as error:
-            if missing(error) or (sqlstate(error) is None and self._gone(xid)):
+            if _missing(error) or (_sqlstate(error) is None and (yield from self._gone(xid))):
                 raise XAER_NOTA(words(error)) from error
             raise XAER_RMFAIL(words(error)) from error
         self._current = None
 
-    def _require(self, xid: Xid) -> None:
-        if self._current != xid:
-            raise XAER_PROTO(f"the connection is not in the branch {xid}")
-
-    def _gone(self, xid: Xid) -> bool:
+    def _gone(self, xid: Xid) -> Work[bool]:
         """Whether a database whose errors have no SQLSTATE does not have the branch in doubt."""
         try:
-            return xid not in self.recover()
+            return xid not in (yield from self.recover())
         except XAER_RMFAIL:
             return False
 
-    def forget(self, xid: Xid) -> None:
+    def forget(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Nothing to do: PEP 249 knows no heuristic outcomes."""
+        yield from ()
 
-    def recover(self) -> list[Xid]:
+    def recover(self) -> Work[list[Xid]]:
         """``tpc_recover``, this database's alone."""
         try:
-            found = self._connection.tpc_recover()
-            self._connection.rollback()  # psycopg begins a transaction for the query
+            found = yield self._connection.tpc_recover
+            yield self._connection.rollback  # psycopg begins a transaction for the query
         except Exception as error:
             raise XAER_RMFAIL(words(error)) from error
-        return xids(found, database_of(self._connection))
+        return _xids(found, _database_of(self._connection))
 
-    def usable(self) -> bool:
+    def usable(self) -> Work[bool]:
         """Whether it is open and outside of a transaction."""
-        return self._current is None and not self._connection_closed() and idle(self._connection)
+        yield from ()
+        closed = bool(getattr(self._connection, "closed", False))
+        return self._current is None and not closed and _idle(self._connection)
 
-    def close(self) -> None:
+    def close(self) -> Work[None]:
         """Close the connection, if it is the session's."""
-        if self.own:
+        if self._own:
             with suppress(Exception):
-                self._connection.close()
-
-    def _connection_closed(self) -> bool:
-        return bool(getattr(self._connection, "closed", False))
+                yield self._connection.close
 
 
-def xid_of(connection: Any, xid: Xid) -> Any:
+def _xid_of(connection: Any, xid: Xid) -> Any:
     """*xid* as the driver wants it."""
     return connection.xid(xid.format_id, xid.gtrid.decode("ascii"), xid.bqual.decode("ascii"))
 
 
-def refusal(connection: Any, error: Exception, otherwise: type[XAException]) -> XAException:
+def _refusal(connection: Any, error: Exception, otherwise: type[XAException]) -> XAException:
     """XAER_RMFAIL where the connection is lost: then nobody knows; else *otherwise*."""
     lost = bool(getattr(connection, "closed", False))
     return (XAER_RMFAIL if lost else otherwise)(words(error))
@@ -178,35 +189,35 @@ def words(error: BaseException) -> str:
     return text
 
 
-def sqlstate(error: BaseException) -> str | None:
+def _sqlstate(error: BaseException) -> str | None:
     """As psycopg and psycopg2 give it."""
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return code if isinstance(code, str) else None
 
 
-def missing(error: BaseException) -> bool:
+def _missing(error: BaseException) -> bool:
     """Whether PostgreSQL says that it has no such prepared transaction."""
-    return sqlstate(error) == _UNDEFINED_OBJECT
+    return _sqlstate(error) == _UNDEFINED_OBJECT
 
 
-def intact(connection: Any) -> bool:
+def _intact(connection: Any) -> bool:
     """Whether a transaction is under way in which nothing failed; taken for granted where the driver does not say."""
     status = getattr(getattr(connection, "info", None), "transaction_status", _INTRANS)
     return bool(status == _INTRANS)
 
 
-def idle(connection: Any) -> bool:
+def _idle(connection: Any) -> bool:
     """Whether no transaction is under way; taken for granted where the driver does not say."""
     return not getattr(getattr(connection, "info", None), "transaction_status", 0)
 
 
-def database_of(connection: Any) -> str | None:
+def _database_of(connection: Any) -> str | None:
     """The name of the database, where the driver says it."""
     name = getattr(getattr(connection, "info", None), "dbname", None)
     return name if isinstance(name, str) else None
 
 
-def xids(found: Any, database: str | None) -> list[Xid]:
+def _xids(found: Any, database: str | None) -> list[Xid]:
     """The branches among what ``tpc_recover`` gives; what is no xid is somebody else's."""
     branches = []
     for xid in found:

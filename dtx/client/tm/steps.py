@@ -4,13 +4,15 @@ So there is one algorithm for threads and for asyncio, and it can be tested with
 asked for, or the XAException or TransactionError that came instead: nothing is raised into an algorithm.
 """
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, assert_never
 
 from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm import points
 from dtx.client.tm.decisions import DecisionLog
+from dtx.client.tm.driving import Work, drive
 from dtx.client.tm.errors import LogFailed, TransactionError
 from dtx.client.tm.points import Point
 from dtx.xa.xid import Xid
@@ -67,8 +69,13 @@ Step = Ask | Acquire | Release | Write | Reach
 Steps = Generator[Step, Any, T]
 
 
-def run(steps: Steps[T], log: DecisionLog) -> T:
-    """Carry out *steps* in this thread."""
+def calls(steps: Steps[T], write: Callable[[Callable[[DecisionLog], Any]], Any]) -> Work[T]:
+    """The calls that carry out *steps*.
+
+    Args:
+        steps: to be carried out.
+        write: calls the log; with asyncio where that does not hold the event loop up.
+    """
     answer: Any = None
     while True:
         try:
@@ -76,9 +83,27 @@ def run(steps: Steps[T], log: DecisionLog) -> T:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         try:
-            answer = _perform(step, log)
+            match step:
+                case Ask(session=session, operation=operation, xid=xid):
+                    answer = yield partial(getattr(session, operation), *(() if xid is None else (xid,)))
+                case Acquire(resource=resource, fresh=fresh):
+                    answer = yield resource.open if fresh else resource.acquire
+                case Release(resource=resource, session=session):
+                    answer = yield partial(resource.release, session)
+                case Write(call=call):
+                    answer = yield partial(write, call)
+                case Reach(point=point):
+                    points.at(point)
+                    answer = None
+                case _:
+                    assert_never(step)
         except Exception as error:  # noqa: BLE001 - see _answer
             answer = _answer(step, error)
+
+
+def run(steps: Steps[T], log: DecisionLog) -> T:
+    """Carry out *steps* in this thread."""
+    return drive(calls(steps, lambda call: call(log)))
 
 
 def _answer(step: Step, error: Exception) -> Exception:
@@ -97,58 +122,5 @@ def _answer(step: Step, error: Exception) -> Exception:
             return LogFailed(words)
         case Reach():
             raise error
-        case _:
-            assert_never(step)
-
-
-def _perform(step: Step, log: DecisionLog) -> Any:
-    match step:
-        case Ask(session=session, operation=operation, xid=xid):
-            method = getattr(session, operation)
-            return method() if xid is None else method(xid)
-        case Acquire(resource=resource, fresh=fresh):
-            return resource.open() if fresh else resource.acquire()
-        case Release(resource=resource, session=session):
-            return resource.release(session)
-        case Write(call=call):
-            return call(log)
-        case Reach(point=point):
-            return points.at(point)
-        case _:
-            assert_never(step)
-
-
-async def run_async(steps: Steps[T], write: Callable[[Callable[[DecisionLog], Any]], Awaitable[Any]]) -> T:
-    """Carry out *steps* in this task, with asynchronous sessions.
-
-    Args:
-        steps: to be carried out.
-        write: calls the log where that does not hold the event loop up.
-    """
-    answer: Any = None
-    while True:
-        try:
-            step = steps.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        try:
-            answer = await _perform_async(step, write)
-        except Exception as error:  # noqa: BLE001 - see _answer
-            answer = _answer(step, error)
-
-
-async def _perform_async(step: Step, write: Callable[[Callable[[DecisionLog], Any]], Awaitable[Any]]) -> Any:
-    match step:
-        case Ask(session=session, operation=operation, xid=xid):
-            method = getattr(session, operation)
-            return await (method() if xid is None else method(xid))
-        case Acquire(resource=resource, fresh=fresh):
-            return await (resource.open() if fresh else resource.acquire())
-        case Release(resource=resource, session=session):
-            return await resource.release(session)
-        case Write(call=call):
-            return await write(call)
-        case Reach(point=point):
-            return points.at(point)
         case _:
             assert_never(step)
