@@ -3,18 +3,17 @@
 The long form is ``make crash-tm``: 100,000 transactions.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from dtx.client.tm import Decision, RolledBack
-from dtx.client.tm.points import DIED, Point
-from tests.crash.tm_campaign import play
+from dtx.client.tm.points import Point
+from tests.crash.tm_campaign import nursery, play, program
+from tests.crash.tm_child import UNDONE
 from tests.support.broker import MODES, Mode
+from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
@@ -44,6 +43,13 @@ RECOVERY_POINTS = [
     (Point.DECIDED, Point.RECOVERY_FINISHED, 1, True),
 ]
 """Where the program dies, where the recovery after it dies, and what becomes of it all."""
+
+
+class Dies(Protocol):
+    """See the fixture."""
+
+    def __call__(self, point: Point, number: int = ..., **order: Any) -> None:
+        """Run it."""
 
 
 @pytest.fixture(scope="module")
@@ -78,26 +84,22 @@ def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> 
     return standing_world
 
 
-@pytest.fixture(autouse=True)
-def unmeasured_processes() -> Iterator[None]:
-    """Programs that are killed tell nothing of the lines that they ran."""
-    with unmeasured():
-        yield
+@pytest.fixture(scope="module")
+def copies() -> Iterator[Nursery]:
+    """Makes copies of the program, which tell nothing of the lines that they ran: they are killed."""
+    with unmeasured(), nursery() as made:
+        yield made
 
 
-def child(world: World, **order: Any) -> subprocess.CompletedProcess[str]:
-    """Run the program."""
-    urls = world.databases | {name: service.url() for name, service in world.services.items()}
-    words = json.dumps({"log": str(world.log), "resources": urls, **order})
-    return subprocess.run(
-        [sys.executable, "-m", "tests.crash.tm_child", words], capture_output=True, text=True, check=False, timeout=100
-    )
+@pytest.fixture
+def dies(copies: Nursery, world: World) -> Dies:
+    """Runs the program until it dies at a point, for the so-manieth time that it is there."""
 
+    def run(point: Point, number: int = 1, **order: Any) -> None:
+        ended = program(copies, world, fates=[(point, number)], **order)
+        assert ended.died_at is point, f"it did not reach {point.name}: {ended}"
 
-def dies(world: World, point: Point, number: int = 1, **order: Any) -> None:
-    """Run the program until it dies there."""
-    ended = child(world, point=int(point), number=number, **order)
-    assert ended.returncode == DIED, f"it did not reach {point.name}: {ended}"
+    return run
 
 
 def agreed(world: World) -> set[str]:
@@ -120,33 +122,37 @@ def agreed(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize(("point", "number", "committed"), COMMIT_POINTS)
-def test_a_program_that_dies_leaves_nothing_half_done(world: World, point: Point, number: int, committed: bool) -> None:
+def test_a_program_that_dies_leaves_nothing_half_done(
+    world: World, dies: Dies, point: Point, number: int, committed: bool
+) -> None:
     id_ = new_id()
-    dies(world, point, number, ids=[id_])
+    dies(point, number, ids=[id_])
     assert agreed(world) == ({id_} if committed else set())
 
 
 @pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)
 def test_a_recovery_that_dies_is_done_by_the_next_one(
-    world: World, point: Point, in_recovery: Point, number: int, committed: bool
+    world: World, dies: Dies, point: Point, in_recovery: Point, number: int, committed: bool
 ) -> None:
     id_ = new_id()
-    dies(world, point, ids=[id_])
-    dies(world, in_recovery, number, recover=True)
+    dies(point, ids=[id_])
+    dies(in_recovery, number, recover=True)
     assert agreed(world) == ({id_} if committed else set())
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_rollback_that_dies_is_one_all_the_same(world: World, number: int) -> None:
-    dies(world, Point.ROLLED_BACK, number, ids=[new_id()], fail=True)
+def test_a_rollback_that_dies_is_one_all_the_same(world: World, dies: Dies, number: int) -> None:
+    dies(Point.ROLLED_BACK, number, ids=[f"{UNDONE}-{new_id()}"])
     assert agreed(world) == set()
 
 
 @pytest.mark.parametrize("alone", ["db1", "q1"])
 @pytest.mark.parametrize(("point", "committed"), [(Point.ONE_PHASE_BEFORE, False), (Point.ONE_PHASE_AFTER, True)])
-def test_a_one_phase_commit_leaves_nothing_in_doubt(world: World, point: Point, committed: bool, alone: str) -> None:
-    id_ = new_id()
-    dies(world, point, ids=[id_], alone=[alone])
+def test_a_one_phase_commit_leaves_nothing_in_doubt(
+    world: World, dies: Dies, point: Point, committed: bool, alone: str
+) -> None:
+    id_ = f"{alone}-{new_id()}"
+    dies(point, ids=[id_])
     with world.manager() as tm:
         assert not tm.recover().committed
     there = world.rows("db1") if alone == "db1" else set(world.messages("q1"))
@@ -155,11 +161,11 @@ def test_a_one_phase_commit_leaves_nothing_in_doubt(world: World, point: Point, 
 
 
 @pytest.mark.parametrize("point", [Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN])
-def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, point: Point) -> None:
+def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, dies: Dies, point: Point) -> None:
     id_ = new_id()
-    dies(world, Point.DECIDED, ids=[id_])
+    dies(Point.DECIDED, ids=[id_])
     world.decide("q1", "rollback")
-    dies(world, point, recover=True)
+    dies(point, recover=True)
     with world.manager() as tm:
         assert tm.recover().clean
         ((report, _, forgotten),) = tm.log.heuristics()
@@ -197,9 +203,11 @@ def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(w
     assert agreed(world) == set()
 
 
-@pytest.mark.short_form("24 transactions of each mode in programs that die (make crash-tm)")
-def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World) -> None:
+@pytest.mark.short_form("48 transactions of each mode in programs that die (make crash-tm)")
+def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
     """The short form of ``make crash-tm``; the seed is printed with a failure."""
-    tally = play(world, 24, seed=7)
+    tally = play(copies, world, 48, seed=7, programs=2)
     assert tally.wrong == []
-    assert tally.begun == 24
+    assert tally.begun == 48
+    assert tally.in_doubt == 0
+    assert tally.deaths.total() > 0

@@ -1,12 +1,14 @@
 """A program with a transaction manager that dies at one of its points: ``python -m tests.crash.tm_child JSON``.
 
-It does transactions over all resources until it dies or has done its share, and prints a line for each that it heard
-the outcome of.
+It does transactions over all resources until it dies or has done its share, and prints a line when it begins one and
+when it hears the outcome. An id says what its transaction is: ``undone-…`` is rolled back by the program, ``db1-…`` is
+alone at that resource, everything else is at all of them.
 """
 
 import json
 import os
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,8 +16,12 @@ from typing import Any
 
 import psycopg
 
-from dtx.client.tm import DtxResource, Pep249Resource, RolledBack, TransactionManager, points
+from dtx.client.tm import DtxResource, OutcomeUnknown, Pep249Resource, RolledBack, TransactionManager, points
 from tests.support.tm import write
+
+UNDONE = "undone"
+DIED_AT = 100
+"""Exit status of a program that died at point 0; others are above."""
 
 
 def resources(where: dict[str, str]) -> list[Any]:
@@ -26,15 +32,14 @@ def resources(where: dict[str, str]) -> list[Any]:
     ]
 
 
-def arm(point: int, number: int) -> None:
-    """Die when *point* is reached for the *number*-th time."""
-    seen = 0
+def arm(fates: list[list[int]]) -> None:
+    """Die when one of these points is reached for the so-manieth time."""
+    seen = Counter[int]()
 
     def reached(here: points.Point) -> None:
-        nonlocal seen
-        seen += here == point
-        if here == point and seen == number:
-            os._exit(points.DIED)
+        seen[here] += 1
+        if [int(here), seen[here]] in fates:
+            os._exit(DIED_AT + here)
 
     points.arm(reached)
 
@@ -45,21 +50,23 @@ def main() -> None:
     tm = TransactionManager(
         node="n", log=Path(order["log"]), resources=resources(order["resources"]), interval=0.0, recover_every=None
     )
-    if "point" in order:
-        arm(order["point"], order["number"])
+    arm(order.get("fates", []))
     if order.get("recover"):
         tm.recover()
-    names = order.get("alone") or list(order["resources"])
+    names = list(order["resources"])
 
     def work(id_: str) -> None:
         say(f"begun {id_}")
+        kind = id_.partition("-")[0]
         try:
             with tm.transaction() as tx:
-                write(tx, id_, *names)
-                if order.get("fail"):
+                write(tx, id_, *([kind] if kind in names else names))
+                if kind == UNDONE:
                     raise RolledBack("as ordered")
         except RolledBack:
             say(f"rolled-back {id_}")
+        except OutcomeUnknown:
+            say(f"unknown {id_}")
         else:
             say(f"committed {id_}")
 

@@ -87,14 +87,19 @@ class Copy:
 
 
 class Nursery:
-    """The process that is copied. Use as a context manager; its copies end with it."""
+    """The process that is copied. Use as a context manager; its copies end with it.
 
-    def __init__(self) -> None:
+    Args:
+        modules: what it imports beside dtx.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._path = self._stack.enter_context(short_directory("nursery")) / "socket"
-        command = [sys.executable, "-m", "tests.support.nursery", str(self._path)]
+        command = [sys.executable, "-m", "tests.support.nursery", str(self._path), *self._modules]
         root = Path(__file__).parents[2]
         process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": str(root)}, cwd=root)
         self._stack.callback(end, process, signal.SIGKILL)
@@ -110,7 +115,7 @@ class Nursery:
         """``python -m module words`` as a copy.
 
         Args:
-            module: ``dtx`` or ``dtx.failpoint``.
+            module: ``dtx``, ``dtx.failpoint`` or a program that the nursery has imported.
             words: its arguments.
             output: descriptor for what it says on stdout.
             errors: the same on stderr.
@@ -137,9 +142,9 @@ def nursery() -> Nursery:
     return _nurseries[measured]
 
 
-def _serve(path: str) -> None:
+def _serve(path: str, *more: str) -> None:
     """Make copies, and tell how they ended."""
-    for module in _MODULES:
+    for module in (*_MODULES, *more):
         importlib.import_module(module)
     gc.freeze()  # a copy's collections leave shared pages alone
     children: dict[int, socket.socket] = {}
@@ -215,4 +220,4 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

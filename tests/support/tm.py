@@ -4,6 +4,7 @@ The messages of the two dtx are in that server as well, or in two virtual hosts 
 """
 
 import contextlib
+import itertools
 import secrets
 from collections.abc import Iterator
 from functools import partial
@@ -160,8 +161,12 @@ class World:
 
     def messages(self, name: str) -> list[str]:
         """Take all messages of a queue."""
-        found = []
+        found: list[str] = []
         with self.channel(self.services[name]) as channel:
+            while count := channel.queue_declare("q", passive=True).method.message_count:
+                consumed = channel.consume("q", auto_ack=True)
+                found += [body.decode() for _, _, body in itertools.islice(consumed, count)]
+                channel.cancel()
             while (body := channel.basic_get("q", auto_ack=True)[2]) is not None:
                 found.append(body.decode())
         return found
