@@ -15,7 +15,7 @@ from tests.support.processes import Child, end, short_directory, spawn
 
 ROOT: Final = Path(__file__).parents[2]
 ADAPTER: Final = ROOT / "dtx/client/java/src"
-_HERE: Final = Path(__file__).parent / "java"
+_SOURCES: Final = (ADAPTER, Path(__file__).parent / "java", ROOT / "examples/java")
 _DEBIAN: Final = Path("/usr/share/java")
 _PACKAGES: Final = {
     "amqp-client.jar": "librabbitmq-client-java",
@@ -29,7 +29,7 @@ _PACKAGES: Final = {
 
 
 class Java:
-    """The adapter and the tests' programs, compiled into a directory.
+    """The adapter, the tests' programs and the example, compiled into a directory.
 
     Args:
         directory: an empty one.
@@ -38,7 +38,7 @@ class Java:
     def __init__(self, directory: Path) -> None:
         libraries = [str(_DEBIAN / name) for name in _PACKAGES]
         self._path = ":".join([str(directory), *libraries])
-        sources = [str(path) for place in (ADAPTER, _HERE) for path in sorted(place.rglob("*.java"))]
+        sources = [str(path) for place in _SOURCES for path in sorted(place.rglob("*.java"))]
         command = ["javac", "--release", "11", "-Xlint:all", "-Werror", "-cp", self._path, "-d", str(directory)]
         done = subprocess.run([*command, *sources], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 It is halted at every step of two-phase commit, with either resource first, and recovers when it starts again.
 """
 
+import contextlib
 import itertools
 import subprocess
 import tempfile
@@ -13,7 +14,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.interop.java_programs import Java
-from tests.support.broker import Mode
+from tests.support.broker import Broker, Mode
+from tests.support.client import bodies as bodies_of
 from tests.support.postgres import PostgresServer
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
@@ -33,15 +35,22 @@ def orders() -> Iterator[PostgresServer]:
         yield server
 
 
+@contextlib.contextmanager
+def jdbc(database: str) -> Iterator[tuple[str, str, str]]:
+    """URL, user and password of a database for JDBC, which speaks no Unix sockets."""
+    facts = conninfo_to_dict(database)
+    with Proxy(str(facts["host"]), int(facts["port"] or 0)) as tcp:
+        url = f"jdbc:postgresql://127.0.0.1:{tcp.port}/{facts['dbname']}"
+        yield url, str(facts["user"]), str(facts["password"])
+
+
 @pytest.fixture
 def transfer(
     java: Java, service: DtxService, orders: PostgresServer, queue: str, tmp_path: Path
 ) -> Iterator[Callable[..., int]]:
     """Runs the program with further words; its exit status."""
-    facts = conninfo_to_dict(orders.url)
-    with Proxy(str(facts["host"]), int(facts["port"] or 0)) as tcp:  # JDBC speaks no Unix sockets
-        url = f"jdbc:postgresql://127.0.0.1:{tcp.port}/{facts['dbname']}"
-        fixed = (str(tmp_path), service.url(), url, str(facts["user"]), str(facts["password"]), queue)
+    with jdbc(orders.url) as where:
+        fixed = (str(tmp_path), service.url(), *where, queue)
 
         def run(*words: str) -> int:
             with tempfile.TemporaryFile() as said:
@@ -82,4 +91,25 @@ def test_whatever_it_is_halted_at_both_resources_agree(
         assert connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() == (0,)
     assert rows == expected
     assert sorted(bodies()) == sorted(expected)
+    assert service.run("in-doubt", "--json").stdout.strip() in {"", "[]"}
+
+
+def test_the_example_places_orders(
+    java: Java, service: DtxService, broker: Broker, orders: PostgresServer, tmp_path: Path
+) -> None:
+    """``examples/java/OrderBitronix.java``, twice: the second run finds the journal of the first."""
+    database = orders.create_database()
+    with jdbc(database) as where:
+        for number in (1, 2):
+            command = java.command("OrderBitronix", str(tmp_path), service.url(), *where)
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+            assert ended.returncode == 0, ended.stderr
+            assert f"order {number} is placed" in ended.stdout
+    with orders.connection(database) as connection:
+        assert connection.execute("SELECT id, item FROM orders ORDER BY id").fetchall() == [(1, "tea"), (2, "tea")]
+        assert connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() == (0,)
+    orders.drop_database(database)
+    assert bodies_of(broker, "shipping") == [b"1", b"2"]
+    with broker.channel() as channel:
+        channel.queue_delete("shipping")
     assert service.run("in-doubt", "--json").stdout.strip() in {"", "[]"}
