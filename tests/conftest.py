@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from zlib import crc32
 
 import pytest
@@ -18,6 +18,9 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
 
+_SLOW_PART: Final = 0.6
+"""Part of a run within which files with slow tests begin."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count what is left out."""
@@ -27,10 +30,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mix the files where several processes share them: those that wait for servers leave the processor to others.
 
-    The simulation, which is one long computation, begins at once.
+    The simulation, which is one long computation, begins at once. Files with slow tests are spread over the first part
+    of the run: one of them at its end would be waited for by all processes but one.
     """
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: ("sim" not in item.path.parts, crc32(item.path.name.encode()), item.path))
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        mixed = sorted({item.path for item in items}, key=lambda path: (crc32(path.name.encode()), path))
+        of_a_kind = [[path for path in mixed if (path in slow) is kind] for kind in (True, False)]
+        place = {
+            path: ("sim" not in path.parts, index / len(files) * (_SLOW_PART if path in slow else 1), path)
+            for files in of_a_kind
+            for index, path in enumerate(files)
+        }
+        items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(trylast=True)
@@ -140,8 +152,8 @@ class ServiceFactory(Protocol):
 def dtx_service(request: pytest.FixtureRequest) -> Iterator[ServiceFactory]:
     """Starts ``dtx serve``: ``dtx_service("--default-timeout", "5")``.
 
-    Without *broker* it uses the shared node, without *database* a fresh database of the shared PostgreSQL; with
-    ``database="embedded"`` the server that dtx itself brings.
+    Without *broker* it uses the shared node, without *database* a fresh one of the shared PostgreSQL with the log's
+    tables (services that a package shares make theirs); with ``database="embedded"`` the server that dtx itself brings.
     """
     with ExitStack() as stack:
 
@@ -150,7 +162,7 @@ def dtx_service(request: pytest.FixtureRequest) -> Iterator[ServiceFactory]:
                 broker = request.getfixturevalue("rabbitmq").url()
             if database is None:
                 postgres = request.getfixturevalue("postgres")
-                database = postgres.create_database()
+                database = postgres.create_migrated_database()
                 stack.callback(postgres.drop_database, database)
             elif database == "embedded":
                 database = None

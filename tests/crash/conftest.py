@@ -1,4 +1,4 @@
-"""Stages for tests of crashes."""
+"""Stages for tests of crashes. Coverage is what other tests measure: a process that is killed could not tell of it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -10,7 +10,15 @@ from tests.support.broker import MODES, Mode
 from tests.support.crash import Scene, Stage, StandaloneStage
 from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
+from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
+
+
+@pytest.fixture(scope="package", autouse=True)
+def unmeasured_processes() -> Iterator[None]:
+    """Whatever is started within these tests."""
+    with unmeasured():
+        yield
 
 
 @pytest.fixture
