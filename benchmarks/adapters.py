@@ -1,38 +1,54 @@
-"""Transactions a second through each adapter at 1 and 16 threads, beside the blocking client alone.
+"""Transactions a second through each adapter at 1 and 16 threads, beside the raw wire: what each adapter costs.
 
-Each transaction publishes one message to a dtx without a broker (an embedded PostgreSQL keeps it), in two phases. The
-adapters do the same work by other ways: what one costs is the difference to "wire", which sends the same methods and
-keeps no decision. The transaction manager's have two dtx each, for a single one commits in one phase without its log.
+Each transaction publishes one persistent message of 100 octets to a dtx without a broker, in two phases. "Raw wire"
+writes frames that were encoded before and compares the answers with what they must be: so it is what dtx itself can do
+with so many clients. All others do the same branches by their own ways, and in the column behind each number is how
+much of the raw wire's it is. The transaction manager's rows have two dtx in each transaction, for one alone commits in
+one phase without its log: they stand beside the client with two dtx, which keeps no decision.
 
-Run: python -m benchmarks.adapters [--seconds 5]
+Python's threads share one processor: 16 of them show what one process can do. Load generators, dtx and PostgreSQL share
+the processors of this machine. Java and C are left out, with a line, where they cannot be compiled.
+
+Run: python -m benchmarks.adapters [--seconds 5], which takes three minutes.
 """
 
 import argparse
 import asyncio
 import itertools
 import os
+import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aio_pika
 import pika
+import pytest
 import transaction
 
+from benchmarks.support.amqp import Address
+from benchmarks.support.branch_player import BranchPlayer
+from benchmarks.support.dialogue import Cycle
+from benchmarks.support.load import Load
+from benchmarks.support.report import machine
 from dtx.client import XAResource, Xid, aio
 from dtx.client.tm import DtxResource, TransactionManager
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncTransactionManager
 from dtx.client.tpc import TwoPhaseConnection
 from dtx.client.zope import join
+from tests.interop.c.programs import Driver
+from tests.interop.java_programs import Java, compiled
 from tests.support.postgres import PostgresServer
 from tests.support.service import DtxService
 
 BODY = bytes(100)
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -52,7 +68,7 @@ def channel_of(url: str) -> Iterator[Any]:
 
 
 @contextmanager
-def wire(urls: list[str]) -> Iterator[Callable[[], None]]:
+def client(urls: list[str]) -> Iterator[Callable[[], None]]:
     """start, publish, end, prepare, commit, with nothing around it; at every dtx of *urls*."""
     with ExitStack() as stack:
         channels = [stack.enter_context(channel_of(url)) for url in urls]
@@ -201,12 +217,51 @@ async def through_async_tm(urls: list[str], log: str, number: int, seconds: floa
         return await tasks(number, seconds, one)
 
 
+def through_raw_wire(url: str, number: int, seconds: float, first: int) -> float:
+    """Frames that are ready, in two processes that do nothing else."""
+    cycle = Cycle(queue=b"q", size=len(BODY))
+    with Load(Address.of(url), partial(BranchPlayer, cycle), number, 2, first=first) as load:
+        load.wait_connected()
+        begin = time.monotonic() + 1
+        load.go(begin, begin + seconds)
+        return len(load.collect().branches) / seconds
+
+
+def through_java(java: Java, url: str, number: int, seconds: float) -> float:
+    """``DtxXAResource``, a process of its own."""
+    command = java.command("Load", url, "q", str(number), str(seconds), quick=False)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def through_c(driver: Driver, url: str, number: int, seconds: float) -> float:
+    """The XA switch under a C program. Its share of the time that connecting takes is within."""
+
+    def run(branches: int) -> float:
+        gtrid = os.urandom(6).hex()
+        return float(driver("main", "crowd", "commit", number, branches, "q", gtrid, f"url={url}"))
+
+    few = 20
+    return number * (branches := max(few, int(seconds / run(few) * few))) / run(branches)
+
+
+def compiled_or_not(stack: ExitStack, name: str, make: Callable[[], AbstractContextManager[T]]) -> T | None:
+    """A program in another language, or a line that says why there is none."""
+    try:
+        return stack.enter_context(make())
+    except (pytest.skip.Exception, AssertionError, subprocess.CalledProcessError) as reason:
+        print(f"{name} is not measured: {str(reason).strip() or type(reason).__name__}")
+        return None
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     seconds: float = parser.parse_args().seconds
+    print(machine())
     with ExitStack() as stack:
+        java = compiled_or_not(stack, "Java", compiled)
+        driver = compiled_or_not(stack, "C", Driver)
         server = stack.enter_context(PostgresServer("bench"))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         urls = []
@@ -216,18 +271,43 @@ def main() -> None:
             with channel_of(service.url()) as channel:
                 channel.queue_declare("q", durable=True, arguments={"x-max-length": 1000})
         logs = (str(directory / f"tm{number}.db") for number in itertools.count())
-        print(f"{'transactions a second':40} {'1 thread':>10} {'16 threads':>11}")
+        firsts = itertools.count(1, 100)
         measurements: list[tuple[str, Callable[[int], float]]] = [
-            ("wire, one dtx", lambda n: threads(n, seconds, lambda: wire(urls[:1]))),
-            ("dtx.client.tpc, one dtx", lambda n: threads(n, seconds, lambda: pep249(urls))),
-            ("dtx.client.aio, one dtx (tasks)", lambda n: asyncio.run(through_aio(urls, n, seconds))),
-            ("dtx.client.zope, one dtx", lambda n: through_zope(urls, next(logs), n, seconds)),
-            ("wire, two dtx", lambda n: threads(n, seconds, lambda: wire(urls))),
-            ("dtx.client.tm, two dtx", lambda n: through_tm(urls, next(logs), n, seconds)),
-            ("dtx.client.tm, two dtx (tasks)", lambda n: asyncio.run(through_async_tm(urls, next(logs), n, seconds))),
+            ("raw wire", lambda n: through_raw_wire(urls[0], n, seconds, next(firsts))),
+            ("dtx.client.XAResource", lambda n: threads(n, seconds, lambda: client(urls[:1]))),
+            ("dtx.client.tpc", lambda n: threads(n, seconds, lambda: pep249(urls))),
+            ("dtx.client.aio (tasks)", lambda n: asyncio.run(through_aio(urls, n, seconds))),
+            ("dtx.client.zope", lambda n: through_zope(urls, next(logs), n, seconds)),
         ]
-        for name, measure in measurements:
-            print(f"{name:40} {measure(1):10.0f} {measure(16):11.0f}", flush=True)
+        if java is not None:
+            measurements.append(("Java", lambda n: through_java(java, urls[0], n, seconds)))
+        if driver is not None:
+            measurements.append(("C (XA switch)", lambda n: through_c(driver, urls[0], n, seconds)))
+        report("one dtx in each transaction", measurements)
+        report(
+            "two dtx in each transaction",
+            [
+                ("dtx.client.XAResource", lambda n: threads(n, seconds, lambda: client(urls))),
+                ("dtx.client.tm", lambda n: through_tm(urls, next(logs), n, seconds)),
+                (
+                    "dtx.client.tm.asynchronous (tasks)",
+                    lambda n: asyncio.run(through_async_tm(urls, next(logs), n, seconds)),
+                ),
+            ],
+        )
+
+
+def report(title: str, measurements: Sequence[tuple[str, Callable[[int], float]]]) -> None:
+    """Measure; a line for each, beside the first one."""
+    print(f"{title + ', a second':40} {'1 thread':>10} {'':>6} {'16 threads':>11}")
+    first: dict[int, float] = {}
+    for name, measure in measurements:
+        cells = []
+        for number in (1, 16):
+            rate = measure(number)
+            share = rate / first.setdefault(number, rate)
+            cells.append(f"{rate:10,.0f} {share:6.0%}")
+        print(f"{name:40} {' '.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

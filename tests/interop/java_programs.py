@@ -43,11 +43,10 @@ class Java:
         done = subprocess.run([*command, *sources], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def command(self, program: str, *words: str, **properties: str | int) -> list[str]:
-        """The command line of *program*; small and quick to start."""
-        settings = [f"-D{name}={value}" for name, value in properties.items()]
-        machine = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx128m"]
-        return [*machine, *settings, "-cp", self._path, program, *words]
+    def command(self, program: str, *words: str, quick: bool = True) -> list[str]:
+        """The command line of *program*; small, and unless not *quick* it starts fast and stays slow."""
+        machine = ["java", *(["-XX:TieredStopAtLevel=1"] * quick), "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx128m"]
+        return [*machine, "-cp", self._path, program, *words]
 
 
 class Program:
