@@ -32,7 +32,7 @@ STAMP := .venv/.installed
 PIPELINE := .venv/.pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help install run demo pipeline-demo java xa-switch test walkthrough crash crash-tm sim soak overload fuzz check format bench
+.PHONY: help install run demo pipeline-demo java xa-switch test walkthrough crash crash-tm sim soak overload pipeline fuzz check format bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,9 @@ soak: install ## move money through 2PC while everything dies, 10 minutes (SOAK=
 
 overload: install ## 12,000 clients, some of which behave badly: how long others wait, what memory it takes; 5 minutes
 	@DTX_OVERLOAD=long $(BIN)/python -m pytest -q -rP tests/overload $(ARGS)
+
+pipeline: install $(PIPELINE) ## the pipeline's tests in their long form, with Spark's own settings
+	@DTX_PIPELINE=long $(BIN)/python -m pytest -q -rP tests/unit/pipeline tests/integration/pipeline $(ARGS)
 
 fuzz: install ## look for input that dtx does not stand, FUZZ seconds for each target (ARGS="--keep table": into the corpus)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \

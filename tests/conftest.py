@@ -5,8 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
-from zlib import crc32
+from typing import Any, Protocol
 
 import pytest
 import trustme
@@ -15,11 +14,9 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
+from tests.support.schedule import ByFile, order
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
-
-_SLOW_PART: Final = 0.6
-"""Part of a run within which files with slow tests begin."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,21 +25,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mix the files where several processes share them: those that wait for servers leave the processor to others.
-
-    The simulation, which is one long computation, begins at once. Files with slow tests are spread over the first part
-    of the run: one of them at its end would be waited for by all processes but one.
-    """
+    """Where several processes share the files: begin them in an order that keeps all of them busy."""
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
-        mixed = sorted({item.path for item in items}, key=lambda path: (crc32(path.name.encode()), path))
-        of_a_kind = [[path for path in mixed if (path in slow) is kind] for kind in (True, False)]
-        place = {
-            path: ("sim" not in path.parts, index / len(files) * (_SLOW_PART if path in slow else 1), path)
-            for files in of_a_kind
-            for index, path in enumerate(files)
-        }
+        place = {path: index for index, path in enumerate(order({item.path for item in items}, slow))}
         items.sort(key=lambda item: place[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    """Keep what needs Spark together."""
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
