@@ -20,10 +20,9 @@ from dtx.server.amqp10.incoming import Incoming
 from dtx.server.amqp10.nodes import Home, Nodes
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.amqp10.transactions import Transactions
+from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
-from dtx.server.standalone.connection import Stage, numbers
-from dtx.server.standalone.limits import MAX_FRAME, MAX_UNSENT
-from dtx.server.standalone.outbox import Outbox
+from dtx.server.standalone.limits import MAX_FRAME
 from dtx.telemetry import get_logger
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import (
@@ -102,7 +101,7 @@ class Limits:
         )
 
 
-class Connection:
+class Connection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
@@ -121,16 +120,10 @@ class Connection:
         transport: ClientTransport,
         header: bytes,
     ) -> None:
-        self.id = next(numbers)
-        self.manager = manager
-        self.stage = Stage.OPENING
-        self.who = Who("", "")
+        super().__init__(manager, transport)
         self.nodes = new_nodes(self)
         self.coordination = Coordination(_CAPABILITIES, limits.control_errors)
         self.transactions = Transactions(self, self.coordination)
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when nothing is left of it."""
-        self.outbox = Outbox(transport, lambda: None, self._resume)
         self._engine = Engine(
             Settings(
                 container_id=f"dtx-{self.id}",
@@ -142,27 +135,20 @@ class Connection:
             ),
             time.monotonic(),
         )
-        self._login: asyncio.Task[None] | None = None
         self._late: list[Event] | None = None
         """Events that wait for the end of what the first of them has begun."""
         self._links: dict[tuple[int, int], Shell] = {}
-        self._transport: ClientTransport | None = transport
-        self._holding: set[object] = set()
         self._awaited = False
         self._taking = False
         self._charged = 0
         self._loop = asyncio.get_running_loop()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(limits.handshake_timeout, self._too_slow)
+        self._set_timer(limits.handshake_timeout, self._too_slow)
         self._take(lambda: self._engine.receive(header, time.monotonic()))
         self._tick()
 
     async def connect(self) -> None:
         """Nothing is to be done before the client says more."""
-
-    def _too_slow(self) -> None:
-        _log.info("handshake took too long", connection=self.id)
-        self.abort()
 
     # -- what operators see
 
@@ -177,8 +163,7 @@ class Connection:
 
     def client_data(self, data: bytes) -> None:
         """Octets from the client."""
-        if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
-            self.hold(self)
+        self._hold_if_it_reads_nothing()
         self._take(lambda: self._engine.receive(data, time.monotonic()))
         self._charge(self._engine.unfinished)
         if self._engine.behind:
@@ -472,30 +457,15 @@ class Connection:
 
     # -- pace
 
-    def hold(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
-        if not self._holding and self._transport is not None:
-            self._transport.pause_reading()
-        self._holding.add(reason)
-
-    def release(self, reason: object) -> None:
-        """*reason* does not hold any more."""
-        if reason in self._holding:
-            self._holding.discard(reason)
-            if not self._holding and self._transport is not None:
-                self._transport.resume_reading()
-
     def client_is_slow(self) -> None:
-        """The client takes no more for now: its links get nothing meanwhile."""
-        self.outbox.is_slow = True
+        """See :class:`ClientConnection`."""
+        super().client_is_slow()
         self.nodes.pause()
 
     def client_has_caught_up(self) -> None:
-        """The client takes data again."""
-        self.outbox.is_slow = False
+        """See :class:`ClientConnection`."""
         self.nodes.go_on()
-        self.release(self)
-        self._resume()
+        super().client_has_caught_up()
 
     def _resume(self) -> None:
         for shell in list(self._links.values()):
@@ -530,7 +500,7 @@ class Connection:
             _log.info("connection closed", connection=self.id, by_client=event.by_peer, reason=reason)
         if not event.by_peer:
             self._leave(Stage.CLOSING)
-            self._await_close()
+            self._set_timer(_CLOSE_PATIENCE, self.abort)
         elif self.stage is Stage.RUNNING:
             self._leave(Stage.LEAVING, self._confirm_close)
         else:
@@ -550,15 +520,7 @@ class Connection:
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             self._engine.close(error)
             self._leave(Stage.CLOSING)
-            self._await_close()
-
-    def _await_close(self) -> None:
-        self._cancel_timer()
-        self._timer = self._loop.call_later(_CLOSE_PATIENCE, self.abort)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+            self._set_timer(_CLOSE_PATIENCE, self.abort)
 
     def stop(self, frame: bytes) -> None:  # noqa: ARG002 - what a client of AMQP 0-9 would hear
         """End the connection: dtx stops, or an operator wants it. Idempotent."""
@@ -579,31 +541,8 @@ class Connection:
             self._forget(place)
         self.nodes.leave(then)
 
-    def _end(self) -> None:
-        """Close the socket when all is sent."""
-        self.outbox.close()
-        self.client_gone()
-
-    def abort(self) -> None:
-        """End the client's connection at once."""
-        self.outbox.abort()
-        self.client_gone()
-
-    def client_gone(self) -> None:
-        """The client's socket is closed. Idempotent."""
-        if self.stage is Stage.ENDED:
-            return
-        self._transport = None
-        self._leave(Stage.ENDED)
+    def _gone(self) -> None:
         self._charge(0)
-        if self._login is not None:
-            self._login.cancel()  # verifying passwords for nobody would keep others waiting
-        for timer in (self._timer, self._tick_timer):
-            if timer is not None:
-                timer.cancel()
-        self.outbox.abort()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
         self.nodes.end(self._over)
-
-    def _over(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)

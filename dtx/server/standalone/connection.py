@@ -7,23 +7,21 @@ is not read from until that has changed.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import count
 from typing import Final
 
 from dtx.log.api import LogError
 from dtx.manager import TransactionManager, Who
+from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import Broker
 from dtx.server.standalone.channel import Channel
 from dtx.server.standalone.closing import close_queues, remove
 from dtx.server.standalone.direct import DirectReplies
-from dtx.server.standalone.limits import MAX_UNSENT, ConnectionLimits
+from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
-from dtx.server.standalone.outbox import Outbox
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.exchanges import Queue
@@ -38,8 +36,6 @@ from dtx.wire.amqp09.handshake import Credentials, encode_open_ok
 from dtx.xa.codes import ReplyCode
 
 _log = get_logger(part="connection")
-numbers = count(1)
-"""Of connections, whatever they speak."""
 
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
@@ -63,19 +59,7 @@ class Parts:
     direct: DirectReplies = field(default_factory=DirectReplies)
 
 
-class Stage(Enum):
-    """Where a connection is in its life."""
-
-    OPENING = "opening"
-    RUNNING = "running"
-    LEAVING = "leaving"
-    """The client has said connection.close; it hears close-ok when all that it sent before is durable."""
-    CLOSING = "closing"
-    """dtx has said connection.close."""
-    ENDED = "ended"
-
-
-class Connection:
+class Connection(ClientConnection):
     """One client, from its protocol header to its end.
 
     Args:
@@ -84,35 +68,25 @@ class Connection:
     """
 
     def __init__(self, parts: Parts, transport: ClientTransport) -> None:
-        self.id = next(numbers)
-        self.manager = parts.manager
+        super().__init__(parts.manager, transport)
         self.broker = parts.broker
         self.accounts = parts.accounts
         self.metrics = parts.metrics
         self.limits = parts.limits
         self.direct = parts.direct
         self.channels: dict[int, Channel] = {}
-        self.stage = Stage.OPENING
-        self.who = Who("", "")
         self.vhost: VirtualHost
         """Known when the client has opened it, as *access* and *writes* are."""
         self.access: Access
         self.writes: Writes
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when nothing is left of it."""
         self._account: Account | None = None
-        self._login: asyncio.Task[None] | None = None
         self._opening = Opening(parts.limits)
-        self._transport: ClientTransport | None = transport
         self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
-        self.outbox = Outbox(transport, self._wrote, self._resume_consumers)
         self._splitter = FrameSplitter()
         self._greeted = False
         self._leaving = False
         """The client has said connection.close: nothing that it sends counts any more."""
-        self._holding: set[object] = set()
         self._told_blocked = False
-        self._timer: asyncio.TimerHandle | None = None
         self._blocked_timer: asyncio.TimerHandle | None = None
 
     # -- opening
@@ -126,15 +100,6 @@ class Connection:
             self._greeted = True
             self._set_timer(self.limits.handshake_timeout, self._too_slow)
             self.outbox.send(self._opening.greeting())
-
-    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, act)
-
-    def _too_slow(self) -> None:
-        _log.info("handshake took too long", connection=self.id)
-        self.abort()
 
     def _handshake(self, key: int, payload: bytes) -> None:
         self._opening.expect(key)
@@ -186,8 +151,7 @@ class Connection:
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         self.who = Who(account.name, vhost)
         self.vhost = self.broker.virtual_host(vhost)
         self.access = Access(self.accounts, account, self.vhost)
@@ -242,8 +206,7 @@ class Connection:
         """Octets from the client."""
         self._greet()
         self._pulse.read = True
-        if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
-            self.hold(self)
+        self._hold_if_it_reads_nothing()
         try:
             buffer, frames = self._splitter.feed(data)
         except FrameError as error:
@@ -320,21 +283,10 @@ class Connection:
 
     # -- pace
 
-    def hold(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
-        if not self._holding and self._transport is not None:
-            self._pulse.paused = True
-            self._transport.pause_reading()
-        self._holding.add(reason)
-
-    def release(self, reason: object) -> None:
-        """*reason* does not hold any more."""
-        if reason in self._holding:
-            self._holding.discard(reason)
-            if not self._holding and self._transport is not None:
-                self._pulse.paused = False
-                self._pulse.read = True
-                self._transport.resume_reading()
+    def _reads(self, reads: bool) -> None:
+        self._pulse.paused = not reads
+        if reads:
+            self._pulse.read = True
 
     def _throttle(self, much: bool) -> None:
         """More is on its way to the log than may be, or not any more."""
@@ -354,17 +306,7 @@ class Connection:
             self._told_blocked = True
             self.outbox.send(replies.blocked(b"messages wait to be written"))
 
-    def client_is_slow(self) -> None:
-        """The client takes no more for now: consumers get nothing meanwhile."""
-        self.outbox.is_slow = True
-
-    def client_has_caught_up(self) -> None:
-        """The client takes data again."""
-        self.outbox.is_slow = False
-        self.release(self)
-        self._resume_consumers()
-
-    def _resume_consumers(self) -> None:
+    def _resume(self) -> None:
         for channel in list(self.channels.values()):
             channel.consuming.resume()
 
@@ -421,32 +363,12 @@ class Connection:
         self.outbox.send(_CLOSE_OK)
         self._end()
 
-    def _end(self) -> None:
-        """Close the socket when all is sent."""
-        self.outbox.close()
-        self.client_gone()
-
-    def abort(self) -> None:
-        """End the client's connection at once."""
-        self.outbox.abort()
-        self.client_gone()
-
-    def client_gone(self) -> None:
-        """The client's socket is closed. Idempotent."""
-        if self.stage is Stage.ENDED:
-            return
-        self._transport = None
+    def _gone(self) -> None:
         self._splitter = FrameSplitter()  # what the client had begun to say goes at once, not with the next garbage
-        self._leave(Stage.ENDED)
-        if self._login is not None:
-            self._login.cancel()  # verifying passwords for nobody would keep others waiting
         self._pulse.stop()
-        for timer in (self._timer, self._blocked_timer):
-            if timer is not None:
-                timer.cancel()
-        self.outbox.abort()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        if self._blocked_timer is not None:
+            self._blocked_timer.cancel()
+        super()._gone()
 
     def now(self) -> float:
         """Seconds since the epoch, as the queues count."""

@@ -14,6 +14,7 @@ from dtx.manager import Who
 from dtx.manager.entry import Entry
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origin import BrokerOrigin
+from dtx.server.alongside.amqp10.reader import Reader
 from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone
 from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
 from dtx.server.alongside.amqp10.upstream import ClientUpstream
@@ -77,7 +78,7 @@ class BrokerNodes:
         self._validator: Validator
         self._known: dict[bytes, float] = {}
         self._streams: dict[bytes, tuple[bool, float]] = {}
-        self._touched: dict[BrokerOrigin | StreamOrigin, None] = {}
+        self._touched: dict[Reader, None] = {}
         self._opening: set[StreamOrigin] = set()
         self._running = False
         self._left: Callable[[], None] | None = None
@@ -385,7 +386,7 @@ class BrokerNodes:
 
     # -- pace
 
-    def touch(self, origin: BrokerOrigin | StreamOrigin) -> None:
+    def touch(self, origin: Reader) -> None:
         """Something has changed for a link: it is looked at when the client has said all that it said at once."""
         self._touched[origin] = None
         self.home.soon()

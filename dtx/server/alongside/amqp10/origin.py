@@ -18,17 +18,15 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.alongside.amqp10.reader import Reader
 from dtx.server.amqp10.mapping import Content
-from dtx.server.amqp10.nodes import Handed, Receiver, Working
+from dtx.server.amqp10.nodes import Handed, Working
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, requests
-from dtx.wire.amqp09.content import Close
-from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp10.states import Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -45,8 +43,6 @@ _GETS: Final = 16
 """Messages that are asked for at once while a link is drained."""
 _NONE: Final = -1
 """The number of no consumer: what was got."""
-_METHOD: Final = 1
-"""Type of a frame."""
 
 
 def _prefetch(credit: int) -> int:
@@ -65,7 +61,7 @@ class Phase(Enum):
     CLOSED = auto()
 
 
-class BrokerOrigin:
+class BrokerOrigin(Reader):
     """A queue as the source of one link.
 
     Args:
@@ -87,16 +83,11 @@ class BrokerOrigin:
         made: bool,
         filters: dict[str, Any],
     ) -> None:
+        super().__init__(nodes, taking, queue, "queue")
         self.shown = shown
         self.filters = filters
-        self._nodes = nodes
-        self._taking = taking
-        self._queue = queue
         self._made = made
-        self._receiver: Receiver
         self._phase = Phase.IDLE
-        self._consumer = 0
-        """Number of the present consumer, or the last one."""
         self._room = 0
         """Messages that it may still be sent, as far as is known here."""
         self._from: dict[int, int] = {}
@@ -109,12 +100,6 @@ class BrokerOrigin:
         self._freed = 0
         """Deliveries of the consumer that are about to be settled: each makes room for another."""
         self._to_do: list[Callable[[], None]] = []
-        taking.owner = self
-        taking.on_message = self._arrived
-
-    def begin(self, receiver: Receiver) -> None:
-        """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._receiver = receiver
 
     # -- credit
 
@@ -131,9 +116,6 @@ class BrokerOrigin:
     @property
     def _takes(self) -> bool:
         return self._receiver.credit > 0 and not self._receiver.full
-
-    def _touch(self) -> None:
-        self._nodes.touch(self)
 
     def flush(self) -> None:
         """What the client has said in one read, all together."""
@@ -190,14 +172,12 @@ class BrokerOrigin:
 
     def _consume(self, prefetch: int) -> None:
         self._phase = Phase.CONSUMING
-        self._consumer += 1
         self._room = prefetch
-        self._taking.request(keys.BASIC_QOS, requests.qos(prefetch))
-        self._taking.request(keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer))
+        self._begin_consumer(prefetch)
 
     def _cancel(self) -> None:
         self._phase = Phase.CANCELLING
-        self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
+        self._end_consumer()
 
     # -- messages
 
@@ -224,36 +204,20 @@ class BrokerOrigin:
 
     # -- the channel, as its owner
 
-    def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
-        if buffer[start] != _METHOD or self._phase is Phase.CLOSED:
-            return
-        key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+    @property
+    def _is_closed(self) -> bool:
+        return self._phase is Phase.CLOSED
+
+    def _answered(self, key: int, payload: bytes) -> None:
         if key == keys.BASIC_GET_EMPTY:
             self._gets -= 1
             self._empty = True
             self._touch()
         elif key == keys.BASIC_CANCEL_OK:
-            if content.consumer_tag(buffer[start + 7 : end - 1]) == b"%d" % self._consumer:
+            if self._is_present(payload):
                 self._phase = Phase.IDLE
                 self._room = 0
             self._touch()
-        elif key == keys.BASIC_CANCEL:
-            self._deleted()
-
-    def _deleted(self) -> None:
-        name = self._queue.decode("utf-8", "replace")
-        self._receiver.fail(AmqpError(Condition.RESOURCE_DELETED, f"queue '{name}' was deleted"))
-
-    def upstream_closed(self, close: Close) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
-        if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
-            self._deleted()
-        else:
-            self._receiver.fail(broker_error(close))
-
-    def upstream_close_ok(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
 
     # -- outcomes
 

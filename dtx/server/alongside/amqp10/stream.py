@@ -17,7 +17,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.alongside.amqp10.reader import Reader
 from dtx.server.amqp10.mapping import Content
 from dtx.server.amqp10.nodes import Handed, Receiver, Working
 from dtx.server.amqp10.values import to_field
@@ -26,13 +26,13 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
-from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09 import keys, properties, tables
 from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.tables import Entry
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.states import Modified, Outcome
 from dtx.wire.amqp10.values import Value
-from dtx.xa.codes import ReplyCode
 
 if TYPE_CHECKING:
     from dtx.server.alongside.amqp10.nodes import BrokerNodes
@@ -43,8 +43,6 @@ _PREFETCH: Final = 100
 """Messages that may wait here for the credit of one link, or be on their way."""
 _QUIET: Final = 0.25
 """Seconds without a message after which a drained link has had all that there is."""
-_METHOD: Final = 1
-"""Type of a frame."""
 
 
 class Phase(Enum):
@@ -56,7 +54,7 @@ class Phase(Enum):
     CLOSED = auto()
 
 
-class StreamOrigin:
+class StreamOrigin(Reader):
     """A stream as the source of one link.
 
     Args:
@@ -72,14 +70,10 @@ class StreamOrigin:
     def __init__(
         self, nodes: "BrokerNodes", taking: TakingChannel, queue: bytes, filters: dict[str, Any], offset: Value
     ) -> None:
+        super().__init__(nodes, taking, queue, "stream")
         self.filters = filters
-        self._nodes = nodes
-        self._taking = taking
-        self._queue = queue
         self._offset = offset
-        self._receiver: Receiver
         self._ahead: deque[tuple[Delivery, Handed]] = deque()
-        self._consumer = 0
         self._reading = False
         self._lost = False
         """There was no memory: what comes of the present consumer comes again, of the next."""
@@ -89,8 +83,6 @@ class StreamOrigin:
         self._failure: AmqpError | None = None
         """What has become of it before the link was there."""
         self._quiet: asyncio.TimerHandle | None = None
-        taking.owner = self
-        taking.on_message = self._arrived
 
     async def open(self) -> None:
         """Begin to read, before the link is there.
@@ -104,32 +96,27 @@ class StreamOrigin:
 
     def begin(self, receiver: Receiver) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._receiver = receiver
+        super().begin(receiver)
         self._phase = Phase.OPEN
         if self._failure is not None:
             self._nodes.home.soon(partial(receiver.fail, self._failure))
-        self._nodes.touch(self)
+        self._touch()
 
     def _consume(self) -> None:
-        self._consumer += 1
         self._reading = True
         self._lost = False
         field = None if self._offset is None else to_field(self._offset)
-        arguments = b"" if field is None else tables.entry(OFFSET, *field)
-        self._taking.request(keys.BASIC_QOS, requests.qos(_PREFETCH))
-        self._taking.request(
-            keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
-        )
+        self._begin_consumer(_PREFETCH, b"" if field is None else tables.entry(OFFSET, *field))
 
     # -- credit
 
     def follow(self) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._nodes.touch(self)
+        self._touch()
 
     def resume(self) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._nodes.touch(self)
+        self._touch()
 
     def flush(self) -> None:
         """Send what there is credit for, and what it makes room for may come."""
@@ -169,57 +156,49 @@ class StreamOrigin:
             return
         if delivery.body is None:
             self._lost = True
-            self._offset = _offset(delivery)
             self._taking.ack((delivery,))
-            self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
+            self._end_consumer()
+            try:
+                self._offset = _offset(delivery)
+            except WireError as error:
+                self._fail(AmqpError(Condition.DECODE_ERROR, f"a message of the stream cannot be read: {error}"))
             return
         found = Content(delivery.properties, delivery.body)
         self._ahead.append((delivery, Handed(found, delivery.exchange, delivery.routing_key, delivery.redelivered)))
         self._stop_waiting()
-        self._nodes.touch(self)
+        self._touch()
 
     # -- the channel, as its owner
 
-    def forward(self, buffer: bytes, start: int, end: int) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
-        if buffer[start] != _METHOD or self._phase is Phase.CLOSED:
-            return
-        key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+    @property
+    def _is_closed(self) -> bool:
+        return self._phase is Phase.CLOSED
+
+    def _answered(self, key: int, payload: bytes) -> None:
         if key == keys.BASIC_CONSUME_OK:
             if not self._taken.done():
                 self._taken.set_result(None)
         elif key == keys.BASIC_CANCEL_OK:
-            self._reading = content.consumer_tag(buffer[start + 7 : end - 1]) != b"%d" % self._consumer
-            self._nodes.touch(self)
-        elif key == keys.BASIC_CANCEL:
-            self._deleted()
-
-    def _deleted(self) -> None:
-        name = self._queue.decode("utf-8", "replace")
-        self._fail(AmqpError(Condition.RESOURCE_DELETED, f"stream '{name}' was deleted"))
+            self._reading = not self._is_present(payload)
+            self._touch()
 
     def _fail(self, error: AmqpError) -> None:
         if self._phase is Phase.OPENING:
             self._failure = error
         else:
-            self._receiver.fail(error)
+            super()._fail(error)
 
     def upstream_closed(self, close: Close) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
         if not self._taken.done():
             self._taken.set_exception(ChannelClosed(close))
-        elif close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
-            self._deleted()
         else:
-            self._fail(broker_error(close))
+            super().upstream_closed(close)
 
     def upstream_lost(self, reason: str) -> None:
         """The connection to the broker is gone, while this waits for it."""
         if not self._taken.done():
             self._taken.set_exception(UpstreamLost(reason))
-
-    def upstream_close_ok(self) -> None:
-        """See :class:`~dtx.store.rabbitmq.taking.Owner`: it is closed without an owner."""
 
     # -- outcomes: none of them means anything to a stream
 

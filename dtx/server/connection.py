@@ -1,0 +1,149 @@
+"""What connections of clients have in common where dtx itself speaks the protocol: pace, patience and the end.
+
+Each protocol says what it does at these turns; that the socket is read from as long as nobody holds it, and that the
+end comes once and leaves no timer behind, stands here.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from dtx.manager import TransactionManager, Who
+from dtx.server.front import ClientTransport
+from dtx.server.standalone.limits import MAX_UNSENT
+from dtx.server.standalone.outbox import Outbox
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="connection")
+_numbers: Final = count(1)
+"""Of connections, whatever they speak."""
+
+
+class Stage(Enum):
+    """Where a connection is in its life."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """The client has said close; it hears the answer when all that it sent before is durable."""
+    CLOSING = "closing"
+    """dtx has said close."""
+    ENDED = "ended"
+
+
+class ClientConnection(ABC):
+    """One client, from its protocol header to its end.
+
+    Args:
+        manager: of the branches.
+        transport: the client's socket.
+    """
+
+    def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
+        self.id = next(_numbers)
+        self.manager = manager
+        self.stage = Stage.OPENING
+        self.who = Who("", "")
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when nothing is left of it."""
+        self.outbox = Outbox(transport, self._wrote, self._resume)
+        self._transport: ClientTransport | None = transport
+        self._login: asyncio.Task[None] | None = None
+        self._holding: set[object] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- patience
+
+    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call *act* in so many *seconds*, and nothing else that was to be called."""
+        self._cancel_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _too_slow(self) -> None:
+        _log.info("handshake took too long", connection=self.id)
+        self.abort()
+
+    # -- pace
+
+    def hold(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+        if not self._holding and self._transport is not None:
+            self._reads(False)
+            self._transport.pause_reading()
+        self._holding.add(reason)
+
+    def release(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        if reason in self._holding:
+            self._holding.discard(reason)
+            if not self._holding and self._transport is not None:
+                self._reads(True)
+                self._transport.resume_reading()
+
+    def _hold_if_it_reads_nothing(self) -> None:
+        """A client that takes no answers may ask for no more."""
+        if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
+            self.hold(self)
+
+    def client_is_slow(self) -> None:
+        """The client takes no more for now: it is sent no messages meanwhile."""
+        self.outbox.is_slow = True
+
+    def client_has_caught_up(self) -> None:
+        """The client takes data again."""
+        self.outbox.is_slow = False
+        self.release(self)
+        self._resume()
+
+    def _reads(self, reads: bool) -> None:  # noqa: B027 - who need not know
+        """The client is read from, or not any more."""
+
+    def _wrote(self) -> None:  # noqa: B027 - who need not know
+        """Something was written to the client."""
+
+    @abstractmethod
+    def _resume(self) -> None:
+        """There is room for messages again."""
+
+    # -- the end
+
+    def _end(self) -> None:
+        """Close the socket when all is sent."""
+        self.outbox.close()
+        self.client_gone()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        self.outbox.abort()
+        self.client_gone()
+
+    def client_gone(self) -> None:
+        """The client's socket is closed. Idempotent."""
+        if self.stage is Stage.ENDED:
+            return
+        self._transport = None
+        self._leave(Stage.ENDED)
+        if self._login is not None:
+            self._login.cancel()  # verifying passwords for nobody would keep others waiting
+        self._cancel_timer()
+        self.outbox.abort()
+        self._gone()
+
+    @abstractmethod
+    def _leave(self, stage: Stage) -> None:
+        """Nothing more is done for the client; what it sent so far is on its way."""
+
+    def _gone(self) -> None:
+        """Give back what is left, then say that nothing is (:meth:`_over`)."""
+        self._over()
+
+    def _over(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)

@@ -1,0 +1,154 @@
+"""The moments of a link from a stream that a real broker does not give when one wants them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
+from dtx.server.amqp10.nodes import Handed
+from dtx.store.rabbitmq.upstream import ChannelClosed, Content, UpstreamLost
+from dtx.store.work import Delivery
+from dtx.wire.amqp09 import keys, properties, tables
+from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import put_short
+from dtx.wire.amqp10.errors import AmqpError, Condition
+
+GONE = Close(404, b"no stream", 0)
+REFUSED = Close(403, b"no", 0)
+
+
+class Channel:
+    """The broker's side, which does nothing by itself."""
+
+    def __init__(self) -> None:
+        self.owner: Any = None
+        self.on_message: Any = None
+        self.asked: list[int] = []
+        self.acked: list[Delivery] = []
+
+    def request(self, key: int, payload: bytes) -> None:
+        self.asked.append(key)
+
+    def ack(self, deliveries: list[Delivery]) -> None:
+        self.acked += deliveries
+
+    def say(self, key: int, tag: bytes) -> None:
+        """Answer a request."""
+        frame = method_frame(1, key.to_bytes(4, "big") + put_short(tag))
+        self.owner.forward(frame, 0, len(frame))
+
+    def send(self, tag: int, body: bytes | None, raw: bytes = properties.EMPTY) -> None:
+        """A message; ``None`` where there is no memory for it."""
+        self.on_message(Delivery(self.owner, tag, b"s", b"", b"s", False, raw, body, 1), Content(b""))
+
+
+class World:
+    """A link, its connection, and the channel behind it."""
+
+    credit = 10
+    draining = full = False
+
+    def __init__(self) -> None:
+        self.home: Any = self
+        self.channel = Channel()
+        self.got: list[bytes] = []
+        self.failed: list[AmqpError] = []
+        taking: Any = self.channel
+        nodes: Any = self
+        self.origin = StreamOrigin(nodes, taking, b"s", {}, None)
+
+    async def opened(self) -> None:
+        """The broker has taken the consumer, and the link is not there yet."""
+        opening = asyncio.create_task(self.origin.open())
+        await asyncio.sleep(0)
+        self.channel.say(keys.BASIC_CONSUME_OK, b"1")
+        await opening
+
+    def touch(self, origin: StreamOrigin) -> None:
+        origin.flush()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        work()
+
+    def deliver(self, taken: object, message: Handed) -> None:
+        self.got.append(message.content.body)
+
+    def drained(self) -> None:
+        raise AssertionError("nobody drains")
+
+    def fail(self, error: AmqpError) -> None:
+        self.failed.append(error)
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (lambda origin: origin.upstream_closed(REFUSED), ChannelClosed),
+        (lambda origin: origin.upstream_lost("a plug was pulled"), UpstreamLost),
+    ],
+)
+async def test_what_happens_before_the_broker_answers_refuses_the_attach(
+    event: Callable[[StreamOrigin], None], error: type[Exception]
+) -> None:
+    world = World()
+    opening = asyncio.create_task(world.origin.open())
+    await asyncio.sleep(0)
+    event(world.origin)
+    with pytest.raises(error):
+        await opening
+
+
+@pytest.mark.parametrize(
+    ("event", "condition"),
+    [
+        (lambda world: world.channel.say(keys.BASIC_CANCEL, b"1"), Condition.RESOURCE_DELETED),
+        (lambda world: world.origin.upstream_closed(GONE), Condition.RESOURCE_DELETED),
+        (lambda world: world.origin.upstream_closed(REFUSED), Condition.UNAUTHORIZED_ACCESS),
+        (lambda world: world.origin.upstream_lost("that is said elsewhere"), None),
+    ],
+)
+async def test_what_happens_before_the_link_is_there_ends_it_then(
+    event: Callable[[World], None], condition: Condition | None
+) -> None:
+    world = World()
+    await world.opened()
+    event(world)
+    assert world.failed == []
+    world.origin.begin(world)
+    assert [error.condition for error in world.failed] == ([] if condition is None else [condition])
+
+
+async def test_messages_that_come_before_the_link_wait_for_it() -> None:
+    world = World()
+    await world.opened()
+    world.channel.send(1, b"one")
+    assert world.got == []
+    world.origin.begin(world)
+    assert (world.got, [delivery.tag for delivery in world.channel.acked]) == ([b"one"], [1])
+
+
+async def test_without_memory_a_message_comes_again_of_the_next_consumer() -> None:
+    world = World()
+    await world.opened()
+    world.origin.begin(world)
+    raw = properties.build({Property.HEADERS: tables.entry(OFFSET, b"l", (7).to_bytes(8, "big"))})
+    world.channel.send(1, None, raw)
+    world.channel.send(2, b"it comes again, too")
+    assert world.channel.asked[-1] == keys.BASIC_CANCEL
+    world.channel.say(keys.BASIC_CANCEL_OK, b"1")
+    assert world.channel.asked[-2:] == [keys.BASIC_QOS, keys.BASIC_CONSUME]
+    world.channel.send(3, b"again", raw)
+    assert (world.got, world.failed) == ([b"again"], [])
+
+
+async def test_a_place_in_the_stream_that_cannot_be_read_ends_the_link() -> None:
+    """Where reading would begin again nobody knows, and messages are not left out."""
+    world = World()
+    await world.opened()
+    world.origin.begin(world)
+    world.channel.send(1, None, b"\x20\x00\x00\x00\x00\x01\xff")
+    assert [error.condition for error in world.failed] == [Condition.DECODE_ERROR]
