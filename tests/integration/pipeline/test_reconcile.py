@@ -1,6 +1,5 @@
 """Verdicts on Spark: the same as the reference's, and the right ones for fleets whose truth is known."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.reference import Judgement, Key, reconcile
 from dtx.pipeline.verdicts import PLAIN, Rules, Verdict
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, judgements, observations_frame
+from tests.support.spark import LONG
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 _RULES = st.builds(
@@ -58,18 +58,9 @@ def require_same(verdicts: DataFrame, fleet: Fleet, rules: Rules) -> None:
         )
 
 
-@pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """What is tiny and planned anew each time takes Spark longer to compile than to do."""
-    interpret = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, word in interpret.items():
-        spark.conf.set(name, word)
-    yield
-    for name in interpret:
-        spark.conf.unset(name)
-
-
-@settings(max_examples=2, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=20 if LONG else 1, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(seed=st.integers(0, 2**32), rules=_RULES)
 def test_spark_and_the_reference_agree(spark: SparkSession, seed: int, rules: Rules) -> None:
     fleet = fleet_of(seed, 2_000)

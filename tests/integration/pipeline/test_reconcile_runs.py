@@ -13,10 +13,9 @@ from dtx.log.verdicts import found, reconciled
 from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
 from dtx.pipeline.reference import Decision, Event, Observation
 from dtx.pipeline.verdicts import Choice, Kind, Rules
-from tests.integration.pipeline.test_reconcile import expected, interpreted, require_same
+from tests.integration.pipeline.test_reconcile import expected, require_same
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, observations_frame
 
-__all__ = ["interpreted"]
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 
 
