@@ -32,6 +32,7 @@ _MOST_MEMORY: Final = 5 * _GIB
 _SHUFFLE_PARTITIONS: Final = 64
 """Of a default: 100,000,000 rows are 1.6 million to a piece; adaptive execution joins the pieces of small runs."""
 _CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
+_QUICK_WORKER: Final = Path(__file__).with_name("quick_worker.py")
 
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -129,15 +130,18 @@ def _prepare_environment(*, local: bool) -> None:
     """Spark's launcher and its Python workers read these; what is there of PYSPARK_PYTHON is somebody's choice."""
     os.environ["JAVA_HOME"] = str(quiet_home(find_java()))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # machines whose own name nobody can resolve
     if "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = str(_quick_python()) if local else sys.executable
 
 
 def _quick_python() -> Path:
-    """A Python for workers that takes PySpark from where it is installed.
+    """A Python for workers that takes PySpark from where it is installed, and calls back at once.
 
     Spark puts it on their path as an archive, of which Python compiles every module again for every worker: three times
-    the time of a start (1.5 s instead of 0.5), and Spark gives up on one that takes ten seconds.
+    the time of a start (1.5 s instead of 0.5). Those that Spark gives ten seconds to call back, it tells where: they
+    run :mod:`dtx.pipeline.quick_worker`.
     """
     import pyspark
 
@@ -147,6 +151,9 @@ def _quick_python() -> Path:
     installed = shlex.quote(str(Path(pyspark.__file__).parent.parent))
     program.write_text(
         f'#!/bin/sh\nPYTHONPATH={installed}"${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
+        f'case "$1${{PYTHON_WORKER_FACTORY_PORT}}${{PYTHON_WORKER_FACTORY_SOCK_PATH}}" in\n'
+        f'-m?*) exec {shlex.quote(sys.executable)} {shlex.quote(str(_QUICK_WORKER))} "$@" ;;\n'
+        "esac\n"
         f'exec {shlex.quote(sys.executable)} "$@"\n'
     )
     program.chmod(0o755)
@@ -158,6 +165,7 @@ def _static(options: SessionOptions) -> dict[str, str]:
     memory = options.memory or default_memory()
     settings = {
         "spark.driver.memory": f"{memory >> 20}m",
+        "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} {options.java_options}"
         ),
@@ -174,4 +182,6 @@ def _static(options: SessionOptions) -> dict[str, str]:
     if options.master.startswith("local"):
         # nobody else has business with a driver that has no executors elsewhere
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # nor is the executor, which is this process, ever away: it is slow where others compute
+        settings |= {"spark.network.timeout": "1h", "spark.executor.heartbeatInterval": "60s"}
     return settings
