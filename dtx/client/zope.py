@@ -36,13 +36,13 @@ from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import implementer
 
 from dtx.client.errors import XAException
-from dtx.client.tm.commitment import Branch, Outcome, Plan, complete_all, rollback
+from dtx.client.tm.commitment import Branch, Outcome, Plan, decide, rollback
 from dtx.client.tm.decisions import Decision
-from dtx.client.tm.errors import LogFailed, OutcomeUnknown, RolledBack, heuristic_error
+from dtx.client.tm.errors import RolledBack, TransactionError
 from dtx.client.tm.manager import TransactionManager
 from dtx.client.tm.resources import DtxResource
 from dtx.client.tm.sessions import Session
-from dtx.client.tm.steps import run
+from dtx.client.tm.steps import Steps, run
 from dtx.xa.codes import XaFlag
 
 _log: Final = logging.getLogger("dtx.client.zope")
@@ -171,40 +171,21 @@ class QueueDataManager:
             HeuristicOutcome: somebody rolled a prepared branch back.
         """
         voted = [branch for branch in self._branches if branch.live]
-        began = time.perf_counter()
-        try:
-            if voted:
-                self._decide(voted)
-            self._tm.count(
-                self._gtrid,
-                Outcome(decision=Decision.COMMIT),
-                time.perf_counter() - began,
-            )
-        finally:
-            self._over()
+        self._run(decide(self._plan(voted), voted) if voted else _nothing())
 
-    def _decide(self, voted: list[Branch]) -> None:
-        log, plan = self._tm.log, self._plan(voted)
-        row = plan.row(voted)
+    def _run(self, steps: Steps[Outcome]) -> None:
+        """Carry out *steps*, which end the transaction."""
+        began = time.perf_counter()
+        ended: Outcome | TransactionError | None = None
         try:
-            stands = log.decide(row)
-        except LogFailed:
-            try:
-                stands = log.fence(row)
-            except LogFailed as error:
-                raise OutcomeUnknown(
-                    f"the log of decisions is out of reach since the vote: recovery completes {row.gtrid.decode()}",
-                    gtrid=self._gtrid,
-                ) from error
-        completion = run(complete_all(plan, stands), log)
-        if not completion.unfinished:
-            log.finish(self._gtrid)
-        for name, why in completion.unfinished.items():
-            _log.warning("%s could not be told to commit, recovery goes on: %s", name, why)
-        if completion.damage:
-            raise heuristic_error("somebody decided otherwise", self._gtrid, completion.damage, len(voted))
-        if stands is Decision.ROLLBACK:
-            raise RolledBack("recovery took the transaction for dead and rolled it back", gtrid=self._gtrid)
+            ended = run(steps, self._tm.log)
+        except TransactionError as error:
+            ended = error
+            raise
+        finally:
+            if ended is not None:
+                self._tm.count(self._gtrid, ended, time.perf_counter() - began)
+            self._over()
 
     def tpc_abort(self, transaction: Any) -> None:  # noqa: ARG002 - the interface's argument
         """Roll back, prepared or not."""
@@ -219,12 +200,8 @@ class QueueDataManager:
         return type(error) is RolledBack
 
     def _roll_back_all(self) -> None:
-        if self._session is None:
-            return
-        try:
-            run(rollback(self._plan(self._branches)), self._tm.log)
-        finally:
-            self._over()
+        if self._session is not None:
+            self._run(rollback(self._plan(self._branches)))
 
     def _over(self) -> None:
         session, self._session = self._session, None
@@ -257,6 +234,12 @@ class QueueDataManager:
         undone, self._branches = self._branches[kept:], self._branches[:kept]
         run(rollback(self._plan(undone)), self._tm.log)
         self._start()
+
+
+def _nothing() -> Steps[Outcome]:
+    """All branches were read-only."""
+    yield from ()
+    return Outcome(decision=Decision.COMMIT)
 
 
 @implementer(IDataManagerSavepoint)

@@ -13,12 +13,16 @@ from typing import Any, Self
 
 import pika
 import psycopg
+import pytest
 
-from dtx.client.tm import DtxResource, Pep249Resource, TransactionManager
+from dtx.client.tm import DtxResource, Pep249Resource, Transaction, TransactionManager, points
+from dtx.client.tm.points import Point
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService
 
+ALL = ("db1", "db2", "q1", "q2")
+"""The resources of a world."""
 PREPARED = 200
 """Prepared transactions that the server has room for."""
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
@@ -199,3 +203,26 @@ def write(tx: Any, id_: str, *names: str) -> None:
 def new_id() -> str:
     """An id that nobody has used."""
     return secrets.token_hex(6)
+
+
+class Died(BaseException):
+    """The transaction manager got no further."""
+
+
+def left_at(tm: TransactionManager, point: Point, *names: str) -> Transaction:
+    """A transaction that is interrupted at a point, as by Ctrl-C."""
+
+    def reached(here: Point) -> None:
+        if here is point:
+            points.arm(None)
+            raise Died
+
+    tx = tm.begin()
+    write(tx, new_id(), *(names or ALL))
+    points.arm(reached)
+    try:
+        with pytest.raises(Died):
+            tx.commit()
+    finally:
+        points.arm(None)
+    return tx

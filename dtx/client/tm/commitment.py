@@ -168,10 +168,19 @@ def commit(plan: Plan) -> Steps[Outcome]:
     if not voted:
         return Outcome(decision=Decision.COMMIT)
     yield Reach(point=Point.VOTED)
-    return (yield from _decide(plan, voted))
+    return (yield from decide(plan, voted))
 
 
-def _decide(plan: Plan, voted: list[Branch]) -> Steps[Outcome]:
+def decide(plan: Plan, voted: Sequence[Branch]) -> Steps[Outcome]:
+    """All have voted: make the decision durable, and tell the branches.
+
+    Args:
+        plan: the transaction.
+        voted: its branches that are prepared.
+
+    Raises:
+        RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
+    """
     row = plan.row(voted)
     stands = yield Write(call=lambda log: log.decide(row))
     reason = "recovery took the transaction for dead and rolled it back"

@@ -25,9 +25,7 @@ from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, points
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
 from dtx.client.tm.points import Point
 from tests.support.client import new_xid
-from tests.support.tm import World, new_id
-
-ALL = ("db1", "db2", "q1", "q2")
+from tests.support.tm import ALL, World, new_id
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from dtx.client import XA_RBROLLBACK
 from dtx.client.tm import Decision, Misuse, RolledBack, TimedOut, Transaction
-from tests.support.tm import World, new_id, write
-
-ALL = ("db1", "db2", "q1", "q2")
+from tests.support.tm import ALL, World, new_id, write
 
 
 def everywhere(world: World) -> list[set[str]]:

@@ -22,8 +22,6 @@ from dtx.client.tm import (
     OutcomeUnknown,
     Pep249Resource,
     RolledBack,
-    Transaction,
-    TransactionManager,
     points,
 )
 from dtx.client.tm.decisions import DecisionRow, now
@@ -31,32 +29,7 @@ from dtx.client.tm.names import Gtrid
 from dtx.client.tm.points import Point
 from tests.support.broker import only_alongside
 from tests.support.processes import wait_until
-from tests.support.tm import World, new_id, write
-
-ALL = ("db1", "db2", "q1", "q2")
-
-
-class Died(BaseException):
-    """The transaction manager got no further."""
-
-
-def left_at(tm: TransactionManager, point: Point, *names: str) -> Transaction:
-    """A transaction that is interrupted at a point, as by Ctrl-C."""
-
-    def reached(here: Point) -> None:
-        if here is point:
-            points.arm(None)
-            raise Died
-
-    tx = tm.begin()
-    write(tx, new_id(), *(names or ALL))
-    points.arm(reached)
-    try:
-        with pytest.raises(Died):
-            tx.commit()
-    finally:
-        points.arm(None)
-    return tx
+from tests.support.tm import ALL, World, left_at, new_id, write
 
 
 def prepared_elsewhere(world: World, name: str, xid: Xid) -> None:

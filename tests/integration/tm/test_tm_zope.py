@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 import transaction
 import zope.sqlalchemy
+from prometheus_client import CollectorRegistry
 from sqlalchemy.orm import Session, sessionmaker
 
 with warnings.catch_warnings():
@@ -230,6 +231,26 @@ def test_a_transaction_without_work_leaves_no_decision(world: World, tm: Transac
     with pytest.raises(Misuse):
         join(tm, "q9")
     assert world.in_doubt() == []
+
+
+def test_transactions_of_the_package_are_counted_too(world: World) -> None:
+    registry = CollectorRegistry()
+    with world.manager(registry=registry) as tm:
+        for body in ("one", "two"):
+            publish(tm, body)
+            transaction.commit()
+        publish(tm, "three")
+        transaction.abort()
+        publish(tm, "four")
+        transaction.get().join(Between(lambda: world.decide("q1", "rollback")))
+        with pytest.raises(HeuristicRollback):
+            transaction.commit()
+        transaction.abort()
+    for outcome, number in (("committed", 2), ("rolled-back", 1), ("heuristic", 1)):
+        labels = {"node": "n", "outcome": outcome}
+        assert registry.get_sample_value("dtx_tm_transactions_total", labels) == number
+    assert registry.get_sample_value("dtx_tm_heuristics_total", {"node": "n", "outcome": "rolled-back"}) == 1
+    assert registry.get_sample_value("dtx_tm_running", {"node": "n"}) == 0
 
 
 def test_pyramid_tm_commits_a_request_that_succeeds_and_no_other(
