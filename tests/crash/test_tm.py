@@ -17,9 +17,8 @@ from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
-from tests.support.tm import World, new_id, two_phase_server
+from tests.support.tm import ALL, World, new_id, two_phase_server
 
-ALL = ("db1", "db2", "q1", "q2")
 COMMIT_POINTS = [
     (Point.BEGUN, 1, False),
     (Point.BEGUN, 4, False),

@@ -9,6 +9,7 @@ The points of heuristic outcomes need an operator: ``tests/crash/test_tm.py`` ha
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -25,10 +26,11 @@ from typing import Any, Final
 
 from dtx.client.tm.points import Point
 from tests.crash.tm_child import DIED_AT, UNDONE
+from tests.support.broker import MODES
 from tests.support.nursery import Nursery
-from tests.support.tm import World, two_phase_server
+from tests.support.rabbitmq import RabbitNode
+from tests.support.tm import ALL, World, two_phase_server
 
-ALL: Final = ("db1", "db2", "q1", "q2")
 IN_WORK: Final = [point for point in Point if point <= Point.ROLLED_BACK]
 IN_RECOVERY: Final = [point for point in Point if point >= Point.RECOVERY_SCANNED]
 _BATCH: Final = 250
@@ -255,15 +257,16 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=None, help="of points and lots; printed")
     parser.add_argument("--programs", type=int, default=4, help="at a time")
+    parser.add_argument("--mode", choices=MODES, default="standalone", help="where both dtx have their messages")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
-    with (
-        two_phase_server() as server,
-        tempfile.TemporaryDirectory() as directory,
-        World(server, Path(directory)) as world,
-        nursery() as copies,
-    ):
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(RabbitNode()) if options.mode == "alongside" else None
+        server = stack.enter_context(two_phase_server())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = stack.enter_context(World(server, directory, node))
+        copies = stack.enter_context(nursery())
         tally = play(copies, world, options.transactions, seed, options.programs)
     print(table(tally, seed))
     for wrong in tally.wrong:
