@@ -53,9 +53,9 @@ class Call(IntEnum):
 
 
 POSSIBLE: Final[dict[Call, frozenset[int]]] = {
-    # "TMJOIN may not be used in conjunction with TMRESUME"; nothing here waits for other branches, so TMNOWAIT is met
+    # TMJOIN excludes TMRESUME; nothing here waits for other branches, so TMNOWAIT is met
     Call.START: frozenset(how | wait for how in (TMNOFLAGS, TMJOIN, TMRESUME) for wait in (TMNOFLAGS, TMNOWAIT)),
-    # one of the three has to be set; "TMMIGRATE ... only if TMSUSPEND is set"
+    # one of the three has to be set, and TMMIGRATE belongs to TMSUSPEND
     Call.END: frozenset({TMSUCCESS, TMFAIL, TMSUSPEND, TMSUSPEND | TMMIGRATE}),
     Call.ROLLBACK: frozenset({TMNOFLAGS}),
     Call.PREPARE: frozenset({TMNOFLAGS}),
@@ -74,7 +74,7 @@ def check_flags(call: str, flags: int, possible: frozenset[int]) -> None:
         possible: the combinations without TMASYNC.
 
     Raises:
-        XAER_ASYNC: "TMASYNC was set in flags ... or TMUSEASYNC is not set in the flags element of the switch".
+        XAER_ASYNC: TMASYNC is set, and the switch does not have TMUSEASYNC.
         XAER_INVAL: none of these.
     """
     if flags & TMASYNC:

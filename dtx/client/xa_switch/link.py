@@ -6,9 +6,10 @@ then the outcome is not known, the call ends in XAER_RMFAIL, and the next one co
 """
 # ruff: noqa: SLF001 - timers that run while pika waits for an answer, and an end without a farewell, are pika's own
 
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPConnectionError, AMQPError
@@ -18,8 +19,10 @@ from dtx.client.channels import require_dtx
 from dtx.client.errors import XAER_RMERR, XAER_RMFAIL
 
 # AttributeError: pika's own, where the end of a connection comes in at an unusual moment
-FAILURES = (AMQPError, OSError, AttributeError)
+FAILURES: Final = (AMQPError, OSError, AttributeError)
 """What pika raises for whatever happens to a connection."""
+_MOST_TURNS: Final = 100
+"""Of pika's loop before a call; what has come in still is heard by the call itself."""
 
 
 class Link:
@@ -92,11 +95,24 @@ class Link:
 
 
 def alive(connection: BlockingConnection) -> bool:
-    """Whether a connection is open still; hears what the server said meanwhile."""
-    if connection.is_open:
+    """Whether a connection is open still; hears what the server said meanwhile.
+
+    pika notices the end of a connection in several turns of its loop, and one turn is all that ``process_data_events``
+    makes when it is not to wait: so there are as many as there is something to read. Mostly that is none.
+    """
+    for _ in range(_MOST_TURNS):
+        if not connection.is_open or not _readable(connection):
+            break
         with suppress(*FAILURES):
             connection.process_data_events(0)
     return bool(connection.is_open)
+
+
+def _readable(connection: BlockingConnection) -> bool:
+    """Whether the socket has anything for us, be it its end."""
+    look = select.poll()  # select.select knows no descriptor from 1024 on, and programs in C have many
+    look.register(connection._impl._transport._sock.fileno(), select.POLLIN)
+    return bool(look.poll(0))
 
 
 def drop(connection: BlockingConnection) -> None:

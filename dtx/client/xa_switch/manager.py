@@ -68,8 +68,8 @@ class Manager:
         """End both connections.
 
         Raises:
-            XAER_PROTO: the thread is associated with a branch, or has one suspended ("a transaction manager must call
-                xa_end before xa_close"). One whose connection is lost is no association any more.
+            XAER_PROTO: the thread is associated with a branch, or has one suspended: xa_end comes before xa_close. One
+                whose connection is lost is no association any more.
         """
         held = [found.xid for found in self._associations.values() if alive(found.connection)]
         if held:
