@@ -129,6 +129,21 @@ def test_a_program_that_dies_leaves_nothing_half_done(
     assert agreed(world) == ({id_} if committed else set())
 
 
+@pytest.mark.parametrize(
+    ("point", "number", "committed"),
+    [(Point.PREPARED, 3, False), (Point.VOTED, 1, False), (Point.DECIDED, 1, True), (Point.COMMITTED, 2, True)],
+)
+def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
+    world: World, dies: Dies, point: Point, number: int, committed: bool
+) -> None:
+    """And the next one, with asyncio, too, dies in its recovery."""
+    id_ = new_id()
+    dies(point, number, ids=[id_], asyncio=True)
+    in_recovery = Point.RECOVERY_TAKEN_UP if committed else Point.RECOVERY_FENCED
+    dies(in_recovery, recover=True, asyncio=True)
+    assert agreed(world) == ({id_} if committed else set())
+
+
 @pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)
 def test_a_recovery_that_dies_is_done_by_the_next_one(
     world: World, dies: Dies, point: Point, in_recovery: Point, number: int, committed: bool

@@ -5,6 +5,7 @@ when it hears the outcome. An id says what its transaction is: ``undone-…`` is
 alone at that resource, everything else is at all of them.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -14,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aio_pika
 import psycopg
 
 from dtx.client.tm import DtxResource, OutcomeUnknown, Pep249Resource, RolledBack, TransactionManager, points
+from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
 from tests.support.tm import write
 
 UNDONE = "undone"
@@ -47,6 +50,9 @@ def arm(fates: list[list[int]]) -> None:
 def main() -> None:
     """See the module."""
     order = json.loads(sys.argv[1])
+    if order.get("asyncio"):
+        asyncio.run(main_async(order))
+        return
     tm = TransactionManager(
         node="n", log=Path(order["log"]), resources=resources(order["resources"]), interval=0.0, recover_every=None
     )
@@ -73,6 +79,33 @@ def main() -> None:
     with ThreadPoolExecutor(order.get("threads", 1)) as pool:
         list(pool.map(work, order.get("ids", ())))
     tm.close()
+
+
+async def main_async(order: dict[str, Any]) -> None:
+    """The same with asyncio: all transactions at once."""
+    urls: dict[str, str] = order["resources"]
+    found: list[Any] = [
+        AsyncPep249Resource(name, partial(psycopg.AsyncConnection.connect, url))
+        if name.startswith("db")
+        else AsyncDtxResource(name, url)
+        for name, url in urls.items()
+    ]
+    tm = AsyncTransactionManager(node="n", log=Path(order["log"]), resources=found, interval=0.0, recover_every=None)
+    arm(order.get("fates", []))
+    if order.get("recover"):
+        await tm.recover()
+
+    async def work(id_: str) -> None:
+        async with tm.transaction() as tx:
+            for name in urls:
+                handle = await tx.enlist(name)
+                if name.startswith("db"):
+                    await handle.execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+                else:
+                    await handle.default_exchange.publish(aio_pika.Message(id_.encode(), delivery_mode=2), "q")
+
+    await asyncio.gather(*map(work, order.get("ids", ())))
+    await tm.close()
 
 
 def say(line: str) -> None:

@@ -21,7 +21,7 @@ from dtx.client import (
     XaFlag,
 )
 from dtx.client.aio import Coordinator, XAResource
-from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, points
+from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, TimedOut, points
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
 from dtx.client.tm.points import Point
 from tests.support.client import new_xid
@@ -324,3 +324,54 @@ async def test_a_heuristic_outcome_is_raised(world: World, manager: AsyncTransac
     finally:
         points.arm(None)
     assert world.in_doubt() == []
+
+
+async def test_connections_of_the_application_take_part_and_stay_open(
+    world: World, manager: AsyncTransactionManager, channel: Any
+) -> None:
+    async with await psycopg.AsyncConnection.connect(world.databases["db1"]) as database:
+        for id_ in ("a", "b"):
+            async with manager.transaction():
+                await (await manager.enlist("db1", database)).execute("INSERT INTO entry VALUES (%s, 1)", (id_,))
+                assert await manager.enlist("q1", channel) is channel
+                await publish(channel, id_)
+                with pytest.raises(Misuse, match="another handle"):
+                    await manager.enlist("q1", object())
+        assert not channel.is_closed
+        async with manager.transaction() as tx:  # they serve nobody else afterwards
+            assert await tx.enlist("q1") is not channel
+            assert await tx.enlist("db1") is not database
+    assert everywhere(world) == [{"a", "b"}, set(), {"a", "b"}, set()]
+
+
+async def test_an_exception_rolls_everything_back(world: World, manager: AsyncTransactionManager) -> None:
+    async def fail() -> None:
+        async with manager.transaction() as tx:
+            await write(tx, "one", *ALL)
+            with pytest.raises(Misuse, match="in this task already"):
+                await manager.transaction().__aenter__()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    late = manager.begin(timeout=0.0)
+    await write(late, "two", *ALL)
+    with pytest.raises(TimedOut):
+        await late.commit()
+    with pytest.raises(Misuse, match="the transaction is over"):
+        await late.rollback()
+    assert everywhere(world) == [set()] * 4
+    assert world.in_doubt() == []
+
+
+async def test_what_is_out_of_reach_cannot_be_enlisted(world: World, manager: AsyncTransactionManager) -> None:
+    world.services["q1"].kill9()
+    nobody = AsyncPep249Resource("db3", partial(psycopg.AsyncConnection.connect, "postgresql://127.0.0.1:1/nowhere"))
+    manager.register(nobody)
+    tx = manager.begin()
+    await write(tx, "one", "db1", "db2")
+    for name in ("q1", "db3"):
+        with pytest.raises(XAER_RMFAIL, match=f"{name} is out of reach"):
+            await tx.enlist(name)
+    await tx.commit()  # of what takes part
+    assert world.rows("db1") == world.rows("db2") == {"one"}

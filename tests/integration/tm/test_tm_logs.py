@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtx.client.tm import Decision, HeuristicReport, open_log
+from dtx.client.tm import Decision, HeuristicReport, LogFailed, open_log
 from dtx.client.tm.decisions import Batch, DecisionLog, DecisionRow, Entry, now
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
@@ -129,3 +129,14 @@ def test_who_lives_is_known_to_all(log: DecisionLog, where: str) -> None:
         assert not other.alive("m", "p1")
         log.close()
         assert not other.alive("n", "p1")
+
+
+def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogFailed, match="the directory of the log of decisions is not there"):
+        open_log(tmp_path / "nowhere" / "tm.db")
+    strange = tmp_path / "letter.txt"
+    strange.write_text("Dear Sir or Madam, " * 100)
+    with pytest.raises(LogFailed, match=r"letter\.txt: file is not a database"):
+        open_log(strange)
+    with pytest.raises(LogFailed, match="log of decisions in PostgreSQL"):
+        open_log("postgresql://nobody:secret@127.0.0.1:1/nowhere")

@@ -33,8 +33,10 @@ from dtx.client.tm import (
     OutcomeUnknown,
     RolledBack,
     TransactionError,
+    points,
 )
 from dtx.client.tm.commitment import Branch, Plan, commit, rollback
+from dtx.client.tm.points import Point
 from dtx.client.tm.sqlite import SqliteLog
 from dtx.client.tm.steps import run
 
@@ -294,6 +296,61 @@ def test_what_is_rolled_back_already_is_rolled_back(stage: Stage, answer: XAExce
 def test_a_lone_branch_that_was_committed_instead_is_a_heuristic_commit(stage: Stage) -> None:
     with pytest.raises(HeuristicCommit):
         stage.rollback(a=False, rollback=[XA_HEURCOM("x")])
+
+
+# -- what should not happen ------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_raises_what_it_should_not_keeps_no_other_branch_waiting(stage: Stage) -> None:
+    """Nobody knows what became of its call: XAER_RMFAIL, and the other branches are told."""
+    plan = stage.plan()
+
+    def broken(_xid: Xid) -> None:
+        raise ZeroDivisionError("a bug of the driver's")
+
+    plan.branches[0].session.commit = broken
+    outcome = run(commit(plan), stage.log)
+    assert outcome.unfinished == ("a",)
+    assert "commit b" in stage.asked
+    assert not stage.finished
+
+
+def test_a_resource_that_raises_what_it_should_not_when_it_connects_is_out_of_reach(stage: Stage) -> None:
+    plan = stage.plan(commit=[XAER_RMFAIL("gone")])
+
+    def broken() -> None:
+        raise ZeroDivisionError("a bug of the driver's")
+
+    plan.branches[1].resource.open = broken
+    assert run(commit(plan), stage.log).unfinished == ("b",)
+
+
+def test_a_log_that_raises_what_it_should_not_has_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = stage.log.decide
+
+    def broken(_row: object) -> None:
+        monkeypatch.setattr(stage.log, "decide", decide)
+        raise ZeroDivisionError("a bug of the log's")
+
+    monkeypatch.setattr(stage.log, "decide", broken)
+    with pytest.raises(RolledBack, match="a bug of the log's"):  # the fence found that nothing was written
+        stage.commit()
+    assert stage.asked[-2:] == ["rollback a", "rollback b"]
+
+
+def test_a_point_of_a_test_is_left_as_it_is(stage: Stage) -> None:
+    class Broken(Exception):
+        pass
+
+    def broken(_point: Point) -> None:
+        raise Broken
+
+    points.arm(broken)
+    try:
+        with pytest.raises(Broken):
+            stage.commit()
+    finally:
+        points.arm(None)
 
 
 # -- one phase --------------------------------------------------------------------------------------------------------
