@@ -150,7 +150,7 @@ def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4
                 fates = _fates(lots)
             ended = program(copies, world, ids=left, recover=True, threads=4, fates=fates)
             with mutex:
-                begun = _count(tally, ended)
+                begun = count(tally, ended)
                 tally.tell()
             left = [id_ for id_ in left if id_ not in begun]
 
@@ -171,7 +171,7 @@ def _fates(lots: random.Random) -> list[tuple[Point, int]]:
     return fates
 
 
-def _count(tally: Tally, ended: Ended) -> set[str]:
+def count(tally: Tally, ended: Ended) -> set[str]:
     """Take down what a program said; the transactions that it began."""
     tally.programs += 1
     if ended.died_at is not None:
@@ -207,10 +207,10 @@ def _judge(world: World, tally: Tally) -> None:
         if len(messages) != len(found[name]):
             tally.wrong.append(f"{name} has {len(messages) - len(found[name])} messages twice")
     tally.found = {name: len(ids) for name, ids in found.items()}
-    _compare(tally, found)
+    compare(tally, found)
 
 
-def _compare(tally: Tally, found: dict[str, set[str]]) -> None:
+def compare(tally: Tally, found: dict[str, set[str]]) -> None:
     """All that is to be everywhere is everywhere or nowhere; what is alone is where it belongs."""
 
     def of(kind: str, ids: set[str]) -> set[str]:

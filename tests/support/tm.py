@@ -25,6 +25,8 @@ ALL = ("db1", "db2", "q1", "q2")
 """The resources of a world."""
 PREPARED = 200
 """Prepared transactions that the server has room for."""
+_SILENCE = 60.0
+"""Seconds without a message after which a queue that is not empty delivers nothing."""
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 
@@ -168,9 +170,11 @@ class World:
         found: list[str] = []
         with self.channel(self.services[name]) as channel:
             while count := channel.queue_declare("q", passive=True).method.message_count:
-                consumed = channel.consume("q", auto_ack=True)
-                found += [body.decode() for _, _, body in itertools.islice(consumed, count)]
+                consumed = channel.consume("q", auto_ack=True, inactivity_timeout=_SILENCE)
+                bodies = [body for _, _, body in itertools.islice(consumed, count)]
                 channel.cancel()
+                assert None not in bodies, f"{name} was said to have {count} messages, and does not deliver them"
+                found += map(bytes.decode, bodies)
             while (body := channel.basic_get("q", auto_ack=True)[2]) is not None:
                 found.append(body.decode())
         return found
