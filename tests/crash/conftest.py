@@ -14,7 +14,7 @@ from tests.support.processes import unmeasured
 from tests.support.rabbitmq import RabbitNode
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def unmeasured_processes() -> Iterator[None]:
     """Whatever is started within these tests."""
     with unmeasured():

@@ -21,6 +21,11 @@ from tests.support.rabbitmq import RabbitNode
 COUNT = 60
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unmeasured_processes() -> None:
+    """Nothing else runs the example: here it is measured."""
+
+
 class Example:
     """The program, and what it says.
 
