@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 _SLOW_PART: Final = 0.6
 """Part of a run within which files with slow tests begin."""
 
 
-class ByFile(LoadFileScheduling):
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
     """A file is run by one process, as with ``--dist loadfile``; those that need Spark by one all together.
 
     A JVM and Spark in it take as long to start and to warm up as many of these tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "pipeline" if "/pipeline/" in nodeid else super()._split_scope(nodeid)
+        return "pipeline" if "/pipeline/" in nodeid else str(super()._split_scope(nodeid))
 
 
 def order(files: Iterable[Path], slow: set[Path]) -> list[Path]:
