@@ -7,6 +7,7 @@ says has no place (``None``).
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from math import isfinite
 from typing import Final
 from uuid import UUID
 
@@ -48,11 +49,17 @@ _READ: Final[dict[bytes, tuple[type, struct.Struct]]] = {
 } | {b"U": (Short, struct.Struct(">h")), b"L": (Long, struct.Struct(">q"))}
 _MAX_LONG: Final = 2**63 - 1
 _THOUSAND: Final = 1000
+_MAX_SECONDS: Final = 253_402_300_799
+"""The end of the year 9999: later times are none for most readers of AMQP 0-9."""
 
 
 def to_field(value: Value) -> Field | None:
-    """The field that says *value*, of AMQP 1.0; ``None`` where there is none (decimals, lists, maps, great ulongs)."""
+    """The field that says *value*, of AMQP 1.0; ``None`` where there is none: decimals, lists, maps, great ulongs, and
+    what is no number or infinite, for which RabbitMQ ends the whole connection (541).
+    """
     kind = type(value)
+    if isinstance(value, float) and not isfinite(value):
+        return None
     if kind in _NUMBERS:
         letter, layout = _NUMBERS[kind]
         return letter, layout.pack(value)
@@ -69,7 +76,7 @@ def to_field(value: Value) -> Field | None:
         return b"S", str(value).encode()
     if isinstance(value, ULong) and value <= _MAX_LONG:
         return b"l", int(value).to_bytes(8, "big")
-    if isinstance(value, Timestamp) and value >= 0:
+    if isinstance(value, Timestamp) and 0 <= value <= _MAX_SECONDS * _THOUSAND:
         return b"T", (int(value) // _THOUSAND).to_bytes(8, "big")
     return None
 

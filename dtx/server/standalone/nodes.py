@@ -48,6 +48,8 @@ _log = get_logger(part="connection")
 
 _VHOST: Final = "vhost:"
 _DEFAULT_VHOST: Final = "/"
+_MAX_KEY: Final = 255
+"""Octets of a routing key: what AMQP 0-9 can say."""
 _SETTLED: Final = -1
 """The number of a message of which its sender wants to hear nothing."""
 
@@ -192,6 +194,7 @@ class StandaloneNodes:
         """Exchange and routing key of *address*.
 
         Raises:
+            AmqpError: invalid-field, the subject is no routing key.
             XaError: 403, 404.
         """
         if isinstance(address, QueueAddress):
@@ -201,6 +204,8 @@ class StandaloneNodes:
         else:
             exchange = address.name
             key = address.key if address.key is not None else (subject or "").encode()
+            if len(key) > _MAX_KEY:
+                raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} octets is no routing key")
         self.access.demand(Permission.WRITE, "exchange", exchange)
         self.vhost.publishable(exchange)
         return exchange, key

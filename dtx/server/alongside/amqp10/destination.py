@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from dtx.server.alongside.amqp10.refusals import broker_error
+from dtx.server.alongside.amqp10.refusals import broker_error, check_address
 from dtx.server.amqp10.addresses import Address, QueueAddress
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.mapping import KEPT, Content
@@ -77,6 +77,7 @@ class BrokerDestination:
             raise AmqpError(
                 Condition.MESSAGE_SIZE_EXCEEDED, f"{len(content.properties)} octets beside the body of a message"
             )
+        check_address(address)
         if isinstance(address, QueueAddress):
             exchange, key = b"", address.name
         else:

@@ -15,7 +15,7 @@ from dtx.manager.entry import Entry
 from dtx.server.alongside.amqp10.destination import BrokerDestination
 from dtx.server.alongside.amqp10.origin import BrokerOrigin
 from dtx.server.alongside.amqp10.reader import Reader
-from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone
+from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone, check_address
 from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
 from dtx.server.alongside.amqp10.upstream import ClientUpstream
 from dtx.server.alongside.lock import declare_lock
@@ -191,6 +191,7 @@ class BrokerNodes:
         return BrokerDestination(self, channel.number, None if made is None else of_queue(made), made)
 
     async def _check_target(self, address: Address) -> None:
+        check_address(address)
         if isinstance(address, QueueAddress):
             await self.find_target(address.name)
             exchange, key = b"", address.name
@@ -220,6 +221,8 @@ class BrokerNodes:
         made = shown = None
         is_stream = False
         in_place: dict[str, Any] = {}
+        if address is not None:
+            check_address(address)
         try:
             if isinstance(address, QueueAddress):
                 queue = address.name
