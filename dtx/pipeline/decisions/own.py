@@ -1,6 +1,9 @@
 """The log of :mod:`dtx.client.tm`: table ``decision`` of its SQLite file, or of schema ``dtx_tm`` in PostgreSQL.
 
-Read by the program. Without a row a transaction is rolled back (presumed abort), so only commits are many.
+Read by the program. Without a row a transaction is rolled back (presumed abort), so only commits are many. A row
+``rollback`` that is not finished is a fence: recovery takes it away again where it learns that the branch had committed
+in one phase. It says nothing that presumed abort would not, so it is left out; taken for a decision, it would be held
+against that branch for good.
 """
 
 import sqlite3
@@ -56,6 +59,8 @@ def _frame(
     found: list[tuple[Any, ...]] = []
     wrong: dict[str, list[str]] = {}
     for node, format_id, gtrid, decision, at, finished in rows:
+        if decision == "rollback" and finished is None:
+            continue
         reason = _wrong(format_id, gtrid, decision)
         time = _time(at)
         if reason is None and time is None:

@@ -1,6 +1,8 @@
 """The neutral format in Parquet. A file that is cut off, or is none, is named and left out; the others are read."""
 
+import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 _REQUIRED: Final = ("gtrid", "decision", "time")
 _REASON: Final = 300
+_EMPTY: Final = "empty: 0 octets are no Parquet file"
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """What Spark refuses with; the second one where it has no error of its own for what Java says."""
 
@@ -80,9 +83,19 @@ def sound(
     try:
         whole = spark.read.option("recursiveFileLookup", "true").parquet(place)
         _to_the_end(whole, columns)
+        empty = _empty(spark, place)
     except SPARK_ERRORS as error:
         return _one_by_one(spark, name, place, columns, error)
-    return whole, []
+    return whole, [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
+
+
+def _empty(spark: "SparkSession", place: str) -> list[str]:
+    """Files of no octets at all: Spark lists them, and passes over them without a word when it reads."""
+    listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place)
+    there = {row["path"] for row in listed.select("path").collect()}
+    # the one is told as a path, the other as a URI with three slashes
+    names = (re.sub("^file:/+", "file:/", unquote(uri)) for uri in listed.inputFiles())
+    return sorted(name for name in names if name not in there)
 
 
 def _one_by_one(
@@ -91,10 +104,11 @@ def _one_by_one(
     try:
         listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place).select("path")
         paths = sorted(row["path"] for row in listed.collect())
+        empty = _empty(spark, place)
     except SPARK_ERRORS:
         return None, [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
     good: list[str] = []
-    wrong: list[Quarantined] = []
+    wrong = [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
     for path in paths:
         try:
             _to_the_end(spark.read.parquet(path), columns)
@@ -102,7 +116,7 @@ def _one_by_one(
             wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
         else:
             good.append(path)
-    if not paths:
+    if not paths and not empty:
         wrong.append(Quarantined(source=name, item=place, reason="there are no files", count=0))
     return (spark.read.parquet(*good) if good else None), wrong
 

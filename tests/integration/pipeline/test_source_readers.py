@@ -197,6 +197,22 @@ def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: 
     assert {one.count for one in wrong if one.item.endswith("whole.parquet")} == {1}
 
 
+@pytest.mark.parametrize("others", [(), ("whole",), ("whole", "cut")], ids=["alone", "beside sound", "beside cut off"])
+def test_an_empty_parquet_file_is_named(spark: SparkSession, tmp_path: Path, others: tuple[str, ...]) -> None:
+    """Spark passes over it without a word: a file lost to a full disk looked like no decisions at all."""
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    table = pa.table({"gtrid": [b"a"], "decision": ["commit"], "time": pa.array([AT])})
+    for name in others:
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    if "cut" in others:
+        (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-20])
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    assert len(rows(frame)) == ("whole" in others)
+    named = {one.item.rpartition("/")[2]: one.reason for one in wrong}
+    assert named.pop("empty.parquet") == "empty: 0 octets are no Parquet file"
+    assert named.keys() == {f"{name}.parquet" for name in others if name == "cut"}
+
+
 def test_logs_of_atomikos_are_read_in_both_forms(spark: SparkSession, tmp_path: Path) -> None:
     """The last entry of a transaction says whether it is finished; how one was decided is never guessed."""
 
@@ -246,7 +262,8 @@ def test_the_log_of_the_own_transaction_manager_is_read(
         file.execute(f"CREATE TABLE decision ({columns.format(bytes='BLOB', time='TEXT')})")
         values = [
             (b"a\xff", 1, "n1", "commit", AT.isoformat(), AT.isoformat()),
-            (b"b", 2, "n1", "rollback", AT.isoformat(), None),
+            (b"b", 2, "n1", "rollback", AT.isoformat(), AT.isoformat()),
+            (b"fence", 2, "n1", "rollback", AT.isoformat(), None),
             (b"c", 3, "n1", "perhaps", AT.isoformat(), None),
             ("text", 3, "n1", "commit", AT.isoformat(), None),
             (b"d", 3, "n1", "commit", "noon", None),
@@ -267,7 +284,7 @@ def test_the_log_of_the_own_transaction_manager_is_read(
     frame, wrong = read(spark, logs, waits=WAITS)
     assert [tuple(row.values()) for row in rows(frame)] == [
         ("n1", 1, b"a\xff", "commit", AT, True, "file"),
-        ("n1", 2, b"b", "rollback", AT, False, "file"),
+        ("n1", 2, b"b", "rollback", AT, True, "file"),
         ("n2", 4, b"p", "commit", AT, False, "base"),
     ]
     assert sorted((one.source, one.count) for one in wrong if one.count is not None) == [("file", 1)] * 3
