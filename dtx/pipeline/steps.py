@@ -67,8 +67,12 @@ class Steps:
     ) -> bool | None:
         return self._stack.__exit__(kind, error, stack)
 
-    def archive(self, names: Sequence[str]) -> list[Quarantined]:
+    def archive(self, names: Sequence[str], form: lakes.Form = lakes.Form.PARQUET) -> list[Quarantined]:
         """Bring what is new into the lake; of all databases, or of *names*.
+
+        Args:
+            names: of databases.
+            form: of what is written; a Delta table is kept beside the rest of the lake.
 
         Raises:
             LakeError: the lake cannot be used.
@@ -76,22 +80,47 @@ class Steps:
         """
         sources = self._fleet.sources(tuple(names))
         with Progress(self.spark, "archive") as progress:
-            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=partial(_watch, progress, len(sources)))
+            watch = partial(_watch, progress, len(sources))
+            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=form)
         self._say(f"archived {sum(result.rows for result in done):,} lines of {len(done):,} databases")
         return self._note("archive", _unread(done))
 
-    def follow(self, names: Sequence[str], interval: float) -> list[Quarantined]:
+    def follow(self, names: Sequence[str], interval: float, form: lakes.Form = lakes.Form.PARQUET) -> list[Quarantined]:
         """As :meth:`archive`, but go on until Ctrl-C.
 
         Args:
             names: of databases.
             interval: seconds between two looks at each.
+            form: of what is written.
         """
         sources = self._fleet.sources(tuple(names))
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
-            return _unread(lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch))
+            done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=form)
+        return _unread(done)
+
+    def compact(self, least_files: int) -> list[Quarantined]:
+        """Join the small files of the lake.
+
+        Args:
+            least_files: days that have fewer are left alone.
+
+        Raises:
+            LakeError: see :func:`~dtx.pipeline.archive.compact`.
+        """
+        with Progress(self.spark, "compact") as progress:
+            done = lakes.compact(
+                self.spark,
+                self._fleet.lake,
+                least_files=least_files,
+                watch=lambda days, all_: progress.note(f"{days:,} of {all_:,} days"),
+            )
+        self._say(
+            f"compacted {done.days:,} days of resource managers, {done.before:,} files into {done.after:,}, "
+            f"{done.rows:,} lines"
+        )
+        return list(done.quarantined)
 
     def reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
         """Give verdicts, keep them, and publish them where the fleet says so.
@@ -109,6 +138,7 @@ class Steps:
             Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
         ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
         published = 0
+        lake = lakes.Lake(self._fleet.lake)
         with Progress(self.spark, "reconcile") as progress:
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
@@ -123,7 +153,7 @@ class Steps:
             )
             done = run(
                 self.spark,
-                lakes.Lake(self._fleet.lake),
+                lake,
                 observations,
                 decisions,
                 self._results.path(_VERDICTS),
@@ -143,7 +173,7 @@ class Steps:
                 self._say(f"  {verdict:<18} {total.transactions:>15,}")
         if to_publish and self._fleet.publish is not None:
             self._say(f"published {published:,} verdicts")
-        return self._note("reconcile", [*unseen, *unread])
+        return self._note("reconcile", [*unseen, *unread, *lake.quarantined])
 
     def report(self, to: Path | None) -> list[Quarantined]:
         """Make the page and the CSVs.
@@ -161,7 +191,9 @@ class Steps:
         with Progress(self.spark, "report") as progress:
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            rows = list(dict.fromkeys((*self._noted(), *away)))
+            lake = lakes.Lake(self._fleet.lake)
+            events, _ = lake.frame(self.spark)
+            rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             work = (
                 self.spark.read.format("dtx").option("sources", json.dumps(there)).load("work").select(*_WORK)
                 if there
@@ -170,7 +202,7 @@ class Steps:
             progress.note("counting")
             figures = collect(
                 current(self.spark, self._results.path(_VERDICTS)),
-                lakes.read_lake(self.spark, self._fleet.lake),
+                events,
                 work,
                 quarantine=rows,
             )

@@ -27,10 +27,15 @@ class Files:
     """
 
     def __init__(self, root: str) -> None:
-        self.uri: Final = root.rstrip("/") if "://" in root else Path(root).absolute().as_uri()
-        """For Spark."""
+        local = root.removeprefix(f"{_LOCAL}://")
+        here = None if "://" in local else str(Path(local).absolute())
+        self.uri: Final = root.rstrip("/") if here is None else f"{_LOCAL}://{here}"
+        """For Spark, which takes a blank or a per cent sign in it as it is; others would not."""
         try:
-            self._system, self._root = fs.FileSystem.from_uri(self.uri)
+            if here is None:
+                self._system, self._root = fs.FileSystem.from_uri(self.uri)
+            else:
+                self._system, self._root = fs.LocalFileSystem(), here
         except (OSError, ValueError, NotImplementedError) as error:
             raise LakeError(f"{root} cannot be used as a directory for the lake: {error}") from error
 
@@ -59,6 +64,22 @@ class Files:
         selector = fs.FileSelector(self._full(under), allow_not_found=True)
         sizes = [info.size for info in self._system.get_file_info(selector) if info.base_name.endswith(".parquet")]
         return len(sizes), sum(sizes)
+
+    def data(self, under: str) -> list[tuple[str, int]]:
+        """Names and bytes of all data files in a directory and those below it, but for what Spark is writing."""
+        selector = fs.FileSelector(self._full(under), allow_not_found=True, recursive=True)
+        found = [
+            (info.path[len(self._root) :].lstrip("/"), info.size)
+            for info in self._system.get_file_info(selector)
+            if info.type == fs.FileType.File and info.base_name.endswith(".parquet")
+        ]
+        return sorted(each for each in found if not any(part.startswith((".", "_")) for part in each[0].split("/")))
+
+    def tail(self, name: str, octets: int) -> bytes:
+        """The last *octets* of a file."""
+        with self._system.open_input_file(self._full(name)) as file:
+            file.seek(max(0, file.size() - octets))
+            return bytes(file.read())
 
     def read(self, name: str) -> Any:
         """JSON of a file; ``None`` where there is none.

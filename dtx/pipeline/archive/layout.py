@@ -6,6 +6,7 @@
     LAKE/_checkpoints/<source>/<epoch>/     how far each database has been read; Spark's own checkpoint
     LAKE/_upkeep/                           compaction and retention under way (:mod:`dtx.pipeline.archive.upkeep`)
     LAKE/_lake.json                         the version of this layout
+    LAKE/delta/                             where asked for, the same lines as a Delta table with its own checkpoints
 
 A *batch* is what one database had new at one moment: ``<source>.<epoch>.<number>``. Its rows are the same whenever it
 is written, and writing it replaces what is there of it: therefore a batch that is written again after a crash is there
@@ -13,6 +14,7 @@ once. An *epoch* is the life of one checkpoint; where a checkpoint is lost, a ne
 out what earlier epochs have brought.
 """
 
+from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -35,6 +37,13 @@ UPKEEP: Final = "_upkeep"
 MARKER: Final = "_lake.json"
 COMPACTED: Final = "_compacted"
 """Begins the name of a batch that compaction has made of others; no source is called like that."""
+
+
+class Form(StrEnum):
+    """What the archive writes."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
 
 
 class LakeError(Exception):

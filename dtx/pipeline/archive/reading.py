@@ -1,7 +1,9 @@
 """Reading a lake, as it is between two batches and between two upkeeps."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from pyspark.sql import functions as sf
 
@@ -17,15 +19,23 @@ from dtx.pipeline.archive.layout import (
     from_path_word,
     stream_name,
 )
+from dtx.pipeline.quarantine import Quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-PLAN: Final = f"{UPKEEP}/plan.json"
+PLAN: Final = "plan-"
+"""Begins the name of the file of a plan, in the directory of upkeeps. Each has its own: whoever is late to finish one
+must not take away the next."""
 GENERATION: Final = f"{UPKEEP}/generation.json"
 LOCK: Final = f"{UPKEEP}/lock"
 _LOOKS: Final = 20
-"""How often a reader looks again because an upkeep came between: each takes but a moment.""" ""
+"""How often a reader looks again because an upkeep came between: each takes but a moment."""
+_MAGIC: Final = b"PAR1"
+"""Parquet: "Magic Number", the first and the last four octets of a file."""
+_LEAST: Final = 12
+"""Octets of a file: two of these, and between them the length of a footer."""
+_AT_ONCE: Final = 16
 
 Progress = Mapping[str, int]
 """The last batch that is whole, by stream; -1 where there is none."""
@@ -49,6 +59,8 @@ class Lake:
                 f"the lake {root} has layout {marker['version']} and this dtx knows {VERSION}: use the newer dtx"
             )
         self._exists = marker is not None
+        self.damaged: dict[str, str] = {}
+        """What the last look found damaged: names of files, and why they were left out."""
 
     def create(self) -> None:
         """Mark the directory as a lake, where it is none yet."""
@@ -91,31 +103,55 @@ class Lake:
 
         Returns:
             Rows with the columns of :data:`~dtx.pipeline.archive.layout.EVENTS`, and what *since* may be next time.
+            Rows of files that are damaged are not among them: see :attr:`quarantined`.
 
         Raises:
             LakeError: it is no lake, or is changed all the time.
         """
         if not self._exists:
             raise LakeError(f"{self.files.uri} is no lake: dtx pipeline archive makes one")
+        stored, progress = self.stored(spark)
+        whole = stored.where(~_beyond("batch", progress))
+        if since is not None:
+            whole = whole.where(~_reached("origin", since))
+        return whole.select(EVENTS.names), progress
+
+    def stored(self, spark: "SparkSession") -> "tuple[DataFrame, dict[str, int]]":
+        """All rows, also of batches that are being written, with the columns of files and directories; and progress.
+
+        Raises:
+            LakeError: it is changed all the time.
+        """
         for _ in range(_LOOKS):
             finish(self.files)
             generation = self.files.read(GENERATION)
             progress = self.progress()
-            # Spark lists the files here and now
-            stored = self.stored(spark)
-            if not self.files.exists(PLAN) and self.files.read(GENERATION) == generation:
-                whole = stored.where(~_beyond("batch", progress))
-                if since is not None:
-                    whole = whole.where(~_reached("origin", since))
-                return whole.select(EVENTS.names), progress
+            try:
+                self.damaged = damaged(self.files, self.resource_managers)
+                # Spark lists the files here and now
+                found = self._listed(spark)
+            except FileNotFoundError:  # replaced while it was looked at
+                continue
+            if not plans(self.files) and self.files.read(GENERATION) == generation:
+                return found, progress
         raise LakeError(f"{self.files.uri} is compacted all the time: try again when that has ended")
 
-    def stored(self, spark: "SparkSession") -> "DataFrame":
-        """All rows, also of batches that are being written; with the columns of files and directories."""
+    def _listed(self, spark: "SparkSession") -> "DataFrame":
         if not self.resource_managers:
             return spark.createDataFrame([], STORED)
         # an explicit schema: the resource manager 007 is no number, and files of older versions lack columns
-        return spark.read.schema(STORED).option("basePath", self.files.uri).parquet(self.files.path("rm=*"))
+        reader = spark.read.schema(STORED).option("basePath", self.files.uri)
+        if not self.damaged:
+            return reader.parquet(self.files.path("rm=*"))
+        sound = [name for rm in self.resource_managers for name, _ in self.files.data(rm) if name not in self.damaged]
+        return reader.parquet(*map(self.files.path, sound)) if sound else spark.createDataFrame([], STORED)
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """The same, to be reported; how many rows these files had, nobody knows."""
+        return [
+            Quarantined(source="lake", item=name, reason=reason, count=None) for name, reason in self.damaged.items()
+        ]
 
 
 def read_lake(spark: "SparkSession", root: str) -> "DataFrame":
@@ -123,19 +159,56 @@ def read_lake(spark: "SparkSession", root: str) -> "DataFrame":
     return Lake(root).frame(spark)[0]
 
 
+def damaged(files: Files, directories: list[str]) -> dict[str, str]:
+    """Data files that cannot be whole, and why. Spark passes over empty ones without a word, and stops at the others.
+
+    Stores of objects have a file whole or not at all: there the size alone is looked at, and not the end of each.
+
+    Args:
+        files: of the lake.
+        directories: where to look.
+    """
+    found: dict[str, str] = {}
+    whole: list[str] = []
+    for name, size in (each for directory in directories for each in files.data(directory)):
+        if size < _LEAST:
+            found[name] = "empty: 0 octets" if size == 0 else f"cut off: {size} octets are no Parquet file"
+        elif files.is_local:
+            whole.append(name)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for name, tail in zip(whole, pool.map(lambda name: files.tail(name, len(_MAGIC)), whole), strict=True):
+            if tail != _MAGIC:
+                found[name] = "cut off, or no Parquet file: its end is missing"
+    return found
+
+
+def plans(files: Files) -> list[str]:
+    """Files of plans that are under way, or were cut off."""
+    return [
+        f"{UPKEEP}/{name}"
+        for name in files.names(UPKEEP, directories=False)
+        if name.startswith(PLAN) and name.endswith(".json")
+    ]
+
+
 def finish(files: Files) -> None:
-    """Finish what compaction or retention has begun to change, whoever that was: every step may be repeated."""
-    plan = files.read(PLAN)
-    if plan is None:
-        return
-    for name in plan["remove"]:
+    """Finish what compaction or retention has begun to change, whoever that was: every step may be repeated.
+
+    Several may be at it at the same time.
+    """
+    for name in plans(files):
+        plan = files.read(name)
+        if plan is None:
+            continue  # somebody else has just finished it
+        for each in plan["remove"]:
+            files.remove(each)
+        for source, target in plan["move"]:
+            files.move(source, target)
+        # another one each time it is written, so that nobody takes what was for what is
+        files.write(GENERATION, {"last": plan["id"], "written": uuid4().hex})
         files.remove(name)
-    for source, target in plan["move"]:
-        files.move(source, target)
-    files.write(GENERATION, {"last": plan["id"]})
-    files.remove(PLAN)
-    if plan["move"]:
-        files.remove(f"{UPKEEP}/{plan['id']}")
+        if plan["move"]:
+            files.remove(f"{UPKEEP}/{plan['id']}")
 
 
 def _beyond(column: str, progress: Progress) -> "Column":

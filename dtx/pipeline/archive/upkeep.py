@@ -14,7 +14,8 @@ from uuid import uuid4
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.archive.layout import BATCH, COMPACTED, PARTITIONS, STORED, UPKEEP, Batch, LakeError
-from dtx.pipeline.archive.reading import LOCK, PLAN, Lake, Progress, finish
+from dtx.pipeline.archive.reading import LOCK, PLAN, Lake, Progress, damaged, finish
+from dtx.pipeline.quarantine import Quarantined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,16 +43,22 @@ class Upkeep:
         days: directories of days that were changed or removed.
         before, after: files in them.
         rows: rows that were written anew.
+        quarantined: files that are damaged; the days that they are in were left alone.
     """
 
     days: int = 0
     before: int = 0
     after: int = 0
     rows: int = 0
+    quarantined: tuple[Quarantined, ...] = ()
 
     def __add__(self, other: "Upkeep") -> "Upkeep":
         return Upkeep(
-            self.days + other.days, self.before + other.before, self.after + other.after, self.rows + other.rows
+            self.days + other.days,
+            self.before + other.before,
+            self.after + other.after,
+            self.rows + other.rows,
+            self.quarantined + other.quarantined,
         )
 
 
@@ -63,7 +70,7 @@ def compact(
     file_bytes: int = FILE_BYTES,
     watch: Callable[[int, int], None] | None = None,
 ) -> Upkeep:
-    """Join the small files of each day.
+    """Join the small files of each day. A day with a damaged file stays as it is: somebody may mend it yet.
 
     Args:
         spark: the session.
@@ -80,8 +87,12 @@ def compact(
     with lake.files.alone(LOCK):
         finish(lake.files)
         _sweep(lake)
-        due = [day for day in _days(lake) if len(day.batches) > 1 and day.files >= least_files]
-        done = Upkeep()
+        lake.damaged = damaged(lake.files, lake.resource_managers)
+        spoilt = {"/".join(name.split("/")[:2]) for name in lake.damaged}
+        due = [
+            day for day in _days(lake) if len(day.batches) > 1 and day.files >= least_files and day.path not in spoilt
+        ]
+        done = Upkeep(quarantined=tuple(lake.quarantined))
         for start in range(0, len(due), _GROUP):
             group = due[start : start + _GROUP]
             done += _compact(spark, lake, group, file_bytes)
@@ -199,7 +210,7 @@ def _totals(frame: "DataFrame") -> tuple[int, int]:
 
 
 def _commit(lake: Lake, change: str, *, remove: list[str], move: list[tuple[str, str]] | None = None) -> None:
-    lake.files.write(PLAN, {"id": change, "remove": remove, "move": move or []})
+    lake.files.write(f"{UPKEEP}/{PLAN}{change}.json", {"id": change, "remove": remove, "move": move or []})
     finish(lake.files)
 
 

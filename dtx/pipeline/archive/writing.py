@@ -6,18 +6,23 @@ What dies where:
 - between its plan and the end of its write: the plan is in the checkpoint, the batch is read and written again, and
   replaces what was written of it;
 - between its write and the checkpoint's commit: the same;
-- the checkpoint is lost: a new epoch reads everything again and leaves out what is in the lake.
+- the checkpoint is lost: a new epoch reads everything again and leaves out what is in the lake;
+- this process alone, and Spark lives on for a moment and still moves files into their places: whoever comes next waits
+  until that has ended, or both would be at the same batch.
 """
 
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from pyspark.sql import functions as sf
 
+from dtx.pipeline import java
+from dtx.pipeline.archive import delta
 from dtx.pipeline.archive.layout import (
     BATCH,
     CHECKPOINTS,
@@ -26,6 +31,8 @@ from dtx.pipeline.archive.layout import (
     PARTITIONS,
     STORED,
     Batch,
+    Form,
+    LakeError,
     path_word,
     stream_name,
 )
@@ -40,6 +47,11 @@ _POLL_SECONDS: Final = 0.5
 _NO_WORKER: Final = "Python worker failed to connect back"
 """Spark gives a Python process ten seconds to start, which on a busy machine is too little. Nothing was done then."""
 _STARTS: Final = 10
+LONGEST_LIFE: Final = 300.0
+"""Seconds that Spark has to end when the process is gone that it works for: it does so by itself, at once."""
+_JAVA: Final = f"{CHECKPOINTS}/java.json"
+_STARTED: Final = 18
+"""Of the fields of /proc/…/stat after the state: starttime, the 22nd of all."""
 
 
 @dataclass(slots=True)
@@ -72,6 +84,7 @@ def archive(
     *,
     at_once: int = 4,
     watch: Watcher | None = None,
+    form: Form = Form.PARQUET,
 ) -> list[Archived]:
     """Bring what the journals have new into the lake, then end.
 
@@ -81,6 +94,7 @@ def archive(
         sources: options of ``format("dtx")`` for each database, by its configured name.
         at_once: databases that are read at the same time.
         watch: called now and then with what has been done so far.
+        form: of what is written.
 
     Returns:
         What became of each database; one that fails does not stop the others.
@@ -88,18 +102,19 @@ def archive(
     Raises:
         LakeError: the lake cannot be used, or another process writes it.
     """
-    lake = Lake(root)
+    lake = _place(root, form)
     done: list[Archived] = []
     waiting = list(sources.items())
     running: dict[str, tuple[StreamingQuery, Archived]] = {}
     starts = dict.fromkeys(sources, 1)
     with lake.files.alone(f"{CHECKPOINTS}/lock"):
         lake.create()
+        _succeed(lake)
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     source, options = waiting.pop(0)
-                    running[source] = (_start(spark, lake, source, options, None), Archived(source))
+                    running[source] = (_start(spark, lake, source, options, None, form), Archived(source))
                     done.append(running[source][1])
                 time.sleep(_POLL_SECONDS)
                 for source, (query, result) in list(running.items()):
@@ -108,7 +123,7 @@ def archive(
                         if _NO_WORKER in (result.error or "") and starts[source] < _STARTS:
                             starts[source] += 1
                             result.error = None
-                            again = _start(spark, lake, source, sources[source], None)
+                            again = _start(spark, lake, source, sources[source], None, form)
                             running[source] = (again, result)
                 if watch is not None:
                     watch(done)
@@ -125,6 +140,7 @@ def follow(
     interval: float = 10,
     watch: Watcher | None = None,
     until: Callable[[], bool] = lambda: False,
+    form: Form = Form.PARQUET,
 ) -> list[Archived]:
     """As :func:`archive`, but go on until *until* says so, or Ctrl-C.
 
@@ -137,8 +153,9 @@ def follow(
         watch: see :func:`archive`.
         interval: seconds between two looks at each database.
         until: asked now and then.
+        form: of what is written.
     """
-    lake = Lake(root)
+    lake = _place(root, form)
     results = {source: Archived(source) for source in sources}
     queries: dict[str, StreamingQuery] = {}
     again = dict.fromkeys(sources, 0.0)
@@ -146,11 +163,12 @@ def follow(
     trigger = f"{max(1, round(interval * 1000))} milliseconds"
     with lake.files.alone(f"{CHECKPOINTS}/lock"):
         lake.create()
+        _succeed(lake)
         try:
             while not until():
                 for source, options in sources.items():
                     if source not in queries and time.monotonic() >= again[source]:
-                        queries[source] = _start(spark, lake, source, options, trigger)
+                        queries[source] = _start(spark, lake, source, options, trigger, form)
                 for source, query in list(queries.items()):
                     written = len(results[source].batches)
                     ended = _look(query, results[source])
@@ -191,7 +209,8 @@ def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, sour
         sf.lit(name).alias(BATCH.name),
     )
     if rejoin:
-        stored = frame.sparkSession.read.schema(STORED).option("basePath", root).parquet(f"{root}/rm=*")
+        # not between the two steps of a compaction: what it has taken away and not yet put back would come twice
+        stored, _ = Lake(root).stored(frame.sparkSession)
         there = stored.where((sf.col("source") == source) & (sf.col(ORIGIN.name) != name))
         events = events.join(there.select("rm", "day", "source", "id"), ["rm", "day", "source", "id"], "left_anti")
         events = events.select(STORED.names)
@@ -205,13 +224,59 @@ def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, sour
     )
 
 
+def _succeed(lake: Lake) -> None:
+    """Wait for the end of the Spark that a predecessor has left behind, and write down which one is ours.
+
+    Raises:
+        LakeError: it does not end.
+    """
+    if not lake.files.is_local:
+        return
+    left = lake.files.read(_JAVA) or {}
+    ends = time.monotonic() + LONGEST_LIFE
+    while left and _started(left["pid"]) == left["started"] and left["pid"] != java.running():
+        if time.monotonic() > ends:
+            raise LakeError(
+                f"the Java of an earlier run, process {left['pid']}, is still at work in {lake.files.uri}: end it"
+            )
+        time.sleep(_POLL_SECONDS)
+    pid = java.running()
+    if pid is not None and (started := _started(pid)) is not None:
+        lake.files.write(_JAVA, {"pid": pid, "started": started})
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in the system's own count; ``None`` where it is gone, or nobody can say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in {"Z", "X"} else fields[_STARTED]
+
+
+def _place(root: str, form: Form) -> Lake:
+    """Where files of *form* and their checkpoints are."""
+    if form is Form.PARQUET:
+        return Lake(root)
+    Lake(root)  # which has to be one that this dtx knows
+    return Lake(f"{root.rstrip('/')}/{delta.TABLE}")
+
+
 def _start(
-    spark: "SparkSession", lake: Lake, source: str, options: Mapping[str, str], trigger: str | None
+    spark: "SparkSession", lake: Lake, source: str, options: Mapping[str, str], trigger: str | None, form: Form
 ) -> "StreamingQuery":
-    epoch, rejoin = _epoch(spark, lake, source)
+    epoch, rejoin = _epoch(spark, lake, source, form)
+    # what is here called write has to be a function of its own: Spark Connect sends it to the server
     write = functools.partial(
-        write_batch, root=lake.files.uri, stream=stream_name(source, epoch), source=source, rejoin=rejoin
+        write_batch if form is Form.PARQUET else delta.write_batch,
+        root=lake.files.uri,
+        stream=stream_name(source, epoch),
+        source=source,
+        rejoin=rejoin,
     )
+    if form is Form.DELTA:
+        options = {"maxRowsPerBatch": str(delta.MOST_ROWS), **options}
     frame = spark.readStream.format("dtx").options(**options).load()
     writer = frame.writeStream.foreachBatch(write).queryName(f"archive {source} {uuid4().hex[:6]}")
     where = lake.files.path(f"{CHECKPOINTS}/{path_word(source)}/{epoch}")
@@ -220,17 +285,23 @@ def _start(
     return writer.start()
 
 
-def _epoch(spark: "SparkSession", lake: Lake, source: str) -> tuple[str, bool]:
+def _epoch(spark: "SparkSession", lake: Lake, source: str, form: Form) -> tuple[str, bool]:
     """The epoch to write in, and whether its batches have to leave out what earlier ones have brought."""
     word = path_word(source)
     if epochs := lake.epochs(word):
         return epochs[-1], bool(lake.note(word, epochs[-1])["before"])
     epoch = f"{int(time.time()):010x}{uuid4().hex[:6]}"
-    there = lake.stored(spark).where(sf.col("source") == source)
+    last = delta.last(lake.files.uri, source) if form is Form.DELTA else _last(spark, lake, source)
+    lake.files.write(f"{CHECKPOINTS}/{word}/{epoch}.json", {"before": last})
+    return epoch, bool(last)
+
+
+def _last(spark: "SparkSession", lake: Lake, source: str) -> dict[str, int]:
+    """The last batch of each stream that has brought rows of *source*."""
+    there = lake.stored(spark)[0].where(sf.col("source") == source)
     stream, number = sf.regexp_extract(ORIGIN.name, r"^(.*)\.\d+$", 1), sf.regexp_extract(ORIGIN.name, r"\.(\d+)$", 1)
     last = there.groupBy(stream.alias("stream")).agg(sf.max(number.cast("long")).alias("last")).collect()
-    lake.files.write(f"{CHECKPOINTS}/{word}/{epoch}.json", {"before": {row["stream"]: row["last"] for row in last}})
-    return epoch, bool(last)
+    return {row["stream"]: row["last"] for row in last}
 
 
 def _look(query: "StreamingQuery", result: Archived) -> bool:

@@ -1,6 +1,8 @@
 """The lake: everything once, whatever dies; small files joined, old days removed, other columns kept."""
 
+import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -10,7 +12,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from dtx.pipeline.archive import Lake, LakeError, archive, compact, read_lake, retain
+from dtx.pipeline import java
+from dtx.pipeline.archive import Lake, LakeError, archive, compact, read_lake, retain, writing
 from dtx.pipeline.archive.layout import EVENTS, MARKER, Batch, path_word
 from dtx.pipeline.source import register
 from tests.support.postgres import PostgresServer
@@ -167,6 +170,24 @@ def test_a_database_that_is_away_does_not_stop_the_others(session: SparkSession,
     assert results[0].error is not None
     assert "away" in results[0].error
     assert "\n" not in results[0].error
+
+
+def test_a_spark_that_lives_longer_than_its_program_is_waited_for(
+    session: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill -9 of the program: Spark may be about to move the files of a batch into their places."""
+    write(database, 3)
+    assert run(session, tmp_path / "lake", database) == 3
+    noted = tmp_path / "lake/_checkpoints/java.json"
+    assert json.loads(noted.read_text())["pid"] == java.running()
+    write(database, 4)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as left_behind:
+        noted.write_text(json.dumps({"pid": left_behind.pid, "started": writing._started(left_behind.pid)}))
+        monkeypatch.setattr(writing, "LONGEST_LIFE", 0.0)
+        with pytest.raises(LakeError, match=f"process {left_behind.pid}, is still at work"):
+            run(session, tmp_path / "lake", database)
+    assert run(session, tmp_path / "lake", database) == 4
+    assert in_lake(session, tmp_path / "lake") == journal(database)
 
 
 @pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden"])

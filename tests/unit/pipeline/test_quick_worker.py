@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyspark")
-from dtx.pipeline.session import _quick_python
+from dtx.pipeline.session import quick_python
 
 SECRET = b"s3cr3t"
 GATE = "gate"
@@ -55,7 +55,7 @@ def listener(request: pytest.FixtureRequest, here: Path) -> Iterator[tuple[socke
 
 def start(here: Path, told: dict[str, str]) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    words = [str(_quick_python()), "-m", "worker", "word"]
+    words = [str(quick_python()), "-m", "worker", "word"]
     return subprocess.Popen(words, cwd=here, env=environment | told, stderr=subprocess.PIPE)
 
 
@@ -99,5 +99,5 @@ def test_a_worker_that_is_refused_ends(here: Path) -> None:
 
 
 def test_any_other_program_of_python_runs_as_it_is() -> None:
-    done = subprocess.run([_quick_python(), "-c", "print(6 * 7)"], capture_output=True, check=True)
+    done = subprocess.run([quick_python(), "-c", "print(6 * 7)"], capture_output=True, check=True)
     assert done.stdout == b"42\n"
