@@ -7,6 +7,7 @@ for null.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from struct import Struct
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from dtx.log.changes import Slot
 _HEADER: Final = Struct(">iiIii")
 _LENGTH: Final = Struct(">i").pack
 _NULL: Final = _LENGTH(-1)
+_ONE_INT4: Final = Struct(">i").pack
+_ONE_INT8: Final = Struct(">q").pack
 _UUID_LENGTH: Final = _LENGTH(16)
 _INT4: Final = Struct(">ii").pack
 _INT8: Final = Struct(">iq").pack
@@ -22,8 +25,6 @@ _SLOTS: Final = Struct(">qq")
 _SLOT: Final = _SLOTS.pack
 _TRUE: Final = _LENGTH(1) + b"\x01"
 _FALSE: Final = _LENGTH(1) + b"\x00"
-_FIRST: Final = _HEADER.size + 4
-"""Where the first element of an array begins, behind its length."""
 _EPOCH: Final = 946_684_800_000_000
 """2000-01-01 in microseconds since 1970: where PostgreSQL's timestamps start."""
 
@@ -57,11 +58,6 @@ def _array(oid: int, count: int, cells: Iterable[bytes]) -> bytes:
     return _HEADER.pack(1, 0, oid, count, 1) + b"".join(cells)
 
 
-def element(array: bytes) -> bytes | None:
-    """The only element of *array*, as a parameter of its own: null is ``None``."""
-    return None if array[_HEADER.size : _FIRST] == _NULL else array[_FIRST:]
-
-
 def uuids(values: Sequence[Any]) -> bytes:
     """``uuid[]``."""
     return _array(2950, len(values), [_UUID_LENGTH + value.bytes for value in values])
@@ -82,12 +78,13 @@ def texts(values: Sequence[str]) -> bytes:
 
 def optional_texts(values: Sequence[str | None]) -> bytes:
     """``text[]`` of words that come from anywhere, for people to read: what PostgreSQL cannot keep is escaped."""
-    return _array(25, len(values), [_NULL if value is None else _prose(value) for value in values])
+    return _array(
+        25, len(values), [_NULL if value is None else _LENGTH(len(data := _prose(value))) + data for value in values]
+    )
 
 
 def _prose(value: str) -> bytes:
-    data = value.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
-    return _LENGTH(len(data)) + data
+    return value.replace("\0", "\\x00").encode("utf-8", "backslashreplace")
 
 
 def bytes_(values: Sequence[bytes]) -> bytes:
@@ -136,3 +133,44 @@ def times(values: Sequence[float | None]) -> bytes:
 
 Encoder = Callable[[Sequence[Any]], bytes]
 """From the values of a column to its parameter."""
+
+
+def _text(value: str) -> bytes:
+    return value.encode()
+
+
+def _optional_text(value: str | None) -> bytes | None:
+    return None if value is None else _prose(value)
+
+
+def _same(value: bytes) -> bytes:
+    return value
+
+
+def _optional_slots(value: Sequence[Slot] | None) -> bytes | None:
+    return None if value is None else pack_slots(value)
+
+
+def _optional_int4(value: int | None) -> bytes | None:
+    return None if value is None else _ONE_INT4(value)
+
+
+def _time(value: float | None) -> bytes | None:
+    return None if value is None else _ONE_INT8(round(value * 1_000_000) - _EPOCH)
+
+
+CELL: Final[dict[Encoder, Callable[[Any], bytes | None]]] = {
+    uuids: attrgetter("bytes"),
+    raw_uuids: _same,
+    texts: _text,
+    optional_texts: _optional_text,
+    bytes_: _same,
+    optional_bytes: _same,
+    packed_slots: _optional_slots,
+    int4s: _ONE_INT4,
+    optional_int4s: _optional_int4,
+    int8s: _ONE_INT8,
+    booleans: (b"\x00", b"\x01").__getitem__,
+    times: _time,
+}
+"""For each of these the same for a value that is a parameter of its own."""

@@ -55,7 +55,7 @@ _exchange_values = attrgetter(*(column[1] for column in EXCHANGE))
 _queue_values = attrgetter(*(column[1] for column in QUEUE))
 _BODY: Final = [column[0] for column in MESSAGE].index("body")
 
-PUT_MESSAGE: Final = Statement(b"put_message", insert("message", MESSAGE), MESSAGE)
+PUT_MESSAGE: Final = Statement(b"put_message", insert("message", MESSAGE), MESSAGE, begins=True)
 EXPIRE_MESSAGE: Final = Statement(
     b"expire_message",
     f"UPDATE dtx.message m SET expires_at = u.expires_at FROM {unnest(_EXPIRY)} "
@@ -128,8 +128,12 @@ STATEMENTS: Final = (
 """In the order of their execution within a group."""
 
 
-def bind_changes(rm: bytes, changes: Sequence[Change]) -> list[Bound]:
-    """The statements for all *changes* of one group, none of them empty."""
+Filled = tuple[Statement, Sequence[Sequence[Any]]]
+"""A statement and its rows."""
+
+
+def changed(changes: Sequence[Change]) -> list[Filled]:
+    """The statements for all *changes* of one group with their rows, none of them empty."""
     puts = [put for change in changes for put in change.puts]
     drops = [slot for change in changes for slot in change.drops]
     expiries = [(*slot, expires_at) for change in changes for slot, expires_at in change.expiries]
@@ -138,19 +142,19 @@ def bind_changes(rm: bytes, changes: Sequence[Change]) -> list[Bound]:
     for change in changes:
         for queue, position in change.delivered:
             delivered[queue] = max(position, delivered.get(queue, 0))
-    filled: tuple[tuple[Statement, Sequence[Sequence[Any]]], ...] = (
+    filled: tuple[Filled, ...] = (
         *((PUT_MESSAGE, rows) for rows in in_pieces(puts, _BODY)),
         (EXPIRE_MESSAGE, expiries),
         (REVISE_MESSAGE, [(*slot, revised) for slot, revised in revisions.items()]),
         (DROP_MESSAGE, drops),
         (MARK_DELIVERED, tuple(delivered.items())),
     )
-    return [statement.bind(rm, len(rows), rows) for statement, rows in filled if rows]
+    return [(statement, rows) for statement, rows in filled if rows]
 
 
 def bind_topology(rm: bytes, record: Define) -> list[Bound]:
     """The statements for one *record*, none of them empty."""
-    filled: tuple[tuple[Statement, Sequence[Sequence[Any]]], ...] = (
+    filled: tuple[Filled, ...] = (
         (BINDING_GONE, record.bindings_gone),
         (QUEUE_GONE, [(queue,) for queue in record.queues_gone]),
         (EXCHANGE_GONE, record.exchanges_gone),

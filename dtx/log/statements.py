@@ -11,11 +11,11 @@ from typing import Any, Final, assert_never
 from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
 from dtx.log.marks import mark, marks
-from dtx.log.message_statements import bind_changes, bind_topology
+from dtx.log.message_statements import Filled, bind_topology, changed
 from dtx.log.records import WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
     CONFLICT,
-    LEASE_LOST,
+    PROOF,
     Bound,
     Column,
     Statement,
@@ -163,14 +163,8 @@ _WORK_BODY: Final = 1 + [column[0] for column in WORK].index("body")
 
 _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 
-PROVE_LEASE: Final = Statement(
-    b"prove_lease",
-    # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that
-    # comes before this group's commit. EXISTS would let a group commit that began before the lease was lost.
-    f"SELECT dtx.require((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE) IS TRUE, "
-    f"'{LEASE_LOST}', 'another dtx holds the lease')",
-)
-INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH)
+PROVE_LEASE: Final = Statement(b"prove_lease", f"SELECT {PROOF}")
+INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH, begins=True)
 INSERT_WORK: Final = Statement(b"insert_work", insert("work", (_OWNER, *WORK)), (_OWNER, *WORK))
 PUT_UNIT: Final = Statement(
     b"put_unit",
@@ -193,6 +187,7 @@ ADVANCE_BRANCH: Final = Statement(
         "the branch is not in the expected state and version",
     ),
     ADVANCE,
+    begins=True,
 )
 UNIT_DONE: Final = Statement(
     b"unit_done",
@@ -296,6 +291,7 @@ INSERT_VOTE: Final = Statement(
     + ", ".join(_VOTED.get(column[0], column[0]) for column in BRANCH)
     + " FROM u WHERE $2::bigint >= 0",
     VOTE,
+    begins=True,
 )
 
 
@@ -319,8 +315,8 @@ _WITH_WORK: Final = (
 )
 _WITH_OUTCOME: Final = "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone WHERE h.branch_id = gone.id), "
 # Only a branch in a state of WITH_OUTCOME has an outcome (branch_check), and only with one is there a row of it.
-END_BRANCH: Final = Statement(b"end_branch", _end(), END)
-END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END)
+END_BRANCH: Final = Statement(b"end_branch", _end(), END, begins=True)
+END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END, begins=True)
 END_WITH_OUTCOME: Final = Statement(b"end_with_outcome", _end(_WITH_WORK + _WITH_OUTCOME), END)
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
 
@@ -500,9 +496,13 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
         (PUT_HEURISTIC, rows.outcomes),
         (INSERT_JOURNAL, rows.lines),
     )
-    return [
-        (PROVE_LEASE, [rm, binary.int8(epoch)]),
-        *(statement.bind(rm, len(piece), piece) for statement, piece in filled if piece),
-        *(bind_changes(rm, rows.changes) if rows.changes else ()),
-        *topology,
-    ]
+    found: list[Filled] = [(statement, piece) for statement, piece in filled if piece]
+    if rows.changes:
+        found += changed(rows.changes)
+    if found and len(found[0][1]) == 1 and found[0][0].begins:
+        first, (row,) = found.pop(0)
+        bound = [first.bind_proving(rm, epoch, row)]
+    else:
+        bound = [(PROVE_LEASE, [rm, binary.int8(epoch)])]
+    bound += [statement.bind(rm, len(piece), piece) for statement, piece in found]
+    return bound + topology if topology else bound

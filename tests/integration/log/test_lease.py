@@ -78,7 +78,7 @@ async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
     first = await open_log(lease_ttl=1.0)
     branch = a_branch()
     with psycopg.connect(migrated_postgres_url) as other:
-        other.execute("LOCK TABLE dtx.branch IN ACCESS EXCLUSIVE MODE")
+        other.execute("LOCK TABLE dtx.work IN ACCESS EXCLUSIVE MODE")  # behind the statement that proves
         write = asyncio.create_task(first.write(an_insert(branch)))
         await lock_is_waited_for(migrated_postgres_url)
         await stop_renewing(first)

@@ -44,10 +44,10 @@ def test_a_column_reads_back_as_it_was(
     @given(st.lists(values, min_size=1, max_size=20))
     def check(column: list[Any]) -> None:
         assert loaded(oid, encode(column)) == column
-        # an element stands for itself where there is only one
-        element = binary.element(encode(column[:1]))
-        assert element == (None if column[0] is None else encode(column[:1])[24:])
-        assert element is None or [loaded(ELEMENTS[oid], element)] == column[:1]
+        # where there is only one, it is a parameter of its own
+        cell = binary.CELL[encode](column[0])
+        assert cell == (None if encode(column[:1])[20:24] == b"\xff\xff\xff\xff" else encode(column[:1])[24:])
+        assert cell is None or [loaded(ELEMENTS[oid], cell)] == column[:1]
 
     check()
 
@@ -55,6 +55,7 @@ def test_a_column_reads_back_as_it_was(
 @given(st.lists(st.none() | st.floats(0, 4e9), min_size=1, max_size=20))
 def test_times_are_kept_to_the_microsecond(column: list[float | None]) -> None:
     for value, read in zip(column, loaded(1185, binary.times(column)), strict=True):
+        assert binary.CELL[binary.times](value) == (None if value is None else binary.times([value])[24:])
         if value is None:
             assert read is None
         else:
