@@ -51,6 +51,10 @@ _LEISURE: Final = 0.02
 queue: no other record can mean its branch before it is written, and what others wait for need not write it along."""
 _MOST_AT_LEISURE: Final = 64
 """Records that wait like that; more are not cheaper together, and those who hear of them at once hold up others."""
+_COMPANY: Final = 4
+"""Turns of the event loop that a group waits for company where the last one had more than one record: about as many as
+it takes until those who were told of that one have been answered, and what has come meanwhile is read. Where nothing
+happens a turn is over in some microseconds. Three times larger groups cost a third less, here and in PostgreSQL."""
 _ROW_BYTES: Final = 512
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
@@ -157,6 +161,7 @@ class Writer:
         self._under_way: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
         self._carried: list[Pending] = []
         self._committed: list[Pending] = []  # committed, and nobody was told yet
+        self._last_size = 0
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -325,7 +330,12 @@ class Writer:
             self._tell()
             await self._settle()
             return
+        if self._last_size > 1 and len(self._queue) < MAX_GROUP:
+            await self._have_company()
+        if not (self._queue and self._session is not None and self._session.alive):
+            return  # something else is to be done, meanwhile
         group = self._under_way = self._take()
+        self._last_size = len(group)
         try:
             await self._commit(group)
         except LeaseLost:
@@ -334,6 +344,12 @@ class Writer:
         except SessionLost as error:
             log.warning("the connection to the database was lost", error=str(error), records=len(group))
         self._under_way = []
+
+    async def _have_company(self) -> None:
+        """Let those come along who are about to ask for something."""
+        self._tell()
+        for _ in range(_COMPANY):
+            await asyncio.sleep(0)
 
     async def _prove_again(self) -> None:
         """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
@@ -415,7 +431,8 @@ class Writer:
     def _tell(self) -> None:
         """Answer for the group that has committed.
 
-        Where another one waits, that is sent first: PostgreSQL writes it while the answers to this one go out.
+        Where another one waits, and it will not grow, that is sent first: PostgreSQL writes it while the answers to
+        this one go out.
         """
         group, self._committed = self._committed, []
         for pending in group:

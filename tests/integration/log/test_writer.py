@@ -26,6 +26,24 @@ async def test_records_that_come_together_are_committed_together(open_log: OpenL
     assert groups == [100]
 
 
+async def test_who_was_told_of_one_group_comes_along_with_the_next(open_log: OpenLog) -> None:
+    """Clients that are told together ask again within moments, but not in the same turn of the loop."""
+    groups: list[int] = []
+    log = await open_log(observe=lambda records, _: groups.append(records))
+
+    async def ask(turns: int) -> None:
+        for _ in range(5):
+            await log.write(an_insert(a_branch()))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(ask(turns) for turns in (0, 1, 2, 2)))
+    assert groups == [4] * 5
+    groups.clear()
+    await ask(0)
+    assert groups == [1] * 5
+
+
 async def test_a_group_has_limits(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
