@@ -88,7 +88,8 @@ def quiet_home(java: Java) -> Path:
     program.parent.mkdir()
     program.write_text(
         "#!/bin/sh\n"
-        f"echo $$ > {shlex.quote(str(home / _PID))}\n"
+        # other programs may find this Java by JAVA_HOME, which they inherit: theirs is not ours
+        f'[ "$PPID" != {os.getpid()} ] || echo $$ > {shlex.quote(str(home / _PID))}\n'
         "for word do\n"
         "    shift\n"
         f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'

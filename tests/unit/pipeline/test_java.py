@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtx.pipeline import java
-from dtx.pipeline.java import Java, JavaMissing, find_java, quiet_home
+from dtx.pipeline.java import Java, JavaMissing, find_java, quiet_home, running
 
 
 def install(home: Path, version: str, *, release: bool = True) -> Path:
@@ -75,3 +75,19 @@ def test_every_word_but_one_reaches_java_as_it_is(tmp_path: Path) -> None:
     words = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "$HOME", "*", "'", "--add-modules=java.sql"]
     said = subprocess.run([str(program), *words], capture_output=True, text=True, check=True)
     assert said.stdout == "<-Da=b c><><$HOME><*><'><--add-modules=java.sql>"
+
+
+def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that this one starts inherit JAVA_HOME, and may run its Java too."""
+    home = quiet_home(Java(install(tmp_path, "17.0.1"), 17, "test"))
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert running() is None
+    with subprocess.Popen([home / "bin" / "java"], stdout=subprocess.DEVNULL) as ours:
+        ours.wait()
+    assert running() == ours.pid
+    subprocess.run(["sh", "-c", '"$JAVA_HOME/bin/java"; true'], stdout=subprocess.DEVNULL, check=True)
+    assert running() == ours.pid
+    monkeypatch.delenv("JAVA_HOME")
+    assert running() is None
