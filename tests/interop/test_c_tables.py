@@ -209,6 +209,8 @@ class Cell:
                 self._branch("b", "end", FAIL)
             case "idle" | "prepared" | "heuristic":
                 self._branch("a", "end", SUCCESS)
+            case _:
+                pass  # the call is due where the branch is
         if state in {"prepared", "heuristic"}:
             self._branch("a", "prepare")
         if state == "heuristic":
