@@ -46,8 +46,9 @@ class Link:
             XAER_RMFAIL: there is none to be had.
             PeerIsNotDtx: the server is something else.
         """
-        if self._connection is None or not alive(self._connection):
-            self._coordinator = None
+        if self._connection is not None and not alive(self._connection):
+            self.drop()
+        if self._connection is None:
             self._connection = self._connect()
         return self._connection
 
@@ -116,10 +117,11 @@ def _readable(connection: BlockingConnection) -> bool:
 
 
 def drop(connection: BlockingConnection) -> None:
-    """Close its socket."""
+    """Close its socket. pika does that some turns of its loop later, and its loop with it."""
     with suppress(*FAILURES):
         connection._impl._terminate_stream(AMQPConnectionError("given up"))
-        connection.process_data_events(0)
+        for _ in range(_MOST_TURNS):
+            connection.process_data_events(0)  # until it raises that the connection is closed
 
 
 @contextmanager
