@@ -45,7 +45,8 @@ POINTS: Final = {"one-phase": "commit", "get": None}
 def service(mode: Mode, postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[ArmedService]:
     """A service that dies where it is told to."""
     database = postgres.create_migrated_database()
-    broker, options = None, ADMIN
+    broker: str | None = None
+    options: tuple[str, ...] = ADMIN
     if mode == "alongside":
         node: RabbitNode = request.getfixturevalue("shared_rabbitmq")
         # without it receipts are not trusted, and messages may be repeated
