@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import Coordinator
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Closed
+from dtx.wire.amqp10.events import Attached, Closed
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Rejected, TransactionalState
@@ -261,3 +261,33 @@ def test_an_idle_branch_that_is_rolled_back_returns_what_its_client_has_left(
     with connected(service.url()) as connection:
         Coordinator(connection).rollback(xid)
     wait_until(lambda: ready(channel, queue) == 1)
+
+
+def test_who_changes_his_mind_at_once_harms_nothing(service: DtxService, channel: BlockingChannel, queue: str) -> None:
+    """RabbitMQ 3.10 ends the whole connection (541) for a cancel that comes before it has answered consume."""
+    for number in range(20):
+        channel.basic_publish("", queue, b"%d" % number)
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        for number in range(100):
+            link = session.new_link(f"hasty {number}", Role.RECEIVER)
+            link.attach(source=Source(address=queue), target=Target())
+            raw.expect(Attached)
+            link.grant(1)
+            raw.flush()
+            match number % 3:
+                case 0:
+                    link.grant(0)
+                case 1:
+                    link.grant(1, drain=True)
+                case _:
+                    pass
+            link.detach()
+        raw.until(lambda: all(session.link(handle) is None for handle in range(100)))
+        link, _ = raw.receiver(session, queue, credit=20, name="patient")
+        found = [raw.take() for _ in range(20)]
+        session.dispose(Role.RECEIVER, [one.delivery_id for one in found], ACCEPTED, settled=True)
+        raw.detach(session, link)
+        raw.close()
+    wait_until(lambda: channel.queue_declare(queue, passive=True).method.consumer_count == 0)
+    assert channel.queue_declare(queue, passive=True).method.message_count == 0

@@ -182,6 +182,9 @@ class BrokerOrigin(Reader):
     # -- messages
 
     def _arrived(self, delivery: Delivery, message: Incoming) -> None:
+        if self._phase is Phase.CLOSED:  # its consumer is about to go
+            self._taking.nack((delivery,), requeue=True)
+            return
         if self._phase is Phase.GETTING:
             self._gets -= 1
             self._from[delivery.tag] = _NONE
@@ -319,6 +322,6 @@ class BrokerOrigin(Reader):
         self._do()
         self._ahead.clear()
         self._from.clear()
-        self._taking.detach()
+        self._detach()
         if self._made:
             self._nodes.drop_queue(self._queue)

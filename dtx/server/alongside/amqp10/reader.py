@@ -38,6 +38,10 @@ class Reader(ABC):
         self._receiver: Receiver
         self._consumer = 0
         """Number of the present consumer, or the last one."""
+        self._awaits_consumer = False
+        """The broker has not answered that there is one."""
+        self._ends_consumer = False
+        """It is to be cancelled when it has."""
         taking.owner = self
         taking.on_message = self._arrived
 
@@ -61,25 +65,44 @@ class Reader(ABC):
 
     def _begin_consumer(self, prefetch: int, arguments: bytes = b"") -> None:
         self._consumer += 1
+        self._awaits_consumer = True
         self._taking.request(keys.BASIC_QOS, requests.qos(prefetch))
         self._taking.request(
             keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
         )
 
     def _end_consumer(self) -> None:
+        """RabbitMQ 3.10 ends the whole connection (541) where cancel comes before it has answered consume."""
+        if self._awaits_consumer:
+            self._ends_consumer = True
+            return
+        self._ends_consumer = False
         self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
 
     def _is_present(self, payload: bytes) -> bool:
         """Whether an answer of the broker is about the present consumer."""
         return content.consumer_tag(payload) == b"%d" % self._consumer
 
+    def _detach(self) -> None:
+        """Leave the channel to itself: it goes when nothing is held on it any more. Its consumer goes before."""
+        if not self._ends_consumer:
+            self._taking.detach()
+
     # -- the channel, as its owner
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`: the broker's answers."""
-        if buffer[start] != _METHOD or self._is_closed:
+        if buffer[start] != _METHOD:
             return
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
+        if key == keys.BASIC_CONSUME_OK:
+            self._awaits_consumer = False
+            if self._ends_consumer:
+                self._end_consumer()
+                if self._is_closed:
+                    self._detach()
+        if self._is_closed:
+            return
         if key == keys.BASIC_CANCEL:
             self._deleted()
         else:

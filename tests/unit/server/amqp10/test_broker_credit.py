@@ -40,6 +40,8 @@ class Broker:
     # -- what the origin asks
 
     def request(self, key: int, payload: bytes) -> None:
+        early = key == keys.BASIC_CANCEL and any(asked == keys.BASIC_CONSUME for asked, _ in self._asked)
+        assert not early, "for that RabbitMQ 3.10 ends the connection"
         self._asked.append((key, payload))
 
     def ack(self, deliveries: Any) -> None:
@@ -78,6 +80,7 @@ class Broker:
                 self._consumer = content.consume(payload).consumer_tag
                 self.consumers += 1
                 self._room = self._prefetch
+                self._say(keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(self._consumer))
             case keys.BASIC_CANCEL:
                 tag = content.cancel(payload).consumer_tag
                 assert tag == self._consumer
