@@ -29,6 +29,8 @@ _log = get_logger(part="taking")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
 _TX_COMMIT: Final = requests.TX_COMMIT
+_MAX_FORMER: Final = 64
+"""Cancelled consumers that one channel remembers; what a broker had on its way comes at once."""
 _MAX_WAITING: Final = 1 << 20
 """Octets that wait behind commit-ok; beyond them the client is not read from."""
 
@@ -139,6 +141,8 @@ class TakingChannel:
         self._selecting: asyncio.Future[None] | None = None
         self._unit: _UnitRequest | None = None
         self._consumers: dict[bytes, _Consumer] = {}
+        self._former: dict[bytes, _Consumer] = {}
+        """Those that were cancelled last: RabbitMQ 3.10 may deliver behind its answer to that."""
         self._consuming: deque[_Consumer] = deque()
         self._getting: deque[_Consumer] = deque()
         self._last_queue = last_queue
@@ -420,9 +424,9 @@ class TakingChannel:
                 if self._consuming:
                     self._consumers[content.consumer_tag(payload)] = self._consuming.popleft()
             case keys.BASIC_CANCEL_OK:
-                self._consumers.pop(content.consumer_tag(payload), None)
+                self._end_consumer(content.consumer_tag(payload))
             case keys.BASIC_CANCEL:
-                self._consumers.pop(content.cancel(payload).consumer_tag, None)
+                self._end_consumer(content.cancel(payload).consumer_tag)
             case keys.BASIC_GET_EMPTY:
                 if self._getting:
                     self._getting.popleft()
@@ -430,6 +434,13 @@ class TakingChannel:
                 self._last_queue = content.declare_ok(payload).queue
             case _:
                 pass
+
+    def _end_consumer(self, tag: bytes) -> None:
+        consumer = self._consumers.pop(tag, None)
+        if consumer is not None:
+            self._former[tag] = consumer
+            if len(self._former) > _MAX_FORMER:
+                del self._former[next(iter(self._former))]
 
     def _deliver(self, key: int, payload: bytes) -> None:
         if key == keys.BASIC_DELIVER:
@@ -458,7 +469,10 @@ class TakingChannel:
             )
 
     def _early(self, tag: bytes) -> _Consumer:
-        """A consumer whose consume-ok has not been seen: brokers send that first, so this is a consumer of theirs."""
+        """A consumer that was cancelled; or one whose consume-ok has not been seen, which brokers send first."""
+        former = self._former.get(tag)
+        if former is not None:
+            return former
         _log.warning("delivery for an unknown consumer", consumer=tag)
         return _Consumer(b"", no_ack=False)
 

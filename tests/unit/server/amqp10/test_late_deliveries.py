@@ -1,0 +1,49 @@
+"""Deliveries that come behind the broker's answer to cancel, as those of RabbitMQ 3.10 may."""
+
+from typing import Any
+
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.work import Delivery
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.wire.amqp09.properties import EMPTY
+from dtx.wire.amqp09.tables import put_short
+
+
+class Upstream:
+    """A connection on which everything is taken and nothing said; it has memory for all."""
+
+    lock = ""
+    used = 0
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Any] = {}
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def has_room(self, octets: int) -> bool:
+        return True
+
+
+def test_the_queue_of_a_delivery_behind_cancel_ok_is_known() -> None:
+    """Else a branch that retires it could not put it back."""
+    upstream: Any = Upstream()
+    taking = TakingChannel(upstream, 1, 1000, upstream, b"other", upstream)
+    taken: list[Delivery] = []
+    taking.on_message = lambda delivery, _: taken.append(delivery)
+    taking.owner = type("Owner", (), {"forward": lambda *_: None})()
+
+    def say(key: int, payload: bytes) -> None:
+        frame = method_frame(1, key.to_bytes(4, "big") + payload)
+        taking.frame(key, frame, 0, len(frame))
+
+    taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"7"))
+    say(keys.BASIC_CONSUME_OK, put_short(b"7"))
+    say(keys.BASIC_CANCEL_OK, put_short(b"7"))
+    say(keys.BASIC_DELIVER, put_short(b"7") + (1).to_bytes(8, "big") + b"\x00" + put_short(b"") + put_short(b"q"))
+    head = b"\x00\x3c\x00\x00" + (1).to_bytes(8, "big") + EMPTY
+    for key, octets in ((HEADER, head), (BODY, b"x")):
+        frame = b"%c\x00\x01" % key + len(octets).to_bytes(4, "big") + octets + b"\xce"
+        taking.frame(key, frame, 0, len(frame))
+    assert [(delivery.tag, delivery.queue, delivery.body) for delivery in taken] == [(1, b"q", b"x")]
