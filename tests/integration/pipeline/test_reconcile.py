@@ -17,6 +17,7 @@ from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of,
 from tests.support.spark import LONG
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
+FLEETS = 20 if LONG else 1
 _RULES = st.builds(
     Rules,
     as_of=st.integers(0, 20).map(lambda step: step * 250_000_000),
@@ -58,9 +59,8 @@ def require_same(verdicts: DataFrame, fleet: Fleet, rules: Rules) -> None:
         )
 
 
-@settings(
-    max_examples=20 if LONG else 1, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@pytest.mark.short_form(f"{FLEETS} fleet at random in Spark and the reference (make pipeline)")
+@settings(max_examples=FLEETS, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), rules=_RULES)
 def test_spark_and_the_reference_agree(spark: SparkSession, seed: int, rules: Rules) -> None:
     fleet = fleet_of(seed, 2_000)
