@@ -87,7 +87,7 @@ def _peak(process: int) -> Iterator[list[int]]:
         watcher.join()
 
 
-def _wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
+def wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
     """Verdicts whose precision or recall is not 1."""
     true = spark.read.parquet(str(fleet / "truth")).select("format_id", "gtrid", sf.col("verdict").alias("true"))
     counted = (
@@ -171,14 +171,14 @@ def main() -> None:
                     taken, most = _duck(fleet, file, rules, f"{asked.memory}GB")
                     measured.append(("DuckDB", taken, most, spark.read.parquet(str(file))))
                 for who, seconds, most, told in measured:
-                    wrong = _wrong(spark, told, fleet)
-                    failed += [f"{who}, {count:,} lines: {words}" for words in wrong]
+                    differs = wrong(spark, told, fleet)
+                    failed += [f"{who}, {count:,} lines: {words}" for words in differs]
                     found = asked.anomalies * len(INJECTED)
                     table.row(
                         f"{count:,}",
                         [
                             f"{branches:,}", who, f"{seconds:.1f}", f"{count / seconds:,.0f}", f"{most / 1e9:.2f}",
-                            f"{found:,}", "no" if wrong else "all",
+                            f"{found:,}", "no" if differs else "all",
                         ],
                     )  # fmt: skip
                 shutil.rmtree(fleet)
