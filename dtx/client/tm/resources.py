@@ -15,6 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError
 
 from dtx.client.blocking import Coordinator, XAResource
+from dtx.client.connections import alive
 from dtx.client.errors import XAER_RMFAIL
 from dtx.client.tm.driving import drive
 from dtx.client.tm.pool import ANSWER_SECONDS, Pool
@@ -124,13 +125,7 @@ class DtxSession(DrivenSession[BlockingChannel]):
 
     def _alive(self) -> bool:
         """Whether channel and connection are open; looks for what the server said meanwhile."""
-        if not (self._channel.is_open and self._connection.is_open):
-            return False
-        try:
-            self._connection.process_data_events(0)
-        except AMQPError:
-            return False
-        return bool(self._channel.is_open and self._connection.is_open)
+        return alive(self._connection) and bool(self._channel.is_open)
 
 
 def _close(connection: BlockingConnection) -> None:

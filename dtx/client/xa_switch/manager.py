@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from dtx.client.blocking import XAResource
 from dtx.client.channels import open_channel
+from dtx.client.connections import alive
 from dtx.client.errors import (
     XA_RBROLLBACK,
     XAER_INVAL,
@@ -23,7 +24,7 @@ from dtx.client.xa_switch import messages
 from dtx.client.xa_switch.association import Association
 from dtx.client.xa_switch.codes import XA_NOMIGRATE, XA_OK, XA_RDONLY
 from dtx.client.xa_switch.info import Info
-from dtx.client.xa_switch.link import Link, alive
+from dtx.client.xa_switch.link import Link
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

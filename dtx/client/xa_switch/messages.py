@@ -8,9 +8,9 @@ from typing import Any, Final
 import pika
 from pika.exceptions import AMQPError
 
+from dtx.client.connections import FAILURES, alive, limited
 from dtx.client.errors import XAER_INVAL, XAException
 from dtx.client.xa_switch.association import Association
-from dtx.client.xa_switch.link import FAILURES, alive, limited
 
 _PERSISTENT: Final = 2
 _SHORT: Final = 255
