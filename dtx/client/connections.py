@@ -1,4 +1,4 @@
-"""Connections of pika that nobody has read from for a while: whether one is still there, its end, calls with a limit."""
+"""Connections of pika that nobody has read from for a while: is one still there, its end, and calls with a limit."""
 # ruff: noqa: SLF001 - nothing public tells of the socket, and an end without a farewell is pika's own
 
 import select
