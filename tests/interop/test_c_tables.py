@@ -270,8 +270,9 @@ def answers(state: str, cell: Callable[[], Cell]) -> dict[tuple[str, str], int]:
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    """The C program."""
+def driver(service: DtxService) -> Iterator[Driver]:
+    """The C program; its threads keep the service that they have opened, so each mode has its own."""
+    del service
     with Driver(getter="dtx_xa_switch") as running:
         yield running
 

@@ -62,6 +62,12 @@ class Rig:
         for _ in range(2):  # a transport is closed in the loop's next round
             await asyncio.sleep(0)
 
+    async def remove(self) -> None:
+        """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
+        channel = await self.channel()
+        await channel.call(requests.queue_delete(self.queue), keys.QUEUE_DELETE_OK)
+        await self.close()
+
     async def channel(self, *, tx: bool = False) -> OwnChannel:
         channel = await OwnChannel(await self.connect()).open()
         if tx:
@@ -112,6 +118,7 @@ def play(request: pytest.FixtureRequest) -> Play:
             await scenario(rig)
         finally:
             await rig.close()
+            await rig.remove()
 
     async def on_simulated(scenario: Scenario) -> None:
         await asyncio.to_thread(simulate, scenario)  # a loop of its own, and this one runs already
