@@ -240,6 +240,21 @@ def test_a_connection_that_breaks_takes_its_branch_along(program: Program, queue
     assert said == "ok " or f"xa {XAER_NOTA} " in said
 
 
+def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
+    program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
+) -> None:
+    """As everywhere in this project's texts; the client itself would ask for a virtual host without a name."""
+    program("slash", "connect", service.url().removesuffix("%2F"))
+    assert program("slash", "same", "a") == "true"
+    xid = a_xid()
+    program("slash", "start", xid, NO_FLAGS)
+    program("slash", "publish", queue, "x")
+    program("slash", "end", xid, SUCCESS)
+    program("slash", "commit", xid, "one-phase")
+    program("slash", "close")
+    assert bodies() == ["x"]
+
+
 def test_a_server_that_is_not_dtx_is_named(java: Java, rabbitmq: RabbitNode) -> None:
     with Program(java, broker=rabbitmq.url()) as beside:
         said = beside.say("broker", "start", a_xid(), NO_FLAGS)

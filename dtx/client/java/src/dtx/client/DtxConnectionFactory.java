@@ -7,6 +7,10 @@ import com.rabbitmq.client.impl.Frame;
 import java.io.IOException;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
+import java.net.URI;
+import java.net.URISyntaxException;
+import java.security.KeyManagementException;
+import java.security.NoSuchAlgorithmException;
 
 /**
  * The RabbitMQ client's factory, for connections to dtx: set host, user, TLS and so on as usual.
@@ -19,6 +23,18 @@ public class DtxConnectionFactory extends ConnectionFactory {
     public DtxConnectionFactory() {
         super.setAutomaticRecoveryEnabled(false);
         super.setTopologyRecoveryEnabled(false);
+    }
+
+    /**
+     * As the client does it, but for {@code amqp://host/}: that is the virtual host {@code /} here, as for dtx's clients
+     * in other languages. The client would ask for one whose name is empty, and there is none.
+     */
+    @Override
+    public void setUri(URI uri) throws URISyntaxException, NoSuchAlgorithmException, KeyManagementException {
+        super.setUri(uri);
+        if ("/".equals(uri.getRawPath())) {
+            setVirtualHost(DEFAULT_VHOST);
+        }
     }
 
     /**
