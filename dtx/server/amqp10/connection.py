@@ -213,13 +213,17 @@ class Connection(ClientConnection):
                 self._late.append(event)
 
     def _wait_for(self, work: Awaitable[None]) -> None:
-        """Handle nothing more before *work*, which raises nothing, is through."""
+        """Handle nothing more before *work* is through."""
         self._late = []
         self.hold(_LATE)
         self.manager.spawn(self._go_on_behind(work))
 
     async def _go_on_behind(self, work: Awaitable[None]) -> None:
-        await work
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that, and does not wait for ever
+            _log.exception("connection failed", connection=self.id)
+            self._close(INTERNAL)
         late, self._late = self._late or [], None
         self.release(_LATE)
         self._take(lambda: late)

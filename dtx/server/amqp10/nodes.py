@@ -168,6 +168,10 @@ class Origin(Protocol):
     def filters(self) -> dict[str, Any]:
         """Those that are in place."""
 
+    @property
+    def transactional(self) -> bool:
+        """Whether a transaction can decide what becomes of its messages."""
+
     def begin(self, receiver: Receiver) -> None:
         """The link is there; messages come as far as its credit goes.
 

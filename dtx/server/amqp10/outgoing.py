@@ -158,12 +158,15 @@ class Outgoing:
         """The client has said how much it takes.
 
         Raises:
-            AmqpError: unknown-id, it wants to acquire in a transaction that is not live.
+            AmqpError: unknown-id, it wants to acquire in a transaction that is not live; not-implemented, the node
+                gives nothing that could return to it.
         """
         try:
             named = self._connection.coordination.acquiring(self.session.channel, event.flow.properties)
         except WorkRefused as refusal:
             raise refusal.error from None
+        if named is not None and not self.node.transactional:
+            raise AmqpError(Condition.NOT_IMPLEMENTED, "nothing can be acquired in a transaction from a stream")
         if named is not None:
             self._acquires = _InWork(named, self._connection.transactions.work(named))
             self._acquires.work.acquires(self)
@@ -243,7 +246,9 @@ class Outgoing:
     def _retire(
         self, transaction: Transaction, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool
     ) -> None:
-        final = self._final(outcome) or self._default
+        final = self._final(outcome)
+        if final is None and not settled:
+            return
         work = self._connection.transactions.work(transaction)
         for number in deliveries:
             other = self.retired.get(number)
@@ -252,7 +257,7 @@ class Outgoing:
                 raise WorkRefused(AmqpError(Condition.ROLLBACK, reason), transaction.control)
         for number in deliveries:
             if number in self.unsettled:
-                self._hold(work, number, final, settled=settled)
+                self._hold(work, number, final or self._default, settled=settled)
             elif settled and number in self.retired:
                 self.retired.pop(number).settled = True
 

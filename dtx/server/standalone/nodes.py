@@ -366,6 +366,7 @@ class QueueOrigin:
     """
 
     lock = ""
+    transactional = True
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.wire.amqp10 import serial
@@ -12,7 +13,7 @@ from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Missed, Writab
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
 from dtx.wire.amqp10.settings import MAX_NAME
-from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, told
+from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, bare, told
 
 if TYPE_CHECKING:
     from dtx.wire.amqp10.connection import Connection
@@ -144,9 +145,14 @@ class Session:
         settled: bool,
         batchable: bool,
     ) -> None:
-        if first is not None:
-            end = last if last != first else None
-            self.send(Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable))
+        if first is None:
+            return
+        end = last if last != first else None
+        said = Disposition(role=role, first=first, last=end, settled=settled, state=state, batchable=batchable)
+        try:
+            self.send(said)
+        except AmqpError:  # an outcome of the peer's own, larger than the frames that it takes
+            self.send(replace(said, state=bare(state)))
 
     def abort(self, delivery_id: int) -> bool:
         """Give up a message that has not been sent to its end (2.7.5, aborted).

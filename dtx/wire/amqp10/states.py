@@ -1,5 +1,6 @@
 """Errors, and the states of a delivery (AMQP 1.0, 2.8.14, 3.4; transactions, 4.5.5 and 4.5.6)."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from dtx.wire.amqp10.composite import (
@@ -101,6 +102,22 @@ STATE: Final = one_of(
     (Received, Accepted, Rejected, Released, Modified, Declared, TransactionalState),
     others=True,
 )
+
+
+def bare(state: DeliveryState | None) -> DeliveryState | None:
+    """*state* without what a peer may have made as long as it liked: no frame is too small for it."""
+    match state:
+        case Rejected():
+            return Rejected()
+        case Modified():
+            return replace(state, message_annotations=None)
+        case TransactionalState(outcome=Rejected()):
+            return replace(state, outcome=Rejected())
+        case TransactionalState(outcome=Modified() as outcome):
+            return replace(state, outcome=replace(outcome, message_annotations=None))
+        case _:
+            return state
+
 
 ACCEPTED: Final = Accepted()
 RELEASED: Final = Released()

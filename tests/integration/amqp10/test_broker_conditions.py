@@ -182,6 +182,28 @@ def test_what_a_stream_has_delivered_is_not_retired_in_a_transaction(service: Dt
 
 
 @only_alongside
+def test_nothing_of_a_stream_is_acquired_in_a_transaction(service: DtxService, stream: str) -> None:
+    """4.4.3: "If the link endpoint does not support transactional acquisition, the link MUST be terminated with a
+    not-implemented error."
+    """
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        link, _ = raw.receiver(session, stream, credit=0, filter=FIRST)
+        to = raw.sender(session, stream)
+        raw.outcome(session, raw.post(to, b"one"))
+        txn_id = raw.declare(session, control)
+        link.grant(1, properties={"txn-id": txn_id})
+        error = raw.detached(link)
+        assert error is not None
+        assert error.condition == "amqp:not-implemented"
+        raw.outcome(session, raw.post(to, b"two", txn_id))
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        raw.receiver(session, stream, credit=2, filter=FIRST, name="again")
+        assert [body(raw.take()) for _ in range(2)] == [b"one", b"two"]
+
+
+@only_alongside
 def test_a_stream_is_drained_and_read_on(reader: DtxService, stream: str) -> None:
     """A drain would ask with basic.get, for which the broker ends the whole connection (540)."""
     with Raw(reader) as raw:

@@ -91,7 +91,14 @@ def test_a_transaction_over_tls(postgres: PostgresServer, certificates: Path) ->
 
 @pytest.mark.parametrize(
     ("hostname", "condition"),
-    [("vhost:nowhere", "amqp:not-found"), ("vhost:/", ""), ("/", ""), ("127.0.0.1", ""), (None, "")],
+    [
+        ("vhost:nowhere", "amqp:not-found"),
+        ("vhost:" + "x" * 300, "amqp:not-found"),
+        ("vhost:/", ""),
+        ("/", ""),
+        ("127.0.0.1", ""),
+        (None, ""),
+    ],
 )
 def test_the_hostname_says_which_virtual_host(service: DtxService, hostname: str | None, condition: str) -> None:
     with Raw(service, hostname=hostname) as raw:

@@ -17,6 +17,7 @@ from dtx.wire.amqp10.states import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Error,
     Modified,
     Outcome,
     Rejected,
@@ -397,3 +398,57 @@ def test_many_are_rejected_at_once_and_in_their_order(
     found = take_all(channel, dead, at_least=len(sizes))
     assert [int(body.split(b" ")[0]) for body in found] == list(range(len(sizes)))
     assert take_all(channel, source) == []
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (Modified(delivery_failed=True, message_annotations={"x-opt-why": "z" * 600}), Modified(delivery_failed=True)),
+        (Rejected(error=Error(condition="z" * 600)), Rejected()),
+    ],
+    ids=["modified", "rejected"],
+)
+def test_who_takes_small_frames_alone_hears_of_a_long_outcome_of_its_own(
+    service: DtxService, channel: BlockingChannel, queue: str, outcome: Outcome, told: Outcome, in_transaction: bool
+) -> None:
+    """What comes back of it is shorter: no discharge goes unanswered, and no connection ends for it."""
+    channel.basic_publish("", queue, b"one")
+    with Raw(service, max_frame_size=512) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        raw.receiver(session, queue)
+        number = raw.take().delivery_id
+        if in_transaction:
+            txn_id = raw.declare(session, control)
+            state = TransactionalState(txn_id=txn_id, outcome=outcome)
+            session.dispose(Role.RECEIVER, [number], state, settled=False)
+            assert raw.discharge(session, control, txn_id) == ACCEPTED
+        else:
+            session.dispose(Role.RECEIVER, [number], outcome, settled=False)
+        done = raw.expect(Disposed, lambda event: event.role is Role.RECEIVER)
+        assert (done.state, done.settled) == (told, True)
+        raw.close()
+    if isinstance(outcome, Modified):
+        assert take_all(channel, queue, at_least=1) == [b"one"]
+    assert take_all(channel, queue) == []
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_transactional_state_without_an_outcome_decides_nothing_before_it_is_settled(
+    raw: Raw, channel: BlockingChannel, queue: str, settled: bool
+) -> None:
+    """4.4.2: it is the outcome that "is applied at the source"; settled without one, it is the default outcome."""
+    channel.basic_publish("", queue, b"one")
+    session = raw.begin()
+    control = raw.control(session)
+    link, _ = raw.receiver(session, queue)
+    number = raw.take().delivery_id
+    txn_id = raw.declare(session, control)
+    session.dispose(Role.RECEIVER, [number], TransactionalState(txn_id=txn_id), settled=settled)
+    assert raw.discharge(session, control, txn_id) == ACCEPTED
+    if not settled:
+        assert take_all(channel, queue) == []
+        session.dispose(Role.RECEIVER, [number], ACCEPTED, settled=True)
+    raw.detach(session, link)
+    assert take_all(channel, queue, at_least=settled) == [b"one"] * settled

@@ -44,6 +44,8 @@ _log = get_logger(part="connection")
 
 _VHOST: Final = "vhost:"
 _DEFAULT_VHOST: Final = "/"
+_MAX_NAME: Final = 255
+"""Octets of a name that AMQP 0-9-1 can say."""
 _LANE_PATIENCE: Final = 5.0
 """Seconds that a control link waits for the lane of its vhost."""
 _FRESH: Final = 10.0
@@ -118,6 +120,8 @@ class BrokerNodes:
     async def _enter(self, vhost: str) -> Who:
         user = self._user
         assert user is not None, "open is taken after the login only"
+        if len(vhost.encode()) > _MAX_NAME:
+            raise AmqpError(Condition.NOT_FOUND, f"vhost {vhost} not found")
         try:
             await self.upstream.open(vhost)
             side = await OwnChannel(self.upstream).open()

@@ -73,6 +73,8 @@ class BrokerOrigin(Reader):
         filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
     """
 
+    transactional = True
+
     def __init__(
         self,
         nodes: "BrokerNodes",

@@ -66,6 +66,7 @@ class StreamOrigin(Reader):
     """
 
     shown = None
+    transactional = False
 
     def __init__(
         self, nodes: "BrokerNodes", taking: TakingChannel, queue: bytes, filters: dict[str, Any], offset: Value

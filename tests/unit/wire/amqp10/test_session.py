@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import Connection
-from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Event, Writable
 from dtx.wire.amqp10.frames import AMQP, frame
 from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role
 from dtx.wire.amqp10.serial import MASK
 from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EFFORT
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, TransactionalState
+from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected, TransactionalState
+from dtx.wire.amqp10.values import Described, Symbol
 from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
 
 
@@ -284,3 +285,39 @@ def test_a_session_of_this_end_is_answered() -> None:
     session.begin()
     assert len(client.data_to_send(0.0)) == 1  # nothing before open
     assert session.link(0) is None
+
+
+LONG = "z" * 600
+ANNOTATED = Modified(delivery_failed=True, message_annotations={"x-opt-why": LONG})
+REFUSED = Rejected(error=Error(condition=LONG))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (ANNOTATED, Modified(delivery_failed=True)),
+        (REFUSED, Rejected()),
+        (TransactionalState(txn_id=b"t", outcome=REFUSED), TransactionalState(txn_id=b"t", outcome=Rejected())),
+        (
+            TransactionalState(txn_id=b"t", outcome=ANNOTATED),
+            TransactionalState(txn_id=b"t", outcome=Modified(delivery_failed=True)),
+        ),
+    ],
+)
+def test_an_outcome_that_fits_no_frame_is_told_without_what_makes_it_long(
+    state: DeliveryState, told: DeliveryState
+) -> None:
+    """It is what the peer has said itself: to whom frames are small it is no news."""
+    for size, expected in ((512, told), (4096, state)):
+        peer, session, _ = receiver(max_frame_size=size)
+        session.dispose(Role.SENDER, [7, 8], state, settled=True)
+        said = Disposition(role=Role.SENDER, first=7, last=8, settled=True, state=expected)
+        assert peer.said() == [said]
+
+
+def test_a_state_that_nobody_knows_and_that_fits_no_frame_is_not_sent() -> None:
+    peer, session, _ = receiver(max_frame_size=512)
+    with pytest.raises(AmqpError) as caught:
+        session.dispose(Role.SENDER, [7], Described(Symbol("x:state:list"), [LONG]), settled=True)
+    assert caught.value.condition is Condition.FRAME_SIZE_TOO_SMALL
+    assert peer.said() == []
