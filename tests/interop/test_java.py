@@ -255,6 +255,14 @@ def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
     assert bodies() == ["x"]
 
 
+def test_a_client_that_reads_no_stream_is_refused(program: Program, service: DtxService) -> None:
+    """Answers of dtx are mapped where frames are read from a stream; the client would understand none of them."""
+    program("nio", "connect", service.url(), "nio")
+    said = program.say("nio", "start", a_xid(), NO_FLAGS)
+    assert said.startswith(f"xa {XAER_RMFAIL} 0 ")
+    assert "needs plain sockets: leave useNio() and netty() out" in said
+
+
 def test_a_server_that_is_not_dtx_is_named(java: Java, rabbitmq: RabbitNode) -> None:
     with Program(java, broker=rabbitmq.url()) as beside:
         said = beside.say("broker", "start", a_xid(), NO_FLAGS)

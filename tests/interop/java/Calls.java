@@ -109,7 +109,9 @@ public final class Calls {
     private static DtxConnectionFactory factory(String[] words) throws Exception {
         DtxConnectionFactory factory = new DtxConnectionFactory();
         factory.setUri(words[0]);
-        if (words.length > 1) {
+        if (words.length > 1 && words[1].equals("nio")) {
+            factory.useNio();
+        } else if (words.length > 1) {
             factory.setRequestedFrameMax(Integer.parseInt(words[1]));
         }
         return factory;

@@ -4,6 +4,7 @@ import com.rabbitmq.client.ConnectionFactory;
 import com.rabbitmq.client.impl.FrameHandler;
 import com.rabbitmq.client.impl.FrameHandlerFactory;
 import com.rabbitmq.client.impl.Frame;
+import com.rabbitmq.client.impl.SocketFrameHandlerFactory;
 import java.io.IOException;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
@@ -48,16 +49,15 @@ public class DtxConnectionFactory extends ConnectionFactory {
     }
 
     /**
-     * @throws UnsupportedOperationException always: answers of dtx are mapped where frames are read from a stream
+     * @throws IOException the client was told to use NIO, or Netty as its later versions can: answers of dtx are mapped
+     *     where frames are read from a stream
      */
-    @Override
-    public void useNio() {
-        throw new UnsupportedOperationException("a connection to dtx cannot use NIO: leave useNio() out");
-    }
-
     @Override
     protected synchronized FrameHandlerFactory createFrameHandlerFactory() throws IOException {
         FrameHandlerFactory plain = super.createFrameHandlerFactory();
+        if (!(plain instanceof SocketFrameHandlerFactory)) {
+            throw new IOException("a connection to dtx needs plain sockets: leave useNio() and netty() out");
+        }
         return (address, name) -> mapped(plain.create(address, name));
     }
 
