@@ -4,17 +4,20 @@ All of a group was committed or nothing, so the surest trace of any of its recor
 
 1. A journal line: its id is random, nobody else writes it, it stays for days.
 2. A branch that entered or advanced: only this record could give it its state and version.
-3. A message that was put and not dropped by the same group: a slot is used once, and until the group is settled nobody
-   drops it. (The removal of a deleted queue's messages may; it does no harm when those are put again.)
+3. A message that was put and not dropped by the same group: a slot is used once, and until the group is settled only
+   the group behind it may drop it. (The removal of a deleted queue's messages may, too; it does no harm when those are
+   put again.)
 4. Without any of these the group has only dropped messages, given them another time to expire, marked what was
    delivered, or defined topology. All of that may be written twice: it counts as not applied. No record that was not
    in the group can have come between.
+
+Of two groups that were under way the second is looked for first: it was written only if the first was. Where it left no
+trace, or dropped the only one of the first, both are written again, in their order, and that comes to the same.
 
 So nothing is written for the sake of a trace alone, and a group of acknowledgements costs no more than its deletions.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Final, assert_never
 from uuid import UUID
 
@@ -69,8 +72,9 @@ async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
     """
     failpoint.at(Point.EPOCH_BEFORE)
     await session.run([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
-    on_sent = partial(failpoint.at, Point.EPOCH_SENT)
-    epoch = _number(await session.run([(_RAISE_EPOCH, [rm, instance.bytes])], on_sent=on_sent))
+    answer = session.send([(_RAISE_EPOCH, [rm, instance.bytes])])
+    failpoint.at(Point.EPOCH_SENT)
+    epoch = _number(await answer)
     if epoch is None:
         raise LeaseLost("another dtx has taken the lease")
     failpoint.at(Point.EPOCH_AFTER)

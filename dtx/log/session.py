@@ -6,7 +6,8 @@ mode everything up to the sync is one implicit transaction: it commits at the sy
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Final, Self
 from uuid import UUID
 
@@ -43,8 +44,19 @@ class Refused(Exception):
         self.message = message
 
 
+class _Exchange:
+    """Statements on their way, up to a sync, and who waits for what PostgreSQL makes of them."""
+
+    __slots__ = ("answer", "error", "results")
+
+    def __init__(self, answer: "asyncio.Future[list[PGresult]]") -> None:
+        self.answer = answer
+        self.results: list[PGresult] = []
+        self.error: PGresult | None = None
+
+
 class Session:
-    """A pipelined connection; one exchange at a time.
+    """A pipelined connection; exchanges are answered in the order in which they were sent.
 
     Args:
         connection: freshly made, in autocommit; the session owns it from now on.
@@ -59,12 +71,11 @@ class Session:
         self._answer_timeout = answer_timeout
         self._loop = asyncio.get_running_loop()
         self._socket = self._pgconn.socket
-        self._waiter: asyncio.Future[None] | None = None
+        self._exchanges: deque[_Exchange] = deque()
         self._patience_ends = 0.0
         self._watch: asyncio.TimerHandle | None = None
-        self._results: list[PGresult] = []
-        self._error: PGresult | None = None
         self._alive = True
+        self._lost = ""
         self._writing = False
         self.backend_pid = self._pgconn.backend_pid
         self._pgconn.enter_pipeline_mode()
@@ -122,36 +133,47 @@ class Session:
         """
         for statement in statements:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
-        await self._exchange()
+        await self._end_exchange()
 
-    async def run(self, statements: Sequence[Bound], *, on_sent: Callable[[], None] | None = None) -> list[PGresult]:
+    async def run(self, statements: Sequence[Bound]) -> list[PGresult]:
         """Execute in one round trip and one transaction; returns after its commit.
 
         Args:
             statements: what to execute.
-            on_sent: called when all of it is on its way.
 
         Raises:
             Refused: nothing was written.
             SessionLost: not known.
         """
-        if not self._alive:
-            raise SessionLost("the connection to the database is closed")
-        send = self._pgconn.send_query_prepared
-        try:
-            for statement, parameters in statements:
-                send(statement.name, parameters, _BINARY[: len(parameters)], 1)
-        except psycopg.Error as error:
-            self._lose(self._dsn.explain(error))
-            raise SessionLost(self._dsn.explain(error)) from None
-        return await self._exchange(on_sent)
+        return await self.send(statements)
 
-    async def _exchange(self, on_sent: Callable[[], None] | None = None) -> list[PGresult]:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiter = waiter
-        self._results = []
-        self._error = None
-        self._patience_ends = self._loop.time() + self._answer_timeout
+    def send(self, statements: Sequence[Bound]) -> "asyncio.Future[list[PGresult]]":
+        """Send what is to be executed in one transaction, behind whatever is under way and whether or not that commits.
+
+        Args:
+            statements: what to execute.
+
+        Returns:
+            What :meth:`run` returns or raises.
+        """
+        if self._alive:
+            send = self._pgconn.send_query_prepared
+            try:
+                for statement, parameters in statements:
+                    send(statement.name, parameters, _BINARY[: len(parameters)], 1)
+            except psycopg.Error as error:
+                self._lose(self._dsn.explain(error))
+        return self._end_exchange()
+
+    def _end_exchange(self) -> "asyncio.Future[list[PGresult]]":
+        """What was handed to libpq is one transaction: send it."""
+        exchange = _Exchange(self._loop.create_future())
+        if not self._alive:
+            exchange.answer.set_exception(SessionLost(self._lost or "the connection to the database is closed"))
+            return exchange.answer
+        if not self._exchanges:
+            self._patience_ends = self._loop.time() + self._answer_timeout
+        self._exchanges.append(exchange)
         if self._watch is None:
             self._watch = self._loop.call_at(self._patience_ends, self._overdue)
         try:
@@ -160,15 +182,12 @@ class Session:
             self._lose(self._dsn.explain(error))
         else:
             self._flush()
-        if on_sent is not None:
-            on_sent()
-        await waiter
-        return self._results
+        return exchange.answer
 
     def _overdue(self) -> None:
         """One timer watches all exchanges: to make and cancel one for each would cost more than to look again."""
         self._watch = None
-        if self._waiter is not None:
+        if self._exchanges:
             if self._loop.time() >= self._patience_ends:
                 self._lose("the database does not answer")
             else:
@@ -189,10 +208,10 @@ class Session:
             self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
-        asked = self._waiter is not None
+        asked = bool(self._exchanges)
         try:
             self._read()
-            if self._error is not None or not asked:
+            if not asked or (self._exchanges and self._exchanges[0].error is not None):
                 # A server that ends with a request unread leaves last words and an error on the socket. uvloop tells of
                 # both at once, and never again: what has come is read to its end.
                 self._read()
@@ -200,14 +219,15 @@ class Session:
             self._lose(self._dsn.explain(error))
         else:
             if self._pgconn.status != ConnStatus.OK:
-                self._lose("the server closed the connection" if self._error is None else self._message(self._error))
+                error_result = self._exchanges[0].error if self._exchanges else None
+                self._lose("the server closed the connection" if error_result is None else self._message(error_result))
 
     def _read(self) -> None:
         """Take what the socket has and every result in it: what libpq holds unparsed makes no socket readable again."""
         pgconn = self._pgconn
         pgconn.consume_input()
         ended = False
-        while self._waiter is not None and not pgconn.is_busy():
+        while self._exchanges and not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
                 if ended:
@@ -215,23 +235,26 @@ class Session:
                 ended = True  # of one statement; the next one's result follows
                 continue
             ended = False
+            exchange = self._exchanges[0]
             if result.status == ExecStatus.PIPELINE_SYNC:
-                self._answer()
+                self._answer(self._exchanges.popleft())
+                if self._exchanges:  # what is next has only now begun
+                    self._patience_ends = self._loop.time() + self._answer_timeout
             elif result.status in _FAILED:
-                self._error = self._error or result
+                exchange.error = exchange.error or result
             else:
-                self._results.append(result)
+                exchange.results.append(result)
 
-    def _answer(self) -> None:
-        """What was sent is done; whoever waits hears of it, and nothing more is read for them."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is None or waiter.done():
+    def _answer(self, exchange: _Exchange) -> None:
+        """What was sent is done."""
+        answer, error = exchange.answer, exchange.error
+        if answer.done():
+            return  # who waited has gone
+        if error is None:
+            answer.set_result(exchange.results)
             return
-        if self._error is None:
-            waiter.set_result(None)
-            return
-        code = self._error.error_field(DiagnosticField.SQLSTATE) or b"XX000"
-        waiter.set_exception(Refused(code.decode(), self._message(self._error)))
+        code = error.error_field(DiagnosticField.SQLSTATE) or b"XX000"
+        answer.set_exception(Refused(code.decode(), self._message(error)))
 
     def _message(self, result: PGresult) -> str:
         message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message
@@ -240,15 +263,17 @@ class Session:
     def _lose(self, why: str) -> None:
         if self._alive:
             self._alive = False
+            self._lost = why
             self._loop.remove_reader(self._socket)
             if self._writing:
                 self._loop.remove_writer(self._socket)
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(SessionLost(why))
+        while self._exchanges:
+            answer = self._exchanges.popleft().answer
+            if not answer.done():
+                answer.set_exception(SessionLost(why))
 
     async def close(self) -> None:
         """Close the connection; harmless when it is closed already."""

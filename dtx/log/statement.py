@@ -19,6 +19,8 @@ CONFLICT: Final = "DTX01"
 """SQLSTATE raised when a row was not in the expected state and version."""
 LEASE_LOST: Final = "DTX02"
 """SQLSTATE raised when the lease's epoch is not the writer's."""
+OUT_OF_TURN: Final = "DTX03"
+"""SQLSTATE raised when the group before was not written."""
 
 PROOF: Final = (
     # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that

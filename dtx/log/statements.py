@@ -6,7 +6,7 @@ does to messages and topology is in :mod:`dtx.log.message_statements`.
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, Final, assert_never
+from typing import Any, Final, NamedTuple, assert_never
 
 from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
@@ -15,6 +15,7 @@ from dtx.log.message_statements import Filled, bind_topology, changed
 from dtx.log.records import WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
     CONFLICT,
+    OUT_OF_TURN,
     PROOF,
     Bound,
     Column,
@@ -164,6 +165,13 @@ _WORK_BODY: Final = 1 + [column[0] for column in WORK].index("body")
 _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 
 PROVE_LEASE: Final = Statement(b"prove_lease", f"SELECT {PROOF}")
+PROVE_TURN: Final = Statement(
+    b"prove_turn",
+    # A setting that a transaction makes is gone when it fails. So whoever finds it knows that the group before has
+    # committed, in this session, without a row that tells of it.
+    f"SELECT {PROOF}, dtx.require($3::text = '' OR current_setting('dtx.turn', true) = $3::text, '{OUT_OF_TURN}', "
+    "'the group before was not written'), set_config('dtx.turn', $4::text, false)",
+)
 INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH, begins=True)
 INSERT_WORK: Final = Statement(b"insert_work", insert("work", (_OWNER, *WORK)), (_OWNER, *WORK))
 PUT_UNIT: Final = Statement(
@@ -322,6 +330,7 @@ INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JO
 
 STATEMENTS: Final = (
     PROVE_LEASE,
+    PROVE_TURN,
     ARCHIVE,
     COMPLETE_BRANCH,
     END_BRANCH,
@@ -442,7 +451,19 @@ def _exchange_marks(record: Insert) -> bytes | None:
     return marks([put.exchange for put in change.puts])
 
 
-def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -> list[Bound]:
+class Turn(NamedTuple):
+    """The place of a group among those that are sent before the ones before them are answered.
+
+    Args:
+        mine: its number, by which the next one knows it.
+        behind: the number of the group that has to be written before; 0 where none is under way.
+    """
+
+    mine: int
+    behind: int
+
+
+def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> list[Bound]:
     """The statements of one group, none of them empty.
 
     Completions go first, so that an xid may end and begin again in one group; no branch may occur twice. Messages are
@@ -453,6 +474,7 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
         rm: name of the resource manager.
         epoch: of the lease.
         group: each record with the id of its journal line.
+        turn: where it may be sent behind another one, or another one behind it.
 
     Raises:
         UnicodeError, struct.error: a value does not fit its column.
@@ -499,7 +521,10 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -
     found: list[Filled] = [(statement, piece) for statement, piece in filled if piece]
     if rows.changes:
         found += changed(rows.changes)
-    if found and len(found[0][1]) == 1 and found[0][0].begins:
+    if turn is not None:
+        behind = b"%d" % turn.behind if turn.behind else b""
+        bound: list[Bound] = [(PROVE_TURN, [rm, binary.int8(epoch), behind, b"%d" % turn.mine])]
+    elif found and len(found[0][1]) == 1 and found[0][0].begins:
         first, (row,) = found.pop(0)
         bound = [first.bind_proving(rm, epoch, row)]
     else:

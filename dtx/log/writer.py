@@ -1,28 +1,36 @@
-"""Group commit: one task writes for everybody, one transaction at a time.
+"""Group commit: one task writes for everybody, one transaction after the other.
 
-Theory of operation. Records queue up while the previous group is on its way; the writer takes what is there, up to
-limits, and sends it as one transaction in one round trip. Each waiter is answered after the commit of its record. A
-group that PostgreSQL refuses is written again record by record, so that the bad one fails alone.
+Theory of operation. Records queue up while a group is on its way; the writer takes what is there, up to limits, and
+sends it as one transaction in one round trip. Each waiter is answered after the commit of its record. A group that
+PostgreSQL refuses is written again record by record, so that the bad one fails alone.
+
+A group is sent while the one before it is written, so that PostgreSQL need not wait until we have heard of the one and
+made the other. It proves its *turn*: it fails unless the group before it has committed. So groups commit in their order
+or not at all, as if each had waited for the answer to the one before; what was sent behind a group that failed has
+failed with it, and is sent again behind what was good of that.
 
 A group whose connection died is *carried*: whether it committed is not known. The writer connects again and bumps its
 own epoch in the lease; from then on the old session has either committed or never will (its proof of the lease fails,
-or the bump waited for its lock). Then it looks for a trace of the group: there, and every waiter has been served; not
-there, and the group is written again. Where the database stays away for the retry window, the waiters get
-LogUnavailable and the carried group is settled later: until then nothing is said about any xid
-(:attr:`Writer.settled`).
+or the bump waited for its lock). Then it looks for traces of the carried groups, of the last one first: there, and
+every waiter of it and of those before has been served; not there, and the group is written again. Where the database
+stays away for the retry window, the waiters get LogUnavailable and the carried groups are settled later: until then
+nothing is said about any xid (:attr:`Writer.settled`).
 """
 
 import asyncio
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from os import urandom
 from typing import Final, assert_never
 from uuid import UUID
 
 import psycopg
+from psycopg.pq.abc import PGresult
 
 from dtx import failpoint
 from dtx.failpoint import Point
@@ -35,7 +43,7 @@ from dtx.log.lease import Lease
 from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.session import Refused, Session, SessionLost, session_settings
 from dtx.log.statement import CONFLICT, LEASE_LOST
-from dtx.log.statements import PREPARED, bind_group
+from dtx.log.statements import PREPARED, Turn, bind_group
 from dtx.telemetry import get_logger
 
 MAX_GROUP: Final = 256
@@ -55,8 +63,13 @@ _COMPANY: Final = 4
 """Turns of the event loop that a group waits for company where the last one had more than one record: about as many as
 it takes until those who were told of that one have been answered, and what has come meanwhile is read. Where nothing
 happens a turn is over in some microseconds."""
-_ENOUGH: Final = 16
-"""Records that wait for no company: others would cost each of them hardly less, and PostgreSQL has nothing to do."""
+_ENOUGH: Final = 4
+"""Records that wait for no company: others would cost each of them hardly less. They are sent behind a group that is
+under way."""
+_MOST_UNDER_WAY: Final = 2
+"""Groups that PostgreSQL has at a time: one that it writes, and the next, so that it need not wait for our turn."""
+_LEADS: Final = 2
+"""Records of a group that another one may be sent behind. One that is alone proves the lease in its own statement."""
 _ROW_BYTES: Final = 512
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
@@ -117,6 +130,23 @@ class Pending:
                 log.exception("who waited for a write failed when it was told")
 
 
+@dataclass(slots=True)
+class _Sent:
+    """A group on its way.
+
+    Args:
+        group: the records.
+        answer: PostgreSQL's.
+        turn: its number, where another group may be sent behind it; else 0.
+        began: when its statements were made.
+    """
+
+    group: list[Pending]
+    answer: "asyncio.Future[list[PGresult]]"
+    turn: int
+    began: float
+
+
 class Writer:
     """The only task that changes branches.
 
@@ -160,10 +190,13 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
         self._queue: deque[Pending] = deque()
-        self._under_way: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
-        self._carried: list[Pending] = []
+        self._under_way: deque[_Sent] = deque()  # oldest first
+        self._in_hand: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
+        self._carried: list[list[Pending]] = []  # oldest first
         self._committed: list[Pending] = []  # committed, and nobody was told yet
         self._last_size = 0
+        self._wanted = 1  # so many queued records wake the task
+        self._turns = count(1)
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -254,7 +287,8 @@ class Writer:
             return
         self._queue.append(pending)
         if urgent:
-            self._wake()
+            if len(self._queue) >= self._wanted:
+                self._wake()
         elif self._patience is None:
             self._patience = self._loop.call_later(_PATIENCE, self._wake)
 
@@ -299,7 +333,9 @@ class Writer:
         self._end = self._end or error
         self._tell()
         self._end_leisure()
-        waiting = (*self._under_way, *self._carried, *self._queue)
+        sent = [pending for sent in self._under_way for pending in sent.group]
+        carried = [pending for group in self._carried for pending in group]
+        waiting = (*self._in_hand, *sent, *carried, *self._queue)
         self._queue.clear()
         self._room.set()
         for pending in waiting:
@@ -308,44 +344,89 @@ class Writer:
     async def _run(self) -> None:
         try:
             while self._end is None:
-                if not self._queue:
+                if self._under_way and self._under_way[0].answer.done():
+                    await self._land()
+                elif self._may_send():
+                    await self._send()
+                elif self._committed:
                     self._tell()
-                if self._carried or self._queue:
-                    if self._session is not None and self._session.alive:
-                        await self._work()
-                    else:
-                        self._tell()
-                        await self._reconnect()
+                elif self._under_way:
+                    await self._wait()
+                elif self._carried or self._queue:
+                    await self._recover()
                 elif self._closing.is_set():
                     return
                 else:
-                    self._idle = self._loop.create_future()
-                    await self._idle
+                    await self._wait()
         except Exception as error:
             log.exception("the log's writer failed")
             self._stop(LogError(f"the log's writer failed: {type(error).__name__}"))
             if self._on_failed is not None:
                 self._on_failed()
 
-    async def _work(self) -> None:
-        if self._carried:
-            self._tell()
+    async def _wait(self) -> None:
+        """Until the oldest group is answered, or as many records are queued as make another one."""
+        self._idle = self._loop.create_future()
+        if not self._under_way:
+            self._wanted = 1
+        else:
+            self._wanted = _ENOUGH if self._may_follow() else sys.maxsize
+            self._under_way[0].answer.add_done_callback(self._answered)
+        await self._idle
+
+    def _answered(self, _: object) -> None:
+        self._wake()
+
+    async def _recover(self) -> None:
+        """Nothing can be sent yet: a session has to be made, or what the last one left has to be settled."""
+        if self._session is None or not self._session.alive:
+            await self._reconnect()
+        else:
             await self._settle()
-            return
-        if self._last_size > 1 and len(self._queue) < _ENOUGH:
+
+    def _may_send(self) -> bool:
+        """Whether a group is to be sent now."""
+        if not self._queue or self._carried or self._session is None or not self._session.alive:
+            return False
+        if not self._under_way:
+            return True
+        return len(self._queue) >= _ENOUGH and not self._queue[0].alone and self._may_follow()
+
+    def _may_follow(self) -> bool:
+        """Whether another group may be sent behind those that are under way."""
+        return len(self._under_way) < _MOST_UNDER_WAY and self._under_way[-1].turn > 0
+
+    async def _send(self) -> None:
+        """Send the next group, and answer for those that have committed: PostgreSQL writes while they are told."""
+        if not self._under_way and self._last_size > 1 and len(self._queue) < _ENOUGH:
             await self._have_company()
-        if not (self._queue and self._session is not None and self._session.alive):
-            return  # something else is to be done, meanwhile
-        group = self._under_way = self._take()
+            if not self._may_send():
+                return
+        assert self._session is not None
+        began = time.perf_counter()
+        group = self._in_hand = self._take()
         self._last_size = len(group)
+        turn = None
+        if self._under_way:
+            turn = Turn(next(self._turns), self._under_way[-1].turn)
+        elif len(group) >= _LEADS:
+            turn = Turn(next(self._turns), 0)
         try:
-            await self._commit(group)
-        except LeaseLost:
-            self._queue.extendleft(reversed([pending for pending in group if not pending.answered]))
-            await self._prove_again()
-        except SessionLost as error:
-            log.warning("the connection to the database was lost", error=str(error), records=len(group))
-        self._under_way = []
+            bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group], turn)
+        except (UnicodeError, struct.error, OverflowError) as error:
+            if len(group) == 1:
+                group[0].answer(LogError(f"the log cannot keep the record: {error}"))
+            else:
+                self._queue_apart(group)
+            return
+        if failpoint.armed:
+            for pending in group:
+                failpoint.at(around(pending.record)[0])
+        self._under_way.append(_Sent(group, self._session.send(bound), 0 if turn is None else turn.mine, began))
+        self._in_hand = []
+        if failpoint.armed:
+            failpoint.at(Point.LOG_SENT)
+        self._tell()
 
     async def _have_company(self) -> None:
         """Let those come along who are about to ask for something."""
@@ -354,6 +435,60 @@ class Writer:
             await asyncio.sleep(0)
             if len(self._queue) >= _ENOUGH:
                 break
+
+    async def _land(self) -> None:
+        """See what became of the oldest group."""
+        sent = self._under_way.popleft()
+        group = self._in_hand = sent.group
+        try:
+            sent.answer.result()
+        except SessionLost as error:
+            log.warning("the connection to the database was lost", error=str(error), records=len(group))
+            self._carried.append(group)
+            self._known.clear()
+            failpoint.at(Point.LOG_CARRIED)
+        except Refused as error:
+            await self._recall()
+            if error.sqlstate == LEASE_LOST:
+                self._queue.extendleft(reversed(group))
+                self._in_hand = []
+                await self._prove_again()
+            elif len(group) == 1:
+                await self._refused(group[0], error)
+            else:
+                self._queue_apart(group)
+        else:
+            if failpoint.armed:
+                for pending in group:
+                    failpoint.at(around(pending.record)[1])
+            self._committed += group
+            self._count_lines(group)
+            if self._observe is not None:
+                self._observe(len(group), time.perf_counter() - sent.began)
+        self._in_hand = []
+
+    async def _recall(self) -> None:
+        """Queue again what was sent behind a group that was refused: it waited for its turn, which never came."""
+        while self._under_way:
+            sent = self._under_way[-1]
+            try:
+                await sent.answer
+            except (Refused, SessionLost):
+                pass  # a session that was lost had refused the one before
+            else:
+                raise AssertionError("a group was written though the one before it was not")
+            self._under_way.pop()
+            self._queue.extendleft(reversed(sent.group))
+
+    def _queue_apart(self, group: list[Pending]) -> None:
+        """Write *group*, nothing of which was written, record by record: the bad one fails alone."""
+        now = time.monotonic()
+        for pending in reversed(group):
+            if now > pending.deadline:
+                pending.answer(LogUnavailable("the database was away or too slow, nothing was written"))
+            else:
+                pending.alone = True
+                self._queue.appendleft(pending)
 
     async def _prove_again(self) -> None:
         """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
@@ -386,48 +521,6 @@ class Writer:
             self._room.set()
         return group
 
-    async def _commit(self, group: list[Pending]) -> None:
-        """Write *group* and answer its waiters.
-
-        Raises:
-            LeaseLost: nothing was written.
-            SessionLost: what has no answer yet is carried, or queued again.
-        """
-        session = self._session
-        assert session is not None
-        began = time.perf_counter()
-        try:
-            bound = bind_group(self._rm, self._epoch, [(pending.record, pending.line_id) for pending in group])
-            if failpoint.armed:
-                for pending in group:
-                    failpoint.at(around(pending.record)[0])
-            await session.run(bound, on_sent=self._on_sent)
-        except SessionLost:
-            self._carried = group
-            self._known.clear()
-            failpoint.at(Point.LOG_CARRIED)
-            raise
-        except (Refused, UnicodeError, struct.error, OverflowError) as error:
-            if isinstance(error, Refused) and error.sqlstate == LEASE_LOST:
-                raise LeaseLost(error.message) from None
-            if len(group) == 1:
-                await self._refused(group[0], error)
-            else:
-                await self._commit_apart(group)
-            return
-        if failpoint.armed:
-            for pending in group:
-                failpoint.at(around(pending.record)[1])
-        self._committed = group
-        self._count_lines(group)
-        if self._observe is not None:
-            self._observe(len(group), time.perf_counter() - began)
-
-    def _on_sent(self) -> None:
-        if failpoint.armed:
-            failpoint.at(Point.LOG_SENT)
-        self._tell()
-
     def _count_lines(self, group: list[Pending]) -> None:
         if self._on_lines is not None:
             self._on_lines([pending.line for pending in group if pending.line is not None])
@@ -442,22 +535,9 @@ class Writer:
         for pending in group:
             pending.answer()
 
-    async def _commit_apart(self, group: list[Pending]) -> None:
-        for index, pending in enumerate(group):
-            if time.monotonic() > pending.deadline:
-                pending.answer(LogUnavailable("the database is too slow, nothing was written"))
-                continue
-            try:
-                await self._commit([pending])
-            except SessionLost:
-                self._queue.extendleft(reversed(group[index + 1 :]))
-                raise
-
-    async def _refused(self, pending: Pending, error: Exception) -> None:
+    async def _refused(self, pending: Pending, error: Refused) -> None:
         """Answer for a record that was refused when it came alone."""
-        if not isinstance(error, Refused):
-            pending.answer(LogError(f"the log cannot keep the record: {error}"))
-        elif error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
+        if error.sqlstate == CONFLICT or error.sqlstate.startswith(("21", "23")):
             pending.answer(LogConflict(error.message))
         elif error.sqlstate in {"40001", "40P01", "55P03"} and time.monotonic() < pending.deadline:
             # serialization failure, deadlock, lock timeout: somebody else's lock was in the way
@@ -513,20 +593,21 @@ class Writer:
         late = [pending for pending in self._queue if pending.deadline <= now]
         self._queue = deque([pending for pending in self._queue if pending.deadline > now])
         self._room.set()
-        for pending in self._carried:
-            if pending.deadline <= now:
-                pending.answer(LogUnavailable(f"the database is away, the outcome of the write is not known: {why}"))
+        for group in self._carried:
+            for pending in group:
+                if pending.deadline <= now:
+                    pending.answer(
+                        LogUnavailable(f"the database is away, the outcome of the write is not known: {why}")
+                    )
         for pending in late:
             pending.answer(LogUnavailable(f"the database is away, nothing was written: {why}"))
 
     async def _settle(self) -> None:
-        """Find out whether the carried group was committed: all of it was, or none."""
+        """Find out which of the carried groups were committed: all of each or none, and none before the one before."""
         assert self._session is not None
-        group = self._carried
+        groups = self._carried
         try:
-            applied = await fence.was_applied(
-                self._session, self._rm, [(pending.record, pending.line_id) for pending in group]
-            )
+            applied = await self._count_applied(self._session, groups)
         except (Refused, SessionLost) as error:
             log.warning("a write of unknown outcome could not be settled yet", error=str(error))
             await self._session.close()
@@ -534,21 +615,27 @@ class Writer:
         failpoint.at(Point.LOG_SETTLED)
         self._carried = []
         self._known.set()
-        log.info("a write of unknown outcome is settled", committed=applied, records=len(group))
-        if applied:
+        log.info("a write of unknown outcome is settled", committed=applied, of=len(groups))
+        for group in groups[:applied]:
             self._count_lines(group)
-        for pending in reversed(group):
-            if applied:
+            for pending in group:
                 pending.answer()
-            elif time.monotonic() > pending.deadline:
-                pending.answer(
-                    LogUnavailable("the connection to the database was lost again and again, nothing was written")
-                )
-            elif not pending.answered:
-                # Who was told "not known" in the meantime reads the row again and decides anew. The others come one by
-                # one: where a record is what ends the connection, it ends alone.
-                pending.alone = True
-                self._queue.appendleft(pending)
+        for group in reversed(groups[applied:]):
+            # Who was told "not known" in the meantime reads the row again and decides anew. The others come one by one:
+            # where a record is what ends the connection, it ends alone.
+            self._queue_apart([pending for pending in group if not pending.answered])
+
+    async def _count_applied(self, session: Session, groups: list[list[Pending]]) -> int:
+        """How many of *groups* were committed.
+
+        Raises:
+            Refused, SessionLost: not known yet.
+        """
+        for number in range(len(groups), 0, -1):
+            group = [(pending.record, pending.line_id) for pending in groups[number - 1]]
+            if await fence.was_applied(session, self._rm, group):
+                return number
+        return 0
 
 
 def _eight_octets(number: int) -> bytes:

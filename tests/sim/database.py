@@ -9,6 +9,7 @@ way is written or not.
 
 import asyncio
 import copy
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,7 +25,8 @@ from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, LogWrite, Lookup, Work
 from dtx.log.session import Refused, SessionLost
-from dtx.log.statement import CONFLICT, LEASE_LOST
+from dtx.log.statement import CONFLICT, LEASE_LOST, OUT_OF_TURN
+from dtx.log.statements import Turn
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
 from tests.sim.scheduler import Process, SimLoop, current
@@ -34,6 +36,7 @@ RETRY_WINDOW: Final = 10.0
 """Seconds for which a write waits for a database that is away."""
 _ANSWER_TIMEOUT: Final = 30.0
 Group = Sequence[tuple[LogWrite, bytes]]
+_Bound = tuple[int, Group, Turn | None]
 
 
 class _Tables(MemoryLog):
@@ -118,7 +121,7 @@ class SimDatabase:
 
     # -- writing
 
-    def write(self, epoch: int, group: Group, process: Process) -> None:
+    def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: Turn | None) -> None:
         """One transaction.
 
         Raises:
@@ -127,6 +130,8 @@ class SimDatabase:
         row = self.lease
         if row is None or row.epoch != epoch:
             raise Refused(LEASE_LOST, "another dtx has the lease")
+        if turn is not None and turn.behind not in {0, session.turn}:
+            raise Refused(OUT_OF_TURN, "the group before was not written")
         if self.writers.setdefault(epoch, process.name) != process.name:
             self.violations.append(f"{process.name} wrote under epoch {epoch} of {self.writers[epoch]}")
         before = self._snapshot() if len(group) > 1 else None
@@ -137,6 +142,8 @@ class SimDatabase:
             if before is not None:
                 self._restore(before)
             raise Refused(CONFLICT, str(conflict)) from None
+        if turn is not None:
+            session.turn = turn.mine
         for record, line in group:
             self.seen[line] = None
             self.written.append((self.loop.now, epoch, process.name, record))
@@ -211,66 +218,93 @@ class SimSession:
     def __init__(self, database: SimDatabase) -> None:
         self.database = database
         self.alive = True
+        self.turn = 0
+        """Of the last group that was written: a setting of the session, as PostgreSQL keeps it."""
         self._process = current()
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._on_their_way: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._on_their_way_back: deque[tuple[asyncio.Future[Any], Any, Exception | None]] = deque()
+        self._waiting: dict[asyncio.Future[Any], None] = {}
         database.sessions[self] = None
 
     def end(self) -> None:
         """The connection is gone."""
         self.alive = False
         self.database.sessions.pop(self, None)
-        if self._process.alive and not self._broken.done():
-            self._process.call(0, _break, self._broken)
+        if self._process.alive and self._waiting:
+            self._process.call(0, self._break)
 
-    async def run(self, bound: tuple[int, Group], *, on_sent: Callable[[], None] | None = None) -> None:
+    async def run(self, bound: "_Bound") -> None:
         """One transaction there and back.
 
         Raises:
             Refused: nothing was written.
             SessionLost: not known.
         """
-        epoch, group = bound
-        await self.over(lambda: self.database.write(epoch, group, self._process), on_sent)
+        await self.send(bound)
 
-    async def over(self, work: Callable[[], Any], on_sent: Callable[[], None] | None = None) -> Any:
+    def send(self, bound: "_Bound") -> "asyncio.Future[Any]":
+        """The same; what is sent meanwhile comes behind it."""
+        epoch, group, turn = bound
+        return self.begin(lambda: self.database.write(epoch, group, self, self._process, turn))
+
+    async def over(self, work: Callable[[], Any]) -> Any:
         """Do *work* in the database; what happens in between is not known to whoever asked.
 
         Raises:
             SessionLost: not known.
         """
+        return await self.begin(work)
+
+    def begin(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        """The same, whoever waits."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
         if not self.alive:
-            raise SessionLost("the connection to the database is closed")
+            answer.set_exception(SessionLost("the connection to the database is closed"))
+            return answer
+        self._waiting[answer] = None
+        overdue = self._loop.call_later(_ANSWER_TIMEOUT, self.end)
+        answer.add_done_callback(lambda _: overdue.cancel())
+        self._on_their_way.append((work, answer))
+        # In the world, not in the process: what was sent is done, whoever sent it may be dead by then.
+        self.database.loop.in_world(self._delay(), self._arrive)
+        return answer
+
+    def _arrive(self) -> None:
+        work, answer = self._on_their_way.popleft()
         database, process = self.database, self._process
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def arrive() -> None:
-            # In the world, not in the process: what was sent is done, whoever sent it may be dead by then.
-            if not self.alive and database.loop.random.random() < 0.5:
-                return
-            if database.lost_groups:
-                database.lost_groups -= 1
-                self.end()
-                return
-            try:
-                result, error = work(), None
-            except (Refused, LeaseLost) as refused:
-                result, error = None, refused
-            if database.lost_answers:
-                database.lost_answers -= 1
-                self.end()
-            elif process.alive and self.alive:
-                process.call(self._delay(), _tell, answer, result, error)
-
-        database.loop.in_world(self._delay(), arrive)
-        if on_sent is not None:
-            on_sent()
-        done, _ = await asyncio.wait(
-            [answer, self._broken], timeout=_ANSWER_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
-        )
-        if answer not in done:
+        if not self.alive and database.loop.random.random() < 0.5:
+            return
+        if database.lost_groups:
+            database.lost_groups -= 1
             self.end()
-            raise SessionLost("the connection to the database was lost")
-        return answer.result()
+            return
+        try:
+            result, error = work(), None
+        except (Refused, LeaseLost) as refused:
+            result, error = None, refused
+        if database.lost_answers:
+            database.lost_answers -= 1
+            self.end()
+        elif process.alive and self.alive:
+            self._on_their_way_back.append((answer, result, error))
+            process.call(self._delay(), self._return)
+
+    def _return(self) -> None:
+        answer, result, error = self._on_their_way_back.popleft()
+        self._waiting.pop(answer, None)
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    def _break(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(SessionLost("the connection to the database was lost"))
 
     def _delay(self) -> float:
         random = self.database.loop.random
@@ -279,20 +313,6 @@ class SimSession:
     async def close(self) -> None:
         """Disconnect."""
         self.end()
-
-
-def _break(broken: "asyncio.Future[None]") -> None:
-    if not broken.done():
-        broken.set_result(None)
-
-
-def _tell(answer: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is not None:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
 
 
 class _LeaseConnection:
@@ -445,9 +465,9 @@ class SimLog(PostgresLog):
         self._readers = self._messages = readers
 
 
-def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]]) -> tuple[int, Group]:
+def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> "_Bound":
     """In place of :func:`dtx.log.statements.bind_group`: the records themselves."""
-    return epoch, list(group)
+    return epoch, list(group), turn
 
 
 async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
+from dtx.log import writer
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
+from dtx.log.statements import Turn
 from dtx.manager import effects, quick
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable
@@ -72,6 +74,9 @@ _AWAY: Final = Shape(troubles=3, kinds=("the database is away for long",))
 _IN_PART: Final = Shape(troubles=40, joins=0.9, kinds=("a connection to the broker breaks at a write",))
 _ORDERS: Final = Shape(troubles=10, operators=True, kinds=_KILLED, database=0.02)
 _REFUSED: Final = Shape(troubles=4, operators=True, exact=False, refusing=True, kinds=_KILLED)
+_WRITE_LOST: Final = Shape(
+    broker=False, troubles=30, applications=6, database=0.05, kinds=("a write is neither done nor answered",)
+)
 _STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLED)
 
 
@@ -120,6 +125,11 @@ def _marker_ignored() -> Sequence[Change]:
         return Scan(found.nonces, _Everything())
 
     return [(Receipts, "left_by", believing)]
+
+
+def _out_of_turn() -> Sequence[Change]:
+    """A group is written though the one before it was not."""
+    return [(writer, "Turn", lambda mine, _: Turn(mine, 0))]
 
 
 class _Everything(frozenset[str]):
@@ -326,6 +336,7 @@ MUTATIONS: Final = (
     Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
     Mutation(name="a new unit is not in the log", changes=_unit_not_logged, shape=_AGAIN),
     Mutation(name="receipts are purged too early", changes=_purged_early, shape=_LONG_WAITS),
+    Mutation(name="a group is written out of turn", changes=_out_of_turn, shape=_WRITE_LOST),
     Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY, first=110),
     Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
     Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),

@@ -86,6 +86,8 @@ def simulated(
         (entry, "_entropy", entry._random_octets(10)),
         (writer, "urandom", random_octets),
         (writer, "bind_group", sim_database.bind_group),
+        (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way
+        (writer, "_LEADS", 1),
         (writer, "Session", sim_database.connector(database)),
         (fence, "raise_epoch", sim_database.raise_epoch),
         (fence, "was_applied", sim_database.was_applied),
