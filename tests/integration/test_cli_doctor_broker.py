@@ -129,15 +129,19 @@ def test_a_memory_alarm_is_noticed_and_does_not_hang_the_checks(rabbitmq: Rabbit
     assert found["broker.blocked"].status is Status.FAILED
 
 
-def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(rabbitmq: RabbitNode, vhost: str) -> None:
+def test_wrong_credentials_a_foreign_vhost_and_no_broker_are_told_apart(
+    rabbitmq: RabbitNode, add_user: AddUser, vhost: str
+) -> None:
     wrong = look(rabbitmq, f"amqp://guest:s3cret@127.0.0.1:{rabbitmq.port}/")
     assert "refuses user guest" in wrong["broker.reachable"].sentence
     foreign = look(rabbitmq, rabbitmq.url(vhost="absent"))
-    assert "vhost absent" in foreign["broker.reachable"].sentence
+    assert "there is no vhost absent: run 'rabbitmqctl add_vhost absent'" in foreign["broker.reachable"].sentence
+    closed = look(rabbitmq, add_user().replace(vhost, "%2F"))
+    assert "may not use vhost /: run 'rabbitmqctl set_permissions -p /" in closed["broker.reachable"].sentence
     port = free_port()
     nobody = look(rabbitmq, f"amqp://guest:s3cret@127.0.0.1:{port}/")
     assert f"no broker answers at 127.0.0.1:{port}" in nobody["broker.reachable"].sentence
-    for found in (wrong, foreign, nobody):
+    for found in (wrong, foreign, closed, nobody):
         assert [check.status for check in found.values()] == [Status.FAILED]
         assert "s3cret" not in str(found)
 

@@ -3,6 +3,7 @@
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,31 @@ def test_a_broker_that_refuses_the_password_is_exit_code_4(rabbitmq: RabbitNode,
     code, said = refusal(broker=f"amqp://guest:s3cret-word@127.0.0.1:{rabbitmq.port}/", database=migrated_postgres_url)
     assert code == 4
     assert "check user and password" in said
+
+
+def test_what_is_no_broker_is_exit_code_4_and_not_told_to_be_started(migrated_postgres_url: str) -> None:
+    """A wrong port, or amqp:// to one that speaks TLS: nothing has to be installed for that."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up() -> None:
+            other.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        port = other.getsockname()[1]
+        code, said = refusal(broker=f"amqp://guest:s3cret-word@127.0.0.1:{port}/", database=migrated_postgres_url)
+    assert code == 4
+    assert f"what answers at amqp://127.0.0.1:{port} is no broker" in said
+    assert "amqps://" in said
+    assert "apt-get" not in said
+
+
+def test_a_broker_s_port_without_tls_is_exit_code_4_and_named_as_such(
+    rabbitmq: RabbitNode, migrated_postgres_url: str
+) -> None:
+    code, said = refusal(broker=f"amqps://guest:s3cret-word@127.0.0.1:{rabbitmq.port}/", database=migrated_postgres_url)
+    assert code == 4
+    assert "speaks no TLS that dtx understands (wrong version number)" in said
+    assert "Without TLS it is amqp://" in said
 
 
 def test_no_database_there_is_exit_code_3(rabbitmq: RabbitNode) -> None:

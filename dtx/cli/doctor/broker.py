@@ -77,6 +77,8 @@ def _why_unreachable(error: BaseException, where: str, user: str, vhost: str) ->
     match error:
         case ProbableAuthenticationError():
             return f"the broker at {where} refuses user {user}: correct name and password in the broker URL"
+        case ProbableAccessDeniedError() if "not found" in str(error):
+            return f"there is no vhost {vhost}: run 'rabbitmqctl add_vhost {vhost}', or correct the broker URL"
         case ProbableAccessDeniedError():
             return (
                 f"user {user} may not use vhost {vhost}: run 'rabbitmqctl set_permissions -p {vhost} {user} .* .* .*'"

@@ -1,5 +1,6 @@
 """Putting alongside mode together: a broker behind dtx has the messages."""
 
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -50,20 +51,39 @@ async def require_broker(broker: Broker) -> None:
         await connection.login("/")
     except LoginRefused as error:
         if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
-            raise BrokerUnusable(f"{error}; check user and password in --broker") from None
+            raise BrokerUnusable(f"{str(error).removesuffix('.')}; check user and password in --broker") from None
+    except ssl.SSLError as error:
+        raise BrokerUnusable(_why_no_tls(broker, error)) from None
     except (OSError, UpstreamLost) as error:
-        raise BrokerAway(
-            f"no broker answers at {broker} ({_reason(error)}): start one, for example with "
-            "'docker run -p 127.0.0.1:5672:5672 rabbitmq' or 'apt-get install rabbitmq-server', "
-            "name another with --broker (make run: BROKER=amqp://user:password@host:5672/), "
-            "or leave it out: then dtx is the broker itself"
-        ) from None
+        raise BrokerAway(_why_away(broker, error)) from None
     connection.close()
 
 
-def _reason(error: OSError | UpstreamLost) -> str:
-    words = str(getattr(error, "strerror", None) or error)
-    return words.lower() or "timed out"
+def _why_no_tls(broker: Broker, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {broker} is not trusted ({error.verify_message}): "
+            "name the authority that signed it with --broker-ca, and the broker by a name that is in it"
+        )
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    return (
+        f"{broker} speaks no TLS that dtx understands ({reason}): is that its port for TLS? Without TLS it is amqp://"
+    )
+
+
+def _why_away(broker: Broker, error: OSError | UpstreamLost) -> str:
+    reason = getattr(error, "strerror", None)
+    if isinstance(error, UpstreamLost):
+        return (
+            f"what answers at {broker} is no broker of AMQP 0-9-1 that is ready ({error}): "
+            "correct host and port in --broker, take amqps:// for a port that speaks TLS, or wait until it has started"
+        )
+    return (
+        f"no broker answers at {broker} ({reason.lower() if reason else str(error) or 'timed out'}): start one, for "
+        "example with 'docker run -p 127.0.0.1:5672:5672 rabbitmq' or 'apt-get install rabbitmq-server', "
+        "name another with --broker (make run: BROKER=amqp://user:password@host:5672/), "
+        "or leave it out: then dtx is the broker itself"
+    )
 
 
 async def open_alongside(

@@ -78,6 +78,14 @@ def test_every_setting_is_a_flag_of_serve_with_its_variable_and_its_sentence(
     assert "default: 127.0.0.1:5673]" in out
 
 
+def test_a_flag_that_asks_for_a_file_is_a_path() -> None:
+    """Whoever reads FILE looks for one."""
+    metavars = {option.name: option.metavar for option in serve.params if isinstance(option, SettingOption)}
+    files = {name.removeprefix("setting_") for name, metavar in metavars.items() if metavar == "FILE"}
+    paths = {name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)}
+    assert files == paths - {"data_dir"}
+
+
 def test_settings_are_listed_under_the_heading_of_their_group(capsys: pytest.CaptureFixture[str]) -> None:
     run(["serve", "--help"])
     out = capsys.readouterr().out
