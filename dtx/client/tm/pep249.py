@@ -6,6 +6,8 @@ What PEP 249 leaves open is where money is lost, so it is closed here:
   branch (XAER_NOTA): by SQLSTATE 42704, or where errors have none, by not listing it.
 - PostgreSQL answers PREPARE TRANSACTION in a failed transaction with a silent ROLLBACK. So where the driver shows the
   status of the transaction, as psycopg does, one that is not intact is not prepared (XA_RBROLLBACK).
+- PEP 249 has no vote "read-only", but Oracle's drivers do: ``tpc_prepare`` returns False where nothing is to be
+  committed, and to commit it is an error then.
 - ``pg_prepared_xacts`` lists the branches of all databases of a server; those of others are left out.
 """
 
@@ -98,7 +100,9 @@ class Pep249Core(SessionCore):
 
     def prepare(self, xid: Xid) -> Work[XaFlag]:
         """``tpc_prepare``."""
-        yield from self._first(xid, "tpc_prepare")
+        if (yield from self._first(xid, "tpc_prepare")) is False:
+            self._current = None
+            return XaFlag.RDONLY
         return XaFlag.OK
 
     def commit_one_phase(self, xid: Xid) -> Work[None]:
@@ -106,14 +110,14 @@ class Pep249Core(SessionCore):
         yield from self._first(xid, "tpc_commit")
         self._current = None
 
-    def _first(self, xid: Xid, method: str) -> Work[None]:
-        """Ask what can be refused: then the branch is rolled back."""
+    def _first(self, xid: Xid, method: str) -> Work[Any]:
+        """Ask what can be refused: then the branch is rolled back. What the driver returns."""
         if self._current != xid:
             raise XAER_PROTO(f"the connection is not in the branch {xid}")
         if not _intact(self._connection):
             raise XA_RBROLLBACK("a statement failed, or the transaction was ended by hand")
         try:
-            yield getattr(self._connection, method)
+            return (yield getattr(self._connection, method))
         except Exception as error:
             raise _refusal(self._connection, error, XA_RBROLLBACK) from error
 

@@ -83,6 +83,23 @@ def test_a_transaction_in_two_phases_asks_for_what_the_text_of_pep_249_says() ->
     assert driver.asked == ["tpc_begin", "tpc_prepare", "tpc_commit", "close"]
 
 
+@pytest.mark.parametrize(("returned", "vote"), [(None, XaFlag.OK), (True, XaFlag.OK), (False, XaFlag.RDONLY)])
+def test_a_driver_that_says_that_there_is_nothing_to_commit_is_not_asked_to(
+    returned: bool | None, vote: XaFlag
+) -> None:
+    """As Oracle's do, for which a commit would be an error then."""
+
+    class Voting(Driver):
+        def tpc_prepare(self) -> bool | None:  # type: ignore[override]
+            super().tpc_prepare()
+            return returned
+
+    session = Pep249Session(Voting(), own=True)
+    session.start(XID)
+    assert session.prepare(XID) is vote
+    assert session.usable() is (vote is XaFlag.RDONLY)
+
+
 def test_what_another_connection_prepared_is_completed_by_its_xid() -> None:
     driver = Driver()
     session = Pep249Session(driver, own=False)
