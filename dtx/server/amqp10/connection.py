@@ -139,6 +139,8 @@ class Connection(ClientConnection):
         """Events that wait for the end of what the first of them has begun."""
         self._links: dict[tuple[int, int], Shell] = {}
         self._awaited = False
+        self._resuming = False
+        """Links are about to be told that there may be room."""
         self._taking = False
         self._charged = 0
         self._loop = asyncio.get_running_loop()
@@ -387,10 +389,9 @@ class Connection(ClientConnection):
 
     def detach(self, shell: Incoming | Outgoing, error: AmqpError) -> None:
         """End a link because of *error*."""
-        for place, found in list(self._links.items()):
-            if found is shell:
-                self._forget(place)
-                shell.refuse(error)
+        if self._links.get(shell.place) is shell:
+            self._forget(shell.place)
+            shell.refuse(error)
         self.soon()
 
     def terminate(self, control: ControlPlace, error: Error) -> None:
@@ -410,7 +411,8 @@ class Connection(ClientConnection):
             shell.let_go(by_client=by_client)
         elif shell is not None:
             shell.let_go()
-        if shell is not None:
+        if shell is not None and not self._resuming:
+            self._resuming = True
             self.soon(self._resume)  # what waited on it has kept others from sending
 
     def _forget_session(self, session: int, *, by_client: bool) -> None:
@@ -472,6 +474,7 @@ class Connection(ClientConnection):
         super().client_has_caught_up()
 
     def _resume(self) -> None:
+        self._resuming = False
         for shell in list(self._links.values()):
             if isinstance(shell, Outgoing):
                 shell.resume()

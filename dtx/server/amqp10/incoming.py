@@ -47,6 +47,7 @@ class Incoming:
     ) -> None:
         self._connection = connection
         self._session = session
+        self.place = session.channel, link.handle
         self._link = link
         self._address = address
         self._node = node

@@ -65,6 +65,7 @@ class Outgoing:
     ) -> None:
         self._connection = connection
         self.session = session
+        self.place = session.channel, link.handle
         self._link = link
         self.node = node
         self._settled = settled

@@ -271,8 +271,10 @@ class Session:
         link.forget_partial()
         if link.state is not State.PIPELINED:  # which the peer's attach is still to find
             self.connection.release_name(link)
-        if link.state not in DEAF or link.state is State.CLOSED:
-            self._by_remote = {handle: other for handle, other in self._by_remote.items() if other is not link}
+        handle = link.remote_handle
+        is_free = link.state not in DEAF or link.state is State.CLOSED
+        if is_free and handle is not None and self._by_remote.get(handle) is link:
+            del self._by_remote[handle]
         if link.state is State.CLOSED:
             del self._links[link.handle]
         for known in (self.incoming, self.outgoing):

@@ -1,9 +1,11 @@
 """Peers that take more than they are given: each hears the error of the text, and nobody else suffers."""
 
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -12,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.events import Closed, Detached, Disposed, Ended, Event
+from dtx.wire.amqp10.events import Attached, Closed, Detached, Disposed, Ended, Event
 from dtx.wire.amqp10.frames import AMQP, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Disposition, Flow, Role, Transfer
@@ -20,6 +22,7 @@ from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import ACCEPTED, Rejected
 from dtx.wire.amqp10.terminus import Declare, Source, Target
 from tests.integration.amqp10.raw import Raw, body
+from tests.support.broker import only_standalone
 from tests.support.client import take_all
 from tests.support.processes import resident
 from tests.support.service import DtxService
@@ -162,6 +165,55 @@ def test_transactions_that_are_declared_and_never_discharged_have_a_limit(servic
         assert isinstance(refused, Rejected)
         assert refused.error is not None
         assert refused.error.condition == "amqp:resource-limit-exceeded"
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def link_of(session: Session, handle: int) -> Link:
+    """A link that is attached."""
+    link = session.link(handle)
+    assert link is not None
+    return link
+
+
+@only_standalone
+@pytest.mark.parametrize("how", ["detached", "their queue deleted"])
+def test_many_links_end_with_less_work_than_they_began(
+    service: DtxService, channel: BlockingChannel, queue: str, how: str
+) -> None:
+    """Thousands at once: what each of them would cost for each of the others, all clients would wait for."""
+    sessions, links = 15, 250
+    name = f"{queue}-many"
+    channel.queue_declare(name, durable=True)
+    with Raw(service) as raw:
+        raw.opened()
+        begin = processor_seconds(service.pid)
+        each = [raw.begin() for _ in range(sessions)]
+        for number, session in enumerate(each):
+            for link in range(links):
+                session.new_link(f"{number}-{link}", Role.RECEIVER).attach(source=Source(address=name), target=Target())
+            for _ in range(links):
+                raw.expect(Attached)
+            for handle in range(links):
+                link_of(session, handle).grant(1)
+        raw.begin()  # by then all of their credit has come
+        began = processor_seconds(service.pid)
+        if how == "detached":
+            for session in each:
+                for handle in range(links):
+                    link_of(session, handle).detach()
+            raw.until(lambda: not any(session.link(handle) for session in each for handle in range(links)))
+        else:
+            channel.queue_delete(name)
+            for _ in range(sessions * links):
+                raw.expect(Detached)
+        raw.close()
+        assert processor_seconds(service.pid) - began < began - begin
+    channel.queue_delete(name)
 
 
 def fill(channel: BlockingChannel, queue: str, count: int, size: int) -> None:

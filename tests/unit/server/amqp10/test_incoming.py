@@ -22,6 +22,7 @@ class Place:
     """Connection, session, link, node and transaction in one: all that the link's shell asks of them."""
 
     credit = CREDIT
+    channel = handle = 0
 
     def __init__(self) -> None:
         self.coordination = self.transactions = self

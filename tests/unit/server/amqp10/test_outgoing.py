@@ -23,7 +23,7 @@ from dtx.wire.amqp10.states import Modified, Rejected, Released
 class Link:
     """The engine's end."""
 
-    name, drain, credit, queued = "link", False, 0, 0
+    name, handle, drain, credit, queued = "link", 0, False, 0, 0
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
