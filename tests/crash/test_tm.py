@@ -101,9 +101,17 @@ def dies(copies: Nursery, world: World) -> Dies:
     return run
 
 
-def agreed(world: World) -> set[str]:
+@pytest.fixture(scope="module")
+def log_database(server: PostgresServer) -> Iterator[str]:
+    """A database for a log of decisions."""
+    database = server.create_database()
+    yield database
+    server.drop_database(database)
+
+
+def agreed(world: World, **options: Any) -> set[str]:
     """Recover, and see that nothing is in doubt; what all resources agree on."""
-    with world.manager() as tm:
+    with world.manager(**options) as tm:
         report = tm.recover()
         assert report.clean, report
         assert not report.heuristics
@@ -142,6 +150,25 @@ def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
     in_recovery = Point.RECOVERY_TAKEN_UP if committed else Point.RECOVERY_FENCED
     dies(in_recovery, recover=True, asyncio=True)
     assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize("asyncio", [False, True])
+@pytest.mark.parametrize(
+    ("point", "in_recovery", "committed"),
+    [
+        (Point.VOTED, Point.RECOVERY_FENCED, False),
+        (Point.DECIDED, Point.RECOVERY_TAKEN_UP, True),
+        (Point.COMMITTED, Point.RECOVERY_FINISHED, True),
+    ],
+)
+def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
+    world: World, dies: Dies, log_database: str, point: Point, in_recovery: Point, committed: bool, asyncio: bool
+) -> None:
+    """And the next one dies in its recovery."""
+    id_ = new_id()
+    dies(point, ids=[id_], log=log_database, asyncio=asyncio)
+    dies(in_recovery, recover=True, log=log_database, asyncio=asyncio)
+    assert agreed(world, log=log_database) == ({id_} if committed else set())
 
 
 @pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)

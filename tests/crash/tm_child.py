@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -54,7 +53,7 @@ def main() -> None:
         asyncio.run(main_async(order))
         return
     tm = TransactionManager(
-        node="n", log=Path(order["log"]), resources=resources(order["resources"]), interval=0.0, recover_every=None
+        node="n", log=order["log"], resources=resources(order["resources"]), interval=0.0, recover_every=None
     )
     arm(order.get("fates", []))
     if order.get("recover"):
@@ -90,7 +89,7 @@ async def main_async(order: dict[str, Any]) -> None:
         else AsyncDtxResource(name, url)
         for name, url in urls.items()
     ]
-    tm = AsyncTransactionManager(node="n", log=Path(order["log"]), resources=found, interval=0.0, recover_every=None)
+    tm = AsyncTransactionManager(node="n", log=order["log"], resources=found, interval=0.0, recover_every=None)
     arm(order.get("fates", []))
     if order.get("recover"):
         await tm.recover()
