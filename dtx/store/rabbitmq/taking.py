@@ -132,7 +132,6 @@ class TakingChannel:
         self._budget = budget
         self._open: dict[int, Delivery] = {}
         self._held: dict[int, _Held] = {}
-        self._last_tag = 0
         self._queue: deque[_Frames | _UnitRequest] = deque()
         self._waiting = 0
         self._committing = False
@@ -213,14 +212,12 @@ class TakingChannel:
             XaError: 406, no such delivery.
         """
         tag = settle.delivery_tag
-        if settle.multiple:
-            if tag > self._last_tag:
-                raise _unknown(tag)
-            return [delivery for delivery in self._open.values() if not tag or delivery.tag <= tag]
+        if settle.multiple and not tag:
+            return list(self._open.values())
         delivery = self._open.get(tag)
-        if delivery is None:
+        if delivery is None:  # RabbitMQ refuses that with "multiple", too: the last one has to be there
             raise _unknown(tag)
-        return [delivery]
+        return [each for each in self._open.values() if each.tag <= tag] if settle.multiple else [delivery]
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge outside a branch: "NOT transactional", so it is committed at once."""
@@ -452,7 +449,6 @@ class TakingChannel:
             got = content.get_ok(payload)
             tag, redelivered, exchange, routing_key = got.delivery_tag, got.redelivered, got.exchange, got.routing_key
             consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
-        self._last_tag = tag
         self._content = Content(payload)
         self._delivery = None
         if not consumer.no_ack:

@@ -208,6 +208,24 @@ def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawCli
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
+@pytest.mark.parametrize("multiple", [False, True], ids=["alone", "multiple"])
+@pytest.mark.parametrize("within", [False, True], ids=["outside", "within"])
+def test_a_delivery_is_settled_once(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, within: bool, multiple: bool
+) -> None:
+    """RabbitMQ refuses a tag that is settled already, also one up to which all shall be settled."""
+    raw.publish(3, queue)
+    raw.publish(3, queue)
+    wait_until(lambda: broker.count(queue) == 2, what="two messages")
+    earlier, later = raw.get(1, queue), raw.get(1, queue)
+    assert earlier is not None
+    assert later is not None
+    if within:
+        raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(later))
+    check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", keys.BASIC_ACK)
+
+
 @only_alongside
 def test_a_connection_whose_channels_are_used_up_selects_no_more(raw: RawClient, queue: str, xid: Xid) -> None:
     """A selected channel needs two at the broker: 506 where there is none left, and the connection lives on."""
