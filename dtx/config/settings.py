@@ -375,7 +375,8 @@ class Settings(BaseSettings):
             raise ValueError("broker_ca is given, but the broker URL begins with amqp:// and not with amqps://")
         if self.default_timeout > self.max_timeout:
             raise ValueError(
-                f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s)"
+                f"default_timeout ({self.default_timeout} s) is longer than max_timeout ({self.max_timeout} s): "
+                "raise --max-timeout, or lower --default-timeout"
             )
         return self
 

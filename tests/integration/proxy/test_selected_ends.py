@@ -10,7 +10,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAError, XAResource
 from dtx.wire.amqp09 import keys, requests
-from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
+from dtx.wire.amqp09.calls import DtxMethod, End, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
 from tests.integration.proxy.channels import fill, get, numbers, select
@@ -160,7 +160,8 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
         peer.open(2)
         peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.get(filled.encode()))
         peer.wait(keys.BASIC_GET_OK)
-        peer.say(1, encode_call(Start(xid=xid)), requests.ack(1), encode_call(End(xid=xid)))
+        patience = encode_call(SetTimeout(xid=xid, timeout=3600))  # where much else runs an alarm may take a minute
+        peer.say(1, encode_call(Start(xid=xid)), patience, requests.ack(1), encode_call(End(xid=xid)))
         peer.wait(DtxMethod.END_OK)
         rabbitmq.memory_alarm(on=True)
         peer.send(message(publisher, target.encode(), b"blocked"))
