@@ -1,10 +1,11 @@
 """The pipeline where else Spark may run: a standalone cluster and Spark Connect, held against this process.
 
 A master and two workers are started on loopback, and a Connect server. One fleet is reconciled, and one journal is
-archived, in each place, each by a program of its own: in this process (``local[*]``), on the cluster, on the cluster
-while the executor that is at work is killed with kill -9, and through Connect. Control totals, the fingerprint of all
-verdicts and the digest of all lines in the lake have to be the same everywhere, the verdicts those that the fleet's
-truth says, and the lake's lines those of the journal.
+archived, in each place, each by a program of its own: in one process (``local[*]``), on the cluster, on the cluster
+while an executor is killed with kill -9, and through Connect. Control totals, the fingerprint of all verdicts and the
+digest of all lines in the lake have to be the same everywhere, the verdicts those that the fleet's truth says, and the
+lake's lines those of the journal. Tasks that had to be done once more are counted: where none was, nothing was killed
+in the middle.
 
     python -m benchmarks.cluster --transactions 20000 --anomalies 100
 """
@@ -17,13 +18,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg
 import pyspark
+from pyspark.sql import SparkSession
 
 from benchmarks.reconcile import Stored, wrong
 from benchmarks.source import digest, fill, server
@@ -43,6 +44,7 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 _CONNECT: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
 _START_SECONDS: Final = 600.0
+_LONGEST: Final = 3600.0
 _GIB: Final = 1 << 30
 
 
@@ -57,6 +59,7 @@ class Job:
         anomalies: of each kind, in the fleet.
         transactions: of the fleet.
         master, remote: where Spark runs.
+        events: a directory, for Spark's log of what it has done.
     """
 
     fleet: str
@@ -66,12 +69,18 @@ class Job:
     transactions: int
     master: str = "local[*]"
     remote: str | None = None
+    events: str | None = None
 
     def do(self) -> dict[str, Any]:
         """Reconcile and archive; what has to be the same everywhere."""
         settings = {"spark.cores.max": "2", "spark.executor.cores": "1"}
+        # pieces stay apart, however small: what an executor leaves undone is more than one task
+        settings |= {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
         if self.master.startswith("spark://"):
             settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        if self.events is not None:
+            settings |= {"spark.eventLog.enabled": "true", "spark.eventLog.dir": Path(self.events).as_uri()}
+            settings |= {"spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false"}
         options = SessionOptions(
             master=self.master,
             remote=self.remote,
@@ -80,22 +89,30 @@ class Job:
             partitions=8,
             settings={} if self.remote else settings,
         )
-        rules = Rules(as_of=Plan(transactions=self.transactions, anomalies=self.anomalies).as_of_micros)
         with open_session(options) as spark:
-            register(spark)
-            began = time.monotonic()
-            seen, made = (spark.read.parquet(f"{self.fleet}/{name}") for name in ("observations", "decisions"))
-            done = run(spark, Stored(Path(self.fleet)), seen, made, f"{self.out}/verdicts", rules)
-            reconciled = time.monotonic() - began
-            found = wrong(spark, current(spark, f"{self.out}/verdicts"), Path(self.fleet))
-            began = time.monotonic()
-            (archived,) = archive(spark, f"{self.out}/lake", {"bank": {"url": self.url, "name": "bank"}})
-            taken = time.monotonic() - began
-            lines = digest(read_lake(spark, f"{self.out}/lake"))
+            return self.do_in(spark)
+
+    def do_in(self, spark: SparkSession) -> dict[str, Any]:
+        """The same in a session that there is; the fleet is made where there is none."""
+        plan = Plan(transactions=self.transactions, anomalies=self.anomalies)
+        if not Path(self.fleet).exists():
+            write(generate(spark, plan), self.fleet)
+        register(spark)
+        began = time.monotonic()
+        seen, made = (spark.read.parquet(f"{self.fleet}/{name}") for name in ("observations", "decisions"))
+        rules = Rules(as_of=plan.as_of_micros)
+        done = run(spark, Stored(Path(self.fleet)), seen, made, f"{self.out}/verdicts", rules)
+        reconciled = time.monotonic() - began
+        found = wrong(spark, current(spark, f"{self.out}/verdicts"), Path(self.fleet))
+        began = time.monotonic()
+        (archived,) = archive(spark, f"{self.out}/lake", {"bank": {"url": self.url, "name": "bank"}})
+        taken = time.monotonic() - began
+        lines = digest(read_lake(spark, f"{self.out}/lake"))
         totals = {verdict: total.transactions for verdict, total in sorted(done.totals.items())}
         return {
-            "seconds": (reconciled, taken),
-            "same": [totals, done.fingerprint, lines],
+            "seconds": [reconciled, taken],
+            "same": [totals, done.fingerprint, list(lines)],
+            "rows": archived.rows,
             "wrong": [*found, *([archived.error] if archived.error else [])],
         }
 
@@ -133,9 +150,35 @@ def program(name: str, words: list[str], says: str, directory: Path, env: dict[s
         end(process)
 
 
+@dataclass(frozen=True)
+class Worker:
+    """One of the cluster.
+
+    Args:
+        process: its own.
+        scratch: where its executors keep what others will fetch from them.
+    """
+
+    process: int
+    scratch: Path
+
+    @property
+    def executors(self) -> list[int]:
+        """Processes of the executors that it has started."""
+        return [process for process in _descendants(self.process) if _EXECUTOR in _command(process)]
+
+    def has_results(self, since: float) -> bool:
+        """Whether there is something to be fetched that is younger than *since*, seconds since the epoch."""
+        for file in self.scratch.rglob("shuffle_*.data"):
+            with suppress(FileNotFoundError):
+                if file.stat().st_mtime >= since:
+                    return True
+        return False
+
+
 @contextmanager
-def cluster(directory: Path, env: dict[str, str]) -> Iterator[tuple[str, list[int]]]:
-    """A master and two workers of one core each; the master's URL, and the processes of the workers."""
+def cluster(directory: Path, env: dict[str, str]) -> Iterator[tuple[str, list[Worker]]]:
+    """A master and two workers of one core each; the master's URL, and the workers."""
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     with ExitStack() as stack:
@@ -143,11 +186,12 @@ def cluster(directory: Path, env: dict[str, str]) -> Iterator[tuple[str, list[in
         stack.enter_context(program("master", words, "New state: ALIVE", directory, env))
         workers = []
         for name in ("worker-1", "worker-2"):
+            scratch = directory / f"scratch-of-{name}"
             words = [_WORKER, "--host", "127.0.0.1", "--webui-port", str(free_port()), "--cores", "1"]
             words += ["--memory", "2g", "--work-dir", str(directory / name), url]
-            workers.append(
-                stack.enter_context(program(name, words, "Successfully registered with master", directory, env))
-            )
+            told = {**env, "SPARK_LOCAL_DIRS": str(scratch)}
+            says = "Successfully registered with master"
+            workers.append(Worker(stack.enter_context(program(name, words, says, directory, told)), scratch))
         yield url, workers
 
 
@@ -170,17 +214,11 @@ def connect(directory: Path, env: dict[str, str]) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def executors(workers: list[int]) -> list[int]:
-    """Processes of executors that workers have started."""
-    found = []
-    for worker in workers:
-        for process in _descendants(worker):
-            try:
-                if _EXECUTOR in Path(f"/proc/{process}/cmdline").read_bytes():
-                    found.append(process)
-            except OSError:
-                continue
-    return found
+def _command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _descendants(process: int) -> Iterator[int]:
@@ -194,28 +232,45 @@ def _descendants(process: int) -> Iterator[int]:
             yield from _descendants(int(child))
 
 
-def perform(job: Job, env: dict[str, str], *, kill: list[int] | None = None) -> dict[str, Any]:
+def perform(job: Job, env: dict[str, str], *, kill: list[Worker] | None = None) -> dict[str, Any]:
     """Do it in a program of its own.
 
     Args:
         job: what.
         env: of the program.
-        kill: workers, one of whose executors is killed while verdicts are being written.
+        kill: workers; of the first that has results which verdicts are made of, the executor is killed.
     """
     command = [sys.executable, "-m", "benchmarks.cluster", "--job", json.dumps(job.__dict__)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         if kill is not None:
-            writing = Path(job.out, "verdicts/transactions/run=1/_temporary")
-            wait_until(lambda: writing.exists() or process.poll() is not None, seconds=3600, what="verdicts")
-            running = executors(kill)
-            if process.poll() is not None or not running:
-                raise SystemExit("no executor was at work when one was to be killed")
-            os.kill(running[0], signal.SIGKILL)
+            _kill_one(kill, Path(job.out, "verdicts/transactions/run=1/_temporary"), process)
         said, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"{job.remote or job.master} ended with {process.returncode}")
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
+
+
+def _kill_one(workers: list[Worker], writing: Path, process: subprocess.Popen[str]) -> None:
+    """Kill an executor between its part of the shuffle and the end of what is made of it."""
+    wait_until(lambda: writing.exists() or process.poll() is not None, seconds=_LONGEST, what="verdicts")
+    since = writing.stat().st_mtime if writing.exists() else time.time()
+    there: list[Worker] = []
+
+    def ready() -> bool:
+        there.extend(worker for worker in workers if worker.has_results(since))
+        return bool(there) or process.poll() is not None
+
+    wait_until(ready, seconds=_LONGEST, what="results of an executor")
+    for executor in there[0].executors if there else []:
+        os.kill(executor, signal.SIGKILL)
+
+
+def repeated(events: Path) -> int:
+    """Tasks that failed, or were done once more, by the logs that Spark has written in *events*."""
+    told = [json.loads(line) for log in events.iterdir() for line in log.read_text().splitlines()]
+    ended = [each for each in told if each["Event"] == "SparkListenerTaskEnd"]
+    return len([each for each in ended if each["Task End Reason"]["Reason"] != "Success" or each["Stage Attempt ID"]])
 
 
 def main() -> None:
@@ -230,42 +285,55 @@ def main() -> None:
         print(json.dumps(Job(**json.loads(words.job)).do()))
         return
     print(machine())
-    with short_directory("cluster") as directory, environment() as env, server() as url:
-        fill(url, words.lines)
-        fleet = str(directory / "fleet")
-        with open_session(SessionOptions(memory=_GIB, partitions=8)) as spark:
-            write(generate(spark, Plan(transactions=words.transactions, anomalies=words.anomalies)), fleet)
-        told = {"fleet": fleet, "url": url, "anomalies": words.anomalies, "transactions": words.transactions}
-        table = Table((f"{words.transactions:,} transactions", 34), ["reconcile s", "archive s", "verdicts", "lines"])
-        expected: list[Any] | None = None
-        failed: list[str] = []
+    if failed := compare(words.transactions, words.anomalies, words.lines):
+        raise SystemExit("\n".join(failed))
 
-        def row(name: str, **more: Any) -> None:
-            nonlocal expected
-            kill = more.pop("kill", None)
-            found = perform(Job(out=str(directory / name.replace(" ", "-")), **told, **more), env, kill=kill)
-            expected = found["same"] if expected is None else expected
+
+def compare(transactions: int, anomalies: int, lines: int) -> list[str]:
+    """Run everywhere, and print.
+
+    Args:
+        transactions: of the fleet.
+        anomalies: of each kind.
+        lines: of the journal.
+
+    Returns:
+        What differs.
+    """
+    columns = ["reconcile s", "archive s", "verdicts", "lines", "tasks repeated"]
+    table = Table((f"{transactions:,} transactions", 34), columns)
+    failed: list[str] = []
+    with short_directory("cluster") as directory, environment() as env, server() as url:
+        fill(url, lines)
+        expected: dict[str, Any] = {}
+        job = Job(fleet=str(directory / "fleet"), out="", url=url, anomalies=anomalies, transactions=transactions)
+
+        def row(name: str, job: Job, kill: list[Worker] | None = None) -> None:
+            out, events = (directory / f"{word}-of-{name.replace(' ', '-')}" for word in ("results", "events"))
+            events.mkdir()
+            told = replace(job, out=str(out), events=None if job.remote else str(events))
+            found = perform(told, env, kill=kill)
+            again = repeated(events)
+            expected.update({} if expected else found)
+            same = [one == other for one, other in zip(found["same"], expected["same"], strict=True)]
             failed.extend(f"{name}: {sentence}" for sentence in found["wrong"])
-            same = [one == other for one, other in zip(found["same"], expected, strict=True)]
             if not all(same):
-                failed.append(f"{name}: {found['same']}, and in this process {expected}")
+                failed.append(f"{name}: {found['same']}, and in one process {expected['same']}")
+            if found["rows"] != lines or found["same"][2][0] != lines:
+                failed.append(f"{name}: archived {found['rows']:,}, the lake has {found['same'][2][0]:,} of {lines:,}")
+            if kill is not None and not again:
+                failed.append(f"{name}: no task was repeated, so nothing was killed in the middle")
             cells = [f"{seconds:.1f}" for seconds in found["seconds"]]
             cells += ["same" if same[0] and same[1] else "DIFFER", "same" if same[2] else "DIFFER"]
-            table.row(name, cells)
+            table.row(name, [*cells, "" if job.remote else f"{again:,}"])
 
-        row("this process")
-        with psycopg.connect(url) as connection:
-            counted = connection.execute("SELECT count(*) FROM dtx.journal").fetchone()
-        assert counted is not None
-        if expected is not None and expected[2][0] != counted[0]:
-            failed.append(f"the lake has {expected[2][0]:,} lines, the journal {counted[0]:,}")
+        row("one process", job)
         with cluster(directory, env) as (master, workers):
-            row("two workers", master=master)
-            row("two workers, one executor killed", master=master, kill=workers)
+            row("two workers", replace(job, master=master))
+            row("two workers, one executor killed", replace(job, master=master), workers)
         with connect(directory, env) as remote:
-            row("Spark Connect", remote=remote)
-    if failed:
-        raise SystemExit("\n".join(failed))
+            row("Spark Connect", replace(job, remote=remote))
+    return failed
 
 
 if __name__ == "__main__":

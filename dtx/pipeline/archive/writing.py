@@ -308,9 +308,9 @@ def _look(query: "StreamingQuery", result: Archived) -> bool:
     """Note how far *query* is; whether it has ended."""
     ended = not query.isActive
     for progress in query.recentProgress:
-        number, rows = int(progress["batchId"]), int(progress["numInputRows"])
-        if rows:
-            result.batches[number] = rows
+        # as properties: the sum over all sources is no field of what comes through Spark Connect
+        if progress.numInputRows:
+            result.batches[progress.batchId] = progress.numInputRows
     if ended and (error := query.exception()) is not None:
         result.error = explain(error)
     return ended
