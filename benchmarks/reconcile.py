@@ -113,7 +113,7 @@ def _duck(fleet: Path, out: Path, rules: Rules, memory: str) -> tuple[float, int
         "import duckdb, sys\n"
         "db = duckdb.connect()\n"
         f"db.execute(\"SET memory_limit = '{memory}'; SET temp_directory = '{out.parent}/duck'; SET threads = 2\")\n"
-        "db.execute(\"SET TimeZone = 'UTC'; SET preserve_insertion_order = false\")\n"
+        "db.execute(\"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false\")\n"
         "db.execute(sys.stdin.read())\n"
     )
     begun = time.perf_counter()
