@@ -1,4 +1,4 @@
-"""The Java adapter, through the unmodified RabbitMQ client: every call, every flag, every code that can be had.
+"""The Java adapter, through the unmodified RabbitMQ client: every call, every flag, every code that can be had at will.
 
 The numbers are those of ``javax.transaction.xa.XAResource`` and ``XAException``.
 """
@@ -19,7 +19,7 @@ SUCCESS, FAIL, SUSPEND = 0x04000000, 0x20000000, 0x02000000
 START_SCAN, END_SCAN = 0x01000000, 0x00800000
 XA_OK, XA_RDONLY = "0", "3"
 XA_RBROLLBACK, XA_RBTIMEOUT, XA_HEURRB = 100, 106, 6
-XAER_NOTA, XAER_INVAL, XAER_PROTO, XAER_RMFAIL, XAER_DUPID, XAER_OUTSIDE = -4, -5, -6, -7, -8, -9
+XAER_NOTA, XAER_INVAL, XAER_PROTO, XAER_RMFAIL, XAER_DUPID = -4, -5, -6, -7, -8
 
 
 def a_xid() -> Xid:
