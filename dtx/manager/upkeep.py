@@ -193,13 +193,17 @@ class Upkeep:
         self._spawn(self._run(entry, Happened(operation=operation, vote=entry.vote), reply, DTX))
 
     def _revive(self) -> None:
-        """A decided branch whose operation ended in a failed log write is finished without being asked."""
+        """A decided branch whose operation ended in a failed log write is finished without being asked.
+
+        One that is stuck waits for somebody, unless nothing but the log does not know yet that it is not stuck any
+        more: whoever asked last was told that it is done, and will not come again.
+        """
         for entry in list(self._branches):
             if entry.busy:
                 continue
             if entry.doubt:
                 self._spawn(self._recheck(entry))
-            elif entry.branch.state in UNFINISHED and not (entry.record and entry.record.stuck):
+            elif entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
                 entry.busy = True
                 self._spawn(self._take_up(entry))
 

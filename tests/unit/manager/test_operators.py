@@ -10,7 +10,7 @@ import pytest
 
 from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, Work, WorkKind
-from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager import Limits, TransactionManager, Who, upkeep
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import HeldWork, Holder
@@ -382,6 +382,28 @@ async def test_consumed_messages_went_their_way_though_all_publishes_are_given_u
     await stuck(stand, GONE, a_consume(2))
     assert (await stand.do(Action.DISCARD, positions=(0, 1))).answer == "xa-heurmix"
     assert stand.fates[2] is Fate.CONSUMED
+
+
+async def test_what_was_stuck_and_is_done_leaves_the_log_though_nobody_asks_again(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction manager was told that all is well, and will not come again: the end is written without it."""
+    monkeypatch.setattr(upkeep, "_TICK", 0.005)
+    monkeypatch.setattr(upkeep, "_REVIVE", 0.01)
+    await stuck(stand)
+    stand.broker.refused.clear()
+    stand.broker.answering.clear()
+    asked = asyncio.ensure_future(stand.ask(Operation.COMMIT))
+    for _ in range(100):  # it comes as far as the broker
+        await asyncio.sleep(0)
+    stand.log.faults.append(Fault.REFUSED)
+    stand.broker.answering.set()
+    assert await asked is XaFlag.OK
+    assert not stand.log.faults, "the end was refused"
+    async with asyncio.timeout(5):
+        while stand.record is not None:
+            await asyncio.sleep(0.01)
+    assert stand.broker.seen == [(b"x", b"a"), (b"gone", b"b")]
 
 
 async def test_to_give_up_what_may_have_come_in_is_a_hazard(stand: Stand) -> None:
