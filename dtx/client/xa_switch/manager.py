@@ -68,6 +68,9 @@ class Manager:
     def close(self) -> None:
         """End both connections.
 
+        X/Open lets no thread close that is associated with a branch. A suspended one counts here, as in other switches
+        (Berkeley DB's): the work would be lost with the connection, and nobody would be told.
+
         Raises:
             XAER_PROTO: the thread is associated with a branch, or has one suspended: xa_end comes before xa_close. One
                 whose connection is lost is no association any more.
@@ -140,7 +143,8 @@ class Manager:
         """Dissociate the thread (T1 or T2 to T0), or suspend its association (T1 to T2).
 
         Returns:
-            XA_OK; XA_NOMIGRATE where it is suspended, and was to be resumed by another thread.
+            XA_OK; XA_NOMIGRATE where it is suspended, and was to be resumed by another thread. ``xa.h`` says of it
+            "resumption must occur where suspension occurred". Transaction managers that heed TMNOMIGRATE do not ask.
 
         Raises:
             XARollback: the branch is rollback-only; the thread is dissociated.
