@@ -465,7 +465,7 @@ class TakingChannel:
             )
 
     def _early(self, tag: bytes) -> _Consumer:
-        """A consumer that was cancelled; or one whose consume-ok has not been seen, which brokers send first."""
+        """A consumer that has ended; or one whose consume-ok has not been seen, which brokers send first."""
         former = self._former.get(tag)
         if former is not None:
             return former
@@ -521,6 +521,7 @@ class TakingChannel:
             return
         for tag in self._consumers:
             self._send(method_frame(self.number, requests.cancel(tag, no_wait=True)))
+        self._former |= self._consumers  # until the broker has read that, they get more
         self._consumers.clear()
         self.recover()
         self._close_if_idle()
