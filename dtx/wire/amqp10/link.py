@@ -61,6 +61,7 @@ class Link:
     """
 
     __slots__ = (
+        "_drained",
         "_echo",
         "_remote_closed",
         "_session",
@@ -94,6 +95,8 @@ class Link:
         self.context: Any = None
         self._remote_closed = True
         self._echo = False
+        self._drained = False
+        """The peer has heard that nothing is left of the credit of its last flow."""
 
     @property
     def awaits_attach(self) -> bool:
@@ -232,9 +235,11 @@ class Link:
         """Of a sender: there is nothing more to send; what is left of the credit is used up (2.6.7).
 
         While messages wait for the window it does nothing: it is to be said again when that is open (``Writable``).
+        It is told once for each flow of the peer, which would take the next one for the answer to its next drain.
         """
-        if self.queued:
+        if self.queued or self._drained:
             return
+        self._drained = True
         self.delivery_count = serial.add(self.delivery_count, self.credit)
         self.credit = 0
         self.flow(available=0)
@@ -273,6 +278,7 @@ class Link:
             if flow.link_credit is not None:
                 self.credit = max(0, ahead + flow.link_credit - self.queued)
             self.drain = flow.drain
+            self._drained = False
         elif flow.delivery_count is not None:
             used = serial.distance(self.delivery_count, flow.delivery_count)
             if used < 0 or used > self.credit:

@@ -307,3 +307,22 @@ def test_a_crash_leaves_nothing_acquired(postgres: PostgresServer) -> None:
         with connected(service.url()) as connection:
             assert take_all(connection.channel(), "q") == [b"1", b"2"]
     postgres.drop_database(database)
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_drain_is_answered_once(raw: Raw, channel: BlockingChannel, queue: str, in_transaction: bool) -> None:
+    """2.6.7: a second answer would be taken for that to the next drain, though its messages are still to come."""
+    put(channel, queue, b"0", b"1", b"2")
+    session = raw.begin()
+    control = raw.control(session)
+    link = settled_link(raw, session, queue)
+    for number in range(3):
+        txn_id = raw.declare(session, control)
+        assert not [event for event in raw.events if isinstance(event, Flowed)]
+        credit = 5 if number == 2 else 1
+        link.grant(credit, drain=True, properties={"txn-id": txn_id} if in_transaction else None)
+        raw.expect(Flowed, lambda event: event.link == link.handle and event.flow.link_credit == 0)
+        assert body(raw.take()) == b"%d" % number
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+    raw.declare(session, control)
+    assert not [event for event in raw.events if isinstance(event, Flowed)]

@@ -406,6 +406,12 @@ def test_what_is_left_of_the_credit_is_given_back() -> None:
     (said,) = peer.said()
     assert (said.delivery_count, said.link_credit, said.available) == (5, 0, 0)
     assert link.credit == 0
+    link.drained()
+    assert peer.said() == []  # it was told: the next answer is one to the next drain
+    peer.say(flow(0, delivery_count=5, link_credit=2, drain=True))
+    link.drained()
+    (said,) = peer.said()
+    assert (said.delivery_count, said.link_credit, said.available) == (7, 0, 0)
 
 
 def test_nothing_is_given_back_while_messages_wait() -> None:
