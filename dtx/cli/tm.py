@@ -1,5 +1,6 @@
 """``dtx tm``: recovery for programs that use the transaction manager of ``dtx.client.tm``, and a look at its log."""
 
+import logging
 import os
 import signal
 import threading
@@ -204,6 +205,7 @@ def _manager(
     from dtx.client.tm import LogFailed, Misuse, TransactionManager
     from dtx.client.tm.names import FORMAT_ID
 
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # what is refused, and what is out of reach, is in the report
     settings = _read(config) if config is not None else {}
     urls: dict[str, str] = dict(settings.get("resources", {}))
     for word in resources:
