@@ -16,7 +16,7 @@ from tests.support.peer import Peer
 from tests.support.processes import wait_until
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 from tests.support.topology import table
-from tests.support.users import Users, outcome
+from tests.support.users import Users, outcome, refusal
 
 CONFIGURE, WRITE, READ = Permission.CONFIGURE, Permission.WRITE, Permission.READ
 
@@ -239,6 +239,16 @@ def test_a_message_says_who_published_it_or_nothing(users: Users, said: str, tag
     with RawClient(users.url(name)) as client:
         assert outcome(client, publish_frames(1, "nowhere", properties=raw)) == code
     users.remove(name)
+
+
+def test_a_refusal_names_the_default_exchange_as_patterns_have_to(users: Users, alice: str) -> None:
+    """RabbitMQ, Access Control: "the default exchange … is amq.default"; a pattern for no name at all would not do."""
+    users.permit(alice, write="^other$")
+    with RawClient(users.url(alice)) as client:
+        close = refusal(client, publish_frames(1, "nowhere"))
+    assert close is not None
+    assert close.reply_code == 403
+    assert "access to exchange 'amq.default' in vhost '/' refused for user" in close.reply_text.decode()
 
 
 # -- who comes in ------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Access:
             return
         vhost = self._vhost.name
         if not self.account.may(vhost, permission, name):
-            what = describe(kind, name, vhost)
+            what = describe(kind, name or b"amq.default", vhost)  # by that name it is judged, and can be granted
             user = self.account.name
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{permission} access to {what} refused for user '{user}'")
         self._allowed.add((permission, name))
