@@ -23,6 +23,7 @@ EXAMPLE: Final = """\
 # pipeline.toml: ${NAME} is the environment variable NAME, so that passwords stay out of this file.
 lake = "lake"            # a directory, or s3://..., hdfs://..., gs://...
 results = "results"      # verdicts, their totals, the report
+# form = "delta"         # what reconcile and report read, and run archives: parquet (default), or the table LAKE/delta
 # publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
 orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
 skew = "5m"              # how far the clocks of the databases may be apart
@@ -129,6 +130,7 @@ class Fleet(_Table):
 
     lake: str
     results: str
+    form: Literal["parquet", "delta"] = "parquet"
     publish: str | None = None
     orphan_after: Span = timedelta(hours=1)
     skew: Span = timedelta(minutes=5)

@@ -67,12 +67,12 @@ class Steps:
     ) -> bool | None:
         return self._stack.__exit__(kind, error, stack)
 
-    def archive(self, names: Sequence[str], form: lakes.Form = lakes.Form.PARQUET) -> list[Quarantined]:
+    def archive(self, names: Sequence[str], form: lakes.Form | None = None) -> list[Quarantined]:
         """Bring what is new into the lake; of all databases, or of *names*.
 
         Args:
             names: of databases.
-            form: of what is written; a Delta table is kept beside the rest of the lake.
+            form: of what is written; a Delta table is kept beside the rest of the lake. ``None``: as the fleet says.
 
         Raises:
             LakeError: the lake cannot be used.
@@ -81,23 +81,25 @@ class Steps:
         sources = self._fleet.sources(tuple(names))
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
-            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=form)
+            wanted = form or lakes.Form(self._fleet.form)
+            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=wanted)
         self._say(f"archived {sum(result.rows for result in done):,} lines of {len(done):,} databases")
         return self._note("archive", _unread(done))
 
-    def follow(self, names: Sequence[str], interval: float, form: lakes.Form = lakes.Form.PARQUET) -> list[Quarantined]:
+    def follow(self, names: Sequence[str], interval: float, form: lakes.Form | None = None) -> list[Quarantined]:
         """As :meth:`archive`, but go on until Ctrl-C.
 
         Args:
             names: of databases.
             interval: seconds between two looks at each.
-            form: of what is written.
+            form: see :meth:`archive`.
         """
         sources = self._fleet.sources(tuple(names))
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
-            done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=form)
+            wanted = form or lakes.Form(self._fleet.form)
+            done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=wanted)
         return _unread(done)
 
     def compact(self, least_files: int) -> list[Quarantined]:
@@ -138,7 +140,7 @@ class Steps:
             Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
         ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
         published = 0
-        lake = lakes.Lake(self._fleet.lake)
+        lake = self._lake()
         with Progress(self.spark, "reconcile") as progress:
             progress.note("asking who has what in doubt")
             observations, unseen = observe(self.spark, participants)
@@ -191,7 +193,7 @@ class Steps:
         with Progress(self.spark, "report") as progress:
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            lake = lakes.Lake(self._fleet.lake)
+            lake = self._lake()
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             work = (
@@ -210,6 +212,11 @@ class Steps:
             page = write_report(figures, directory)
         self._say(f"report: {page}")
         return rows
+
+    def _lake(self) -> lakes.Lake | lakes.DeltaLake:
+        """What the journals are read from."""
+        form = lakes.Form(self._fleet.form)
+        return lakes.DeltaLake(self._fleet.lake) if form is lakes.Form.DELTA else lakes.Lake(self._fleet.lake)
 
     def _publish(self, done: Run, say: Callable[[str], None]) -> int:
         assert self._fleet.publish is not None

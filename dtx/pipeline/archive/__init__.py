@@ -1,8 +1,12 @@
 """The lake: every line of every journal of a fleet, once, as Parquet by resource manager and day."""
 
+from dtx.pipeline.archive.delta import DeltaLake
 from dtx.pipeline.archive.layout import EVENTS, Form, LakeError
 from dtx.pipeline.archive.reading import Lake, read_lake
 from dtx.pipeline.archive.upkeep import compact, retain
 from dtx.pipeline.archive.writing import Archived, archive, follow
 
-__all__ = ["EVENTS", "Archived", "Form", "Lake", "LakeError", "archive", "compact", "follow", "read_lake", "retain"]
+__all__ = [
+    "EVENTS", "Archived", "DeltaLake", "Form", "Lake", "LakeError", "archive", "compact", "follow", "read_lake",
+    "retain",
+]  # fmt: skip

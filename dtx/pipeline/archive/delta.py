@@ -1,18 +1,29 @@
-"""The lines of the journals as a Delta table, for those who read with other engines. Without a jar: ``deltalake``.
+"""The lines of the journals as a Delta table, which other engines read, too. Without a jar: ``deltalake``.
 
 Each batch is one commit of the table, and names its stream and its number in it (Delta's protocol, "Transaction
 Identifiers": ``txn`` with ``appId`` and ``version``). A batch that comes once more after a crash is one that the table
 has, and is left out; a commit is there as a whole or not at all.
+
+Spark reads the files that one version of the table names, as plain Parquet. That is all there is to a table that needs
+no more than version 1 of Delta's reader protocol, as the archive writes it; what others have made of it since (vectors
+of deleted rows, other names of columns) is refused.
 """
 
+import re
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from dtx.pipeline.archive.layout import EVENTS, ORIGIN, Batch, LakeError
+from dtx.pipeline.archive.reading import Lake, Progress, reached
+from dtx.pipeline.quarantine import Quarantined
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 TABLE: Final = "delta"
 """The directory of the table in the lake."""
@@ -20,6 +31,64 @@ MOST_ROWS: Final = 500_000
 """Of a batch, about, where the fleet does not say: it is written by one process, which has all of it in memory."""
 _PARTITIONS: Final = ("rm", "day")
 _LOCAL: Final = "file://"
+_OCTET: Final = re.compile("%([0-9A-Fa-f]{2})")
+_STORED: Final = StructType([*EVENTS.fields, ORIGIN])
+"""The columns of the table."""
+_READER: Final = 1
+"""The version of Delta's reader protocol in which the files that a table names have its rows, and nothing else."""
+
+
+class DeltaLake:
+    """The table of a lake, read as the lake is.
+
+    Args:
+        root: of the lake, see :class:`~dtx.pipeline.archive.files.Files`.
+
+    Raises:
+        LakeError: it was written by a newer dtx, or its file system cannot be used.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._lake = Lake(f"{root.rstrip('/')}/{TABLE}")
+
+    def frame(self, spark: "SparkSession", since: Progress | None = None) -> tuple["DataFrame", dict[str, int]]:
+        """The rows of one version of the table, and which batches these are.
+
+        Args:
+            spark: the session.
+            since: what an earlier call returned: leave out what it had already.
+
+        Raises:
+            LakeError: there is no table, or it needs more than plain Parquet.
+        """
+        place = self._lake.files.uri
+        table = opened(place)
+        if table is None:
+            raise LakeError(f"{place} is no Delta table: dtx pipeline archive --format delta makes one")
+        if table.protocol().min_reader_version > _READER:
+            raise LakeError(
+                f"{place} needs version {table.protocol().min_reader_version} of Delta's reader protocol, and its "
+                f"files alone say all in version {_READER} only: something else has changed the table"
+            )
+        # of this version of the table, not of the checkpoints: a commit comes before its batch is checkpointed
+        numbers = {stream: table.transaction_version(stream) for stream in self._lake.progress()}
+        names, misread = _files(table)
+        files = [name if "://" in name else self._lake.files.path(name) for name in names]
+        reader = spark.read.schema(_STORED).option("basePath", place)
+        found = reader.parquet(*files) if files else spark.createDataFrame([], _STORED)
+        rm = sf.col("rm")
+        for seen, true in misread.items():
+            rm = sf.when(sf.col("rm") == seen, sf.lit(true)).otherwise(rm)
+        found = found.withColumn("rm", rm)
+        if since is not None:
+            found = found.where(~reached(ORIGIN.name, since))
+        progress = {stream: number for stream, number in numbers.items() if number is not None}
+        return found.select(EVENTS.names), progress
+
+    @property
+    def quarantined(self) -> list[Quarantined]:
+        """Nothing: the table's log names its files, and where one of them is damaged Spark stops with its name."""
+        return []
 
 
 def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, source: str, rejoin: bool) -> None:
@@ -37,7 +106,6 @@ def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, sour
         LakeError: the package ``deltalake`` is not installed.
     """
     from deltalake import CommitProperties, Transaction, write_deltalake
-    from pyspark.sql import functions as sf
 
     table = opened(root)
     known = None if table is None else table.transaction_version(stream)
@@ -87,6 +155,25 @@ def last(root: str, source: str) -> dict[str, int]:
         if batch is not None:
             found[batch.stream] = max(batch.number, found.get(batch.stream, -1))
     return found
+
+
+def _files(table: "DeltaTable") -> tuple[list[str], dict[str, str]]:
+    """The files of this version of the table, and resource managers that Spark would call something else.
+
+    The table's log has names of files as URIs have them ("Add File"). Of a directory, Spark takes each octet that is
+    written as ``%XX`` for a character of its own: where UTF-8 has more than one for a character, it is wrong.
+    """
+    import pyarrow as pa
+
+    added = pa.table(table.get_add_actions(flatten=True))
+    names = [unquote(name) for name in added["path"].to_pylist()]
+    misread = {}
+    for name, true in zip(names, added["partition.rm"].to_pylist(), strict=True):
+        (word,) = (part.removeprefix("rm=") for part in name.split("/") if part.startswith("rm="))
+        seen = _OCTET.sub(lambda octet: chr(int(octet[1], 16)), word)
+        if seen != true:
+            misread[seen] = true
+    return names, misread
 
 
 def _new(rows: "pa.Table", table: "DeltaTable", source: str) -> "pa.Table":

@@ -113,7 +113,7 @@ class Lake:
         stored, progress = self.stored(spark)
         whole = stored.where(~_beyond("batch", progress))
         if since is not None:
-            whole = whole.where(~_reached("origin", since))
+            whole = whole.where(~reached("origin", since))
         return whole.select(EVENTS.names), progress
 
     def stored(self, spark: "SparkSession") -> "tuple[DataFrame, dict[str, int]]":
@@ -216,7 +216,7 @@ def _beyond(column: str, progress: Progress) -> "Column":
     return _compared(column, progress, lambda number, last: number > last)
 
 
-def _reached(column: str, progress: Progress) -> "Column":
+def reached(column: str, progress: Progress) -> "Column":
     """Whether the batch that *column* names is one of *progress*."""
     return _compared(column, progress, lambda number, last: number <= last)
 
