@@ -91,6 +91,8 @@ class SimBroker:
     network: Network
     queues: dict[bytes, Queue] = field(default_factory=dict)
     connections: "dict[BrokerConnection, None]" = field(default_factory=dict)
+    leaving: "dict[BrokerChannel, None]" = field(default_factory=dict)
+    """Channels of connections that have ended, which still have what they were given."""
     process: Process = field(init=False)
     running: bool = False
     alarm: bool = False
@@ -132,6 +134,8 @@ class SimBroker:
         for connection in self.connections:
             for channel in connection.channels.values():
                 channel.give_all_back()
+        for channel in list(self.leaving):
+            channel.give_all_back()
         self.connections.clear()
         if self.forgets_acks:
             for at, queue, message in self.recent:

@@ -229,6 +229,7 @@ class BrokerChannel:
 
     def give_all_back(self) -> None:
         """What was not settled returns to its queues; consumers end."""
+        self.broker.leaving.pop(self, None)
         touched = {}
         for tag in self.consumers:
             for queue in self.broker.queues.values():
@@ -250,6 +251,7 @@ class BrokerChannel:
     def connection_ended(self, gone: float) -> None:
         """The connection is gone. What is in the midst of tx.commit may still happen, a moment after its lock went."""
         random, process = self.broker.loop.random, self.broker.process
+        self.broker.leaving[self] = None
         if random.random() < 0.3:
             self._inbox.clear()
         process.call(gone + random.random() * LATE, self._end)

@@ -81,6 +81,8 @@ class Explorer(Asker):
                     if self.random.random() < 0.5:
                         client.close()
                 await asyncio.sleep(0.05 + self.random.random() * 0.3)
+                for client in clients:
+                    client.close()  # it may be in a branch still: nothing else can be begun there
         for client in clients:
             client.close()
 
