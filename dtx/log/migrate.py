@@ -105,11 +105,20 @@ def _explained(dsn: Dsn) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        # the tables belong to whoever makes them, and so do the journal's partitions of each day
-        refused = isinstance(cause, psycopg.errors.InsufficientPrivilege)
-        advice = "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
-        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(cause)}{advice if refused else ''}") from None
+        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(cause)}{_advice(cause)}") from None
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(f"{dsn.shown}: {dsn.explain(error)}") from None
     except CommandError as error:
         raise LogError(f"the tables in {dsn.shown} cannot be migrated by this dtx: {dsn.explain(error)}") from None
+
+
+def _advice(cause: BaseException) -> str:
+    """What to do about it, where that is clear."""
+    match cause:
+        case psycopg.errors.InsufficientPrivilege():
+            # the tables belong to whoever makes them, and so do the journal's partitions of each day
+            return "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
+        case psycopg.OperationalError(sqlstate=None):
+            return "; start PostgreSQL, or correct the database URL"
+        case _:
+            return ""

@@ -354,6 +354,12 @@ def test_a_database_that_is_away_is_one_sentence_without_the_password(
     assert "s3cret-word" not in answer.err
 
 
+def test_migrate_says_what_to_do_about_a_database_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Command(f"postgresql://u@127.0.0.1:{free_port()}/x", capsys)("migrate", "current")
+    assert answer.code == 3
+    assert answer.err.rstrip().endswith("start PostgreSQL, or correct the database URL")
+
+
 def test_migrate_goes_up_and_down_and_says_where_it_is(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     dtx = Command(postgres_url, capsys)
     assert dtx("migrate", "current").out.startswith("none (the newest is ")
