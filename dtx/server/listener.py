@@ -226,7 +226,7 @@ class Listener:
         self._new_session: NewSession | None = None
         self._max_connections = max_connections
         self._metrics = metrics
-        self._connections: set[ClientConnection] = set()
+        self._connections: dict[ClientConnection, None] = {}  # as they came
         self._left: set[ClientSession] = set()
         """Sessions that go on without their client."""
         self._servers: list[asyncio.Server] = []
@@ -294,7 +294,7 @@ class Listener:
                 _log.warning("no room for more connections", max_connections=self._max_connections)
             return False
         self._full = False
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._metrics.connections.inc()
         return True
 
@@ -303,7 +303,7 @@ class Listener:
         if connection.session in self.sessions:
             self._left.add(connection.session)
         if connection in self._connections:
-            self._connections.discard(connection)
+            del self._connections[connection]
             self._metrics.connections.dec()
 
     def begin(self, connection: ClientConnection, header: bytes) -> ClientSession | None:

@@ -113,14 +113,15 @@ def current() -> Process:
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that is hashed by its number: addresses differ from run to run, and with them the order in sets."""
+    """A task that is hashed by its number: addresses differ from run to run, and with them the order in sets.
 
-    _numbers = count(1)
+    Numbers begin anew with each loop, so that a seed is the same run behind whatever came before it.
+    """
 
-    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+    def __new__(cls, *_args: object, loop: "SimLoop", **_kwargs: object) -> Self:
         """A task with the next number."""
         task = super().__new__(cls)
-        task.number = next(cls._numbers)
+        task.number = next(loop.numbers)
         return task
 
     number: int
@@ -147,6 +148,8 @@ class SimLoop(asyncio.BaseEventLoop):
         """Tasks of dead processes: kept, so that nothing of them runs, not even at garbage collection."""
         self.connect: Callable[..., Coroutine[Any, Any, Any]] | None = None
         self.listen: Callable[..., Any] | None = None
+        self.numbers = count(1)
+        """Of tasks."""
         self._step = 2 * step
         self._timers: list[tuple[float, float, int, events.TimerHandle]] = []
         self._sequence = count()

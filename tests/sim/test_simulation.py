@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -41,22 +42,28 @@ def test_a_million_steps_of_everything_that_goes_wrong() -> None:
 
 def essence(result: Result) -> str:
     """What tells two runs apart."""
-    return f"{result.steps} {result.seconds!r} {sorted(result.answers.items())}"
+    trace = sha256("\n".join(result.trace).encode()).hexdigest()
+    return f"{result.steps} {result.seconds!r} {sorted(result.answers.items())} {trace}"
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, 3, 34, 37])
 def test_a_seed_is_the_same_run_in_every_process(seed: int) -> None:
-    """Neither addresses nor the hashes of texts have a say in it."""
+    """Neither addresses nor the hashes of texts have a say in it, nor what was run before in the same process."""
     program = (
-        "from tests.sim.run import simulate\nfrom tests.sim.test_simulation import essence\n"
-        f"print(essence(simulate({seed})))"
+        "import sys\nfrom tests.sim.run import simulate\nfrom tests.sim.test_simulation import essence\n"
+        "for seed in sys.argv[1:]:\n    told = essence(simulate(int(seed)))\nprint(told)"
     )
     told = {essence(simulate(seed))}
-    for hashes in ("1", "2"):
+    for hashes, before in (("1", []), ("2", []), ("3", ["36", "7"])):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         environment = {**kept, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program, *before, str(seed)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         told.add(done.stdout.strip())
     assert len(told) == 1, told

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from random import Random
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
@@ -13,7 +14,9 @@ import structlog
 
 from dtx.log import fence, lease, writer
 from dtx.manager import entry
+from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
+from dtx.server.alongside import session
 from dtx.server.standalone import mode as standalone_mode
 from dtx.store.postgres.accounts import Account, Accounts
 from dtx.store.postgres.permissions import Patterns
@@ -91,6 +94,8 @@ def simulated(
         (writer, "Session", sim_database.connector(database)),
         (fence, "raise_epoch", sim_database.raise_epoch),
         (fence, "was_applied", sim_database.was_applied),
+        (connection, "_numbers", count(1)),
+        (session, "_numbers", count(1)),
         (alongside_mode, "Management", OneManagement),
         (standalone_mode, "Accounts", _SimAccounts),
     ]

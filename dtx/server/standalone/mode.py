@@ -66,7 +66,7 @@ async def open_standalone(
         ),
     )
     limits_10 = Limits10.of(settings)
-    connections: set[Connection | Connection10] = set()
+    connections: dict[Connection | Connection10, None] = {}  # as they came
 
     def new_session(transport: ClientConnection, header: bytes) -> Connection | Connection10 | None:
         connection: Connection | Connection10
@@ -76,8 +76,8 @@ async def open_standalone(
             return None
         else:
             connection = Connection10(manager, limits_10, lambda home: StandaloneNodes(parts, home), transport, header)
-        connections.add(connection)
-        connection.ended.add_done_callback(lambda _: connections.discard(connection))
+        connections[connection] = None
+        connection.ended.add_done_callback(lambda _: connections.pop(connection, None))
         return connection
 
     def recheck() -> None:

@@ -44,8 +44,8 @@ class Pump:
         self._clock = clock
         self._waiting: list[QueueIndex] = []
         self._timers: dict[QueueIndex, tuple[float, asyncio.TimerHandle]] = {}
-        self.touched: set[QueueIndex] = set()
-        """Queues that may have handed out messages since somebody took them from here."""
+        self.touched: dict[QueueIndex, None] = {}
+        """Queues that may have handed out messages since somebody took them from here, as they came."""
 
     def close(self) -> None:
         """Nothing is dispatched any more."""
@@ -64,7 +64,7 @@ class Pump:
         now = self._clock()
         for queue in waiting:
             at = queue.dispatch(now)
-            self.touched.add(queue)
+            self.touched[queue] = None
             if at is not None:
                 self._call_at(queue, at, now)
 
@@ -82,14 +82,14 @@ class Pump:
 
     def handed_out(self, queue: QueueIndex) -> None:
         """It has dispatched itself."""
-        self.touched.add(queue)
+        self.touched[queue] = None
 
     def forget(self, queue: QueueIndex) -> None:
         """The queue is gone."""
         known = self._timers.pop(queue, None)
         if known is not None:
             known[1].cancel()
-        self.touched.discard(queue)
+        self.touched.pop(queue, None)
 
     def fetch(self, queue: QueueIndex, positions: list[int]) -> None:
         """Read bodies."""

@@ -446,7 +446,7 @@ class PostgresStore:
         Up to a second late: what was delivered in that time and comes again after a crash does not say so. AMQP 0-9-1
         asks for no more: "the server SHOULD try to signal redelivered messages when it can".
         """
-        touched, self._pump.touched = self._pump.touched, set()
+        touched, self._pump.touched = self._pump.touched, {}
         marks: list[tuple[int, int]] = []
         for index in touched:
             entry = self._registry.find(index.id)

@@ -389,7 +389,7 @@ class Lane:
             first = result.returned[0]
             reason = f"{first.code} {first.text.decode('utf-8', 'replace')}"
         elif result.proved:
-            missing = await self._missing({item.queue for item in work if item.queue is not None})
+            missing = await self._missing(dict.fromkeys(item.queue for item in work if item.queue is not None))
             gone = {item.position for item in work if item.queue in missing}
             reason = "404 queue is gone"
         if not gone:
