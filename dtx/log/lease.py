@@ -26,24 +26,36 @@ from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.keeping import Keep
 from dtx.log.process import is_dead, this_process
-from dtx.log.session import connect, session_settings
+from dtx.log.session import application_name, connect, session_settings
 from dtx.telemetry import get_logger
 
 POLL_SECONDS: Final = 0.25
 """How often a standby asks: the delay of a handover after a clean close."""
 _RETRY_SECONDS: Final = 0.5
 
+_PATIENCE: Final = 1.0
+"""Seconds that a standby waits for the lock on the lease before it looks who has it; a quarter of a shorter lease."""
+
+# Where the lease has not run out it is only looked at: a lock on it would hold up its holder's writes.
 _TAKE: Final = """
 INSERT INTO dtx.lease AS l (rm, epoch, holder, process, instance, taken_at, expires_at, retention_days, archive_days,
     audit_days)
-VALUES (%(rm)s, 1, %(holder)s, %(process)s, %(instance)s, clock_timestamp(),
-    clock_timestamp() + %(ttl)s * interval '1 second', %(journal)s, %(archive)s, %(audit)s)
+SELECT %(rm)s, 1, %(holder)s, %(process)s, %(instance)s, clock_timestamp(),
+    clock_timestamp() + %(ttl)s * interval '1 second', %(journal)s, %(archive)s::integer, %(audit)s::integer
+FROM set_config('lock_timeout', %(patience)s, true)
+WHERE NOT EXISTS (SELECT FROM dtx.lease h WHERE h.rm = %(rm)s AND h.expires_at >= clock_timestamp()
+    AND h.instance IS DISTINCT FROM %(dead)s)
 ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + 1, holder = excluded.holder, process = excluded.process,
     instance = excluded.instance, taken_at = excluded.taken_at,
     expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days,
     archive_days = excluded.archive_days, audit_days = excluded.audit_days
 WHERE l.expires_at < clock_timestamp() OR l.instance = %(dead)s
 RETURNING epoch
+"""
+_END_WRITER: Final = """
+SELECT count(pg_terminate_backend(a.pid)) FROM dtx.lease l JOIN pg_stat_activity a ON a.application_name = %(writer)s
+WHERE l.rm = %(rm)s AND l.instance = %(theirs)s AND l.expires_at < clock_timestamp()
+    AND a.usename = current_user AND a.state <> 'idle' AND a.wait_event_type = 'Client'
 """
 _HOLDER: Final = "SELECT holder, process, instance FROM dtx.lease WHERE rm = %(rm)s"
 _RENEW: Final = """
@@ -92,6 +104,7 @@ class Lease:
         self._parameters = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
             "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
+            "patience": f"{round(min(_PATIENCE, ttl / 4) * 1000)}ms",
         }  # fmt: skip
         self._connection: psycopg.AsyncConnection | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -150,12 +163,20 @@ class Lease:
         """The new epoch, or ``None`` and who has the lease."""
         connection = await self._connect()
         row = await (await connection.execute(_HOLDER, self._parameters)).fetchone()
-        holder, dead = "", None
+        holder, instance, dead = "", None, None
         if row is not None:
             holder, process, instance = row
             dead = instance if is_dead(process) else None
         asked = clock()
-        row = await (await connection.execute(_TAKE, self._parameters | {"dead": dead})).fetchone()
+        try:
+            row = await (await connection.execute(_TAKE, self._parameters | {"dead": dead})).fetchone()
+        except psycopg.errors.LockNotAvailable:
+            # Its holder stands still in the middle of a group, or its machine is gone: PostgreSQL would wait for the
+            # other half, and keep the lock, for hours.
+            if instance is not None:
+                theirs = {"theirs": instance, "writer": application_name("writer", instance)}
+                await connection.execute(_END_WRITER, self._parameters | theirs)
+            return None, holder
         if row is None:
             return None, holder
         self._extend(asked)

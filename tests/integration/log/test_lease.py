@@ -11,8 +11,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dtx.log.api import LeaseLost, LogError
+from dtx.log.api import LeaseHeld, LeaseLost, LogError
 from dtx.log.postgres import PostgresLog
+from dtx.log.statements import bind_group
 from tests.integration.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_xid, all_of, an_insert
 from tests.support.postgres import PostgresServer
@@ -88,6 +89,54 @@ async def test_a_commit_that_has_proved_its_epoch_is_seen_by_the_successor(
     await write
     second = await taking
     assert branch.id in await all_of(second.load())
+
+
+async def test_a_holder_that_stopped_in_the_middle_of_a_group_is_not_waited_for(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    """Its session has proved the lease and waits for the rest: the lock would outlive the lease by hours."""
+    first = await open_log(lease_ttl=1.0)
+    await stop_renewing(first)
+    await send_half_a_group(first)
+    second = await asyncio.wait_for(open_log(lease_ttl=1.0), 20)
+    assert second.lease_valid
+    with pytest.raises(LeaseLost):
+        await first.write(an_insert(a_branch()))
+    assert await all_of(second.load()) == {}
+
+
+async def test_a_holder_in_the_middle_of_a_group_keeps_its_lease(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """However long a group takes: who stands by ends nobody's session as long as the lease is renewed."""
+    first = await open_log(lease_ttl=60.0)
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        pid = await send_half_a_group(first)
+        with pytest.raises(LeaseHeld, match="has the lease"):
+            await PostgresLog(migrated_postgres_url, "rm").open(wait=False)
+        assert connection.execute("SELECT pid FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() == (pid,)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("SELECT FROM dtx.lease FOR UPDATE NOWAIT")
+
+
+async def send_half_a_group(log: PostgresLog) -> int:
+    """What a process does that is stopped while it sends one: the proof of the lease, and nothing behind it.
+
+    Returns:
+        The pid of the session, which waits for the rest.
+    """
+    assert log._writer is not None
+    session = log._writer._session
+    assert session is not None
+    statement, parameters = bind_group(b"rm", log.epoch, [])[0]
+    session._pgconn.send_query_prepared(statement.name, parameters, [1] * len(parameters), 1)
+    assert session._pgconn.flush() == 0
+    async with await psycopg.AsyncConnection.connect(session._dsn.conninfo, autocommit=True) as connection:
+        while True:
+            cursor = await connection.execute(
+                "SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND state = 'active'", [session.backend_pid]
+            )
+            if await cursor.fetchone() == ("ClientRead",):
+                return session.backend_pid
+            await asyncio.sleep(0.01)
 
 
 async def lock_is_waited_for(url: str, sessions: int = 1) -> None:
@@ -195,6 +244,7 @@ async def test_epochs_only_grow(open_log: OpenLog, migrated_postgres_url: str) -
 HOLD = """
 import asyncio, sys
 from dtx.log.postgres import PostgresLog
+from dtx.log.statements import bind_group
 
 async def hold():
     await PostgresLog(sys.argv[1], "rm", lease_ttl=3600.0).open()
