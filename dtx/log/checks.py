@@ -49,8 +49,9 @@ def examine(dsn: Dsn) -> list[Check]:
         LogUnavailable: no connection.
     """
     try:
-        with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10) as connection:
-            return _examine(connection)
+        # a pooler may lose what was prepared before it is known that there is one
+        with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10, prepare_threshold=None) as connection:
+            return [*_examine(connection), _pooling(connection, dsn)]
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(f"cannot connect to {dsn.shown}: {dsn.explain(error)}") from None
 
@@ -93,6 +94,25 @@ def _examine(connection: psycopg.Connection) -> list[Check]:
         )
     )
     return checks
+
+
+def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
+    """Whether a session of PostgreSQL is ours from one transaction to the next: the writer sets and prepares for it."""
+    question = "SELECT pg_backend_pid()"
+    before = connection.execute(question).fetchone()
+    if before == (connection.info.backend_pid,):
+        return Check(name="pooling", found="none")
+    with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10, prepare_threshold=None) as other:
+        theirs = other.execute(question).fetchone()
+        after = connection.execute(question).fetchone()
+    if before == after != theirs:
+        return Check(name="pooling", found="by session")
+    return Check(
+        name="pooling",
+        found="by transaction",
+        fault="a pooler gives PostgreSQL's sessions to others between two transactions: connect past it, "
+        "or let it pool by session",
+    )
 
 
 def require_safe(dsn: Dsn, *, unsafe: bool = False) -> None:

@@ -1,6 +1,12 @@
 """What a PostgreSQL server must be like."""
 
-from collections.abc import Iterator
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import psycopg
 import pytest
@@ -10,6 +16,10 @@ from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.postgres import PostgresLog
 from tests.support.postgres import PostgresServer
+from tests.support.processes import end, free_port, short_directory, spawn, wait_until
+from tests.support.proxy import Proxy
+
+PGBOUNCER: Final = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
 
 @pytest.fixture
@@ -22,8 +32,10 @@ def test_a_server_with_defaults_is_fine(postgres_url: str) -> None:
     found = checks.examine(Dsn(postgres_url))
     assert [check.name for check in found] == [
         "server_version", "fsync", "full_page_writes", "synchronous_commit", "server_encoding", "role",
+        "pooling",
     ]  # fmt: skip
-    assert [check.fault for check in found] == [None] * 6
+    assert [check.fault for check in found] == [None] * 7
+    assert found[-1].found == "none"
     checks.require_safe(Dsn(postgres_url))
 
 
@@ -41,6 +53,54 @@ async def test_a_server_that_loses_commits_is_refused_unless_unsafe(
             await PostgresLog(own_postgres.url, "rm").open()
         checks.require_safe(dsn, unsafe=True)
         setting.execute(f"ALTER SYSTEM RESET {name}")
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
+def test_a_pooler_must_leave_us_our_sessions(
+    migrated_postgres_url: str, proxy: Callable[[str, int], Proxy], mode: str, left_out: Callable[[str], None]
+) -> None:
+    """What is prepared and set for a session is somebody else's when sessions change hands between transactions."""
+    if PGBOUNCER is None:
+        left_out("PostgreSQL behind a pooler: install pgbouncer")
+        return
+    with pooled(migrated_postgres_url, proxy, mode) as url:
+        if mode == "session":
+            checks.require_safe(Dsn(url))
+            assert checks.examine(Dsn(url))[-1].found == "by session"
+        else:
+            with pytest.raises(LogError, match=r"connect past it, .* \(pooling is by transaction\)"):
+                checks.require_safe(Dsn(url), unsafe=True)
+
+
+@contextmanager
+def pooled(url: str, proxy: Callable[[str, int], Proxy], mode: str) -> Iterator[str]:
+    """The same database behind pgbouncer."""
+    assert PGBOUNCER is not None
+    values = psycopg.conninfo.conninfo_to_dict(url)
+    server = proxy(str(values["host"]), int(values["port"] or 5432))  # its account cannot reach our socket
+    port = free_port()
+    with short_directory("pgbouncer") as directory:
+        configuration = directory / "pgbouncer.ini"
+        configuration.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port} user={values['user']} password={values['password']}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = {mode}\n"
+        )
+        configuration.chmod(0o644)
+        directory.chmod(0o755)
+        account = ["--user=nobody"] if os.geteuid() == 0 else []
+        with (directory / "log").open("wb") as log:
+            pooler = spawn([PGBOUNCER, *account, configuration], output=log.fileno())
+        try:
+            wait_until(lambda: _listens(port), what="pgbouncer's start")
+            yield f"postgresql://{values['user']}@127.0.0.1:{port}/{values['dbname']}"
+        finally:
+            end(pooler, signal.SIGTERM)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_another_encoding_is_refused(postgres: PostgresServer, postgres_url: str) -> None:
