@@ -1,5 +1,7 @@
 """Connections by SQLAlchemy, for what is asked now and then."""
 
+from typing import Any
+
 import psycopg
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
@@ -11,7 +13,23 @@ def engine(dsn: Dsn) -> Engine:
     """A SQLAlchemy engine that keeps no connection open. It connects as libpq reads the URL, sockets and all."""
     return create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(dsn.conninfo, connect_timeout=10),
+        creator=lambda: connected(dsn),
         poolclass=NullPool,
         hide_parameters=True,
     )
+
+
+def connected(dsn: Dsn, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+    """A connection that gives times the form that psycopg reads, whatever the default is.
+
+    Raises:
+        psycopg.Error, OSError: no connection.
+    """
+    connection = psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10)
+    try:
+        connection.execute("SET DateStyle = 'ISO'")
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -230,8 +230,7 @@ def _source(url: str, patience: float) -> tuple[Dsn, Engine]:
     def prepare_session(driver: psycopg.Connection, _: object) -> None:
         as_floats(driver)
         driver.execute(
-            "SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false), "
-            "set_config('statement_timeout', %s, false)",
+            "SELECT set_config('TimeZone', 'UTC', false), set_config('statement_timeout', %s, false)",
             [str(round(patience * 1000))],
         )
         driver.commit()

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from dtx.log.api import LogUnavailable
 from dtx.log.dsn import Dsn
+from dtx.log.engine import connected
 from dtx.telemetry import get_logger
 
 AHEAD_DAYS: Final = 7
@@ -62,7 +63,7 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
         LogUnavailable: no connection, or the database refused.
     """
     try:
-        with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10) as connection:
+        with connected(dsn, autocommit=True) as connection:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
             row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK_KEY]).fetchone()
             if row is None or not row[0]:
@@ -91,7 +92,7 @@ def _now(connection: psycopg.Connection) -> datetime:
 def _partitions(connection: psycopg.Connection) -> dict[str, date]:
     rows = connection.execute(
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
-        r"WHERE i.inhparent = 'dtx.journal'::regclass AND c.relname ~ '^journal_\d{8}$'"
+        "WHERE i.inhparent = 'dtx.journal'::regclass AND c.relname ~ '^journal_[0-9]{8}$'"
     ).fetchall()
     return {name: datetime.strptime(name, "journal_%Y%m%d").replace(tzinfo=UTC).date() for (name,) in rows}
 

@@ -317,6 +317,7 @@ def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> 
         "idle_in_transaction_session_timeout": f"{round(statement_timeout * 1000)}ms",
         "lock_timeout": f"{round(statement_timeout * 1000)}ms",
         "TimeZone": "UTC",
+        "DateStyle": "ISO",
     }
 
 

@@ -1,5 +1,6 @@
 """What a PostgreSQL server must be like."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,13 +12,28 @@ from typing import Final
 import psycopg
 import pytest
 
-from dtx.log import checks
+from dtx.log import checks, migrate, retention
 from dtx.log.api import LogError, LogUnavailable
+from dtx.log.changes import Store
 from dtx.log.dsn import Dsn
 from dtx.log.postgres import PostgresLog
+from dtx.log.reading import Filter, LogReader
+from dtx.log.records import JournalEvent
+from tests.integration.log.conftest import OpenLog
+from tests.support.branches import (
+    a_branch,
+    a_completion,
+    a_consume,
+    a_line,
+    a_publish,
+    a_unit,
+    all_of,
+    an_insert,
+)
 from tests.support.postgres import PostgresServer
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 from tests.support.proxy import Proxy
+from tests.support.stored import a_message, puts
 
 PGBOUNCER: Final = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
@@ -101,6 +117,50 @@ def pooled(url: str, proxy: Callable[[str, int], Proxy], mode: str) -> Iterator[
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("DateStyle", "SQL, DMY"),
+        ("standard_conforming_strings", "off"),
+        ("default_transaction_isolation", "serializable"),
+        ("TimeZone", "Asia/Kathmandu"),
+        ("bytea_output", "escape"),
+        ("extra_float_digits", "-10"),
+        ("search_path", "nowhere"),
+        ("client_encoding", "LATIN1"),
+        ("idle_session_timeout", "200ms"),
+    ],
+)
+async def test_no_default_changes_what_is_written_and_read(
+    open_log: OpenLog, migrated_postgres_url: str, setting: str, value: str
+) -> None:
+    """People set defaults for a database or a role: sessions set for themselves whatever would be in the way."""
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting} = '{value}'")
+    await asyncio.to_thread(migrate.upgrade, migrated_postgres_url)
+    for _ in range(2):
+        await asyncio.to_thread(retention.maintain, Dsn(migrated_postgres_url))
+    log = await open_log()
+    branch, ended = a_branch(vhost="/\u20ac", units=(a_unit(),)), a_branch()
+    message = a_message(expires_at=1_900_000_000.123457)
+    work = (a_publish(0), a_consume(1))
+    await asyncio.gather(
+        log.write(an_insert(branch, *work)), log.write(an_insert(ended)), log.write(Store(change=puts(message)))
+    )
+    if setting == "idle_session_timeout":
+        await asyncio.sleep(0.5)  # PostgreSQL ends the sessions meanwhile
+    end = a_line(ended, JournalEvent.COMMITTED)
+    await log.write(a_completion(ended, journal=end))
+    assert await all_of(log.load()) == {branch.id: branch}
+    assert (await log.lookup(branch.vhost, branch.xid)).branch == branch
+    assert await log.read_work(branch.id) == list(work)
+    assert (await log.history(None, ended.xid))[-1] == end
+    assert await log.read_messages([message.slot]) == {message.slot: message}
+    with LogReader(migrated_postgres_url) as reader:
+        (total,) = reader.totals(Filter(rm="rm"))
+    assert total.branches == 1
 
 
 def test_another_encoding_is_refused(postgres: PostgresServer, postgres_url: str) -> None:
