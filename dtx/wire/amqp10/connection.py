@@ -47,7 +47,7 @@ from dtx.wire.amqp10.performatives import (
 from dtx.wire.amqp10.sasl import ANONYMOUS
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EARLY, MAX_EFFORT, MAX_SASL, MIN_IDLE_SECONDS, Settings
-from dtx.wire.amqp10.states import Error, told
+from dtx.wire.amqp10.states import Error, TransactionalState, told
 
 _CONNECTION: Final = "the connection"
 _NOTHING: Final = memoryview(b"")
@@ -72,6 +72,12 @@ class _Rest(NamedTuple):
     buffer: bytes
     frames: Sequence[Frame]
     failure: FrameError | None
+
+
+def _transactions(link: Link) -> list[bytes]:
+    """Those that the frames of an unfinished delivery have named so far."""
+    states = () if link.partial is None else link.partial.states
+    return [state.txn_id for state in states if isinstance(state, TransactionalState)]
 
 
 class Connection:
@@ -105,6 +111,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}
         self._by_remote: dict[int, Session] = {}
         self._rest: _Rest | None = None
+        self._partial: dict[bytes, set[Link]] = {}
+        """Links of which a delivery has come in part that belongs to a transaction, by the id of that."""
         self._unread = b""
         self.unfinished = 0
         self.backlog = 0
@@ -130,7 +138,7 @@ class Connection:
 
     def is_partial(self, txn_id: bytes) -> bool:
         """Whether a delivery has come in part that belongs to this transaction."""
-        return any(session.is_partial(txn_id) for session in self._sessions.values())
+        return txn_id in self._partial
 
     def data_to_send(self, now: float) -> list[bytes | memoryview]:
         """What is to be written to the peer, in pieces; payloads are slices of what they were given as."""
@@ -361,6 +369,22 @@ class Connection:
                 f"unfinished messages of more than {self.settings.max_partial} octets",
             )
         self.unfinished += octets
+
+    def mark_partial(self, link: Link) -> None:
+        """What has come on *link* is a part; more of it, or of its states, may have come before. Idempotent."""
+        for txn_id in _transactions(link):
+            self._partial.setdefault(txn_id, set()).add(link)
+
+    def unmark_partial(self, link: Link) -> None:
+        """That part is one no more. Idempotent."""
+        if not self._partial:
+            return  # as for nearly all messages, which come in one frame
+        for txn_id in _transactions(link):
+            links = self._partial.get(txn_id)
+            if links is not None:
+                links.discard(link)
+                if not links:
+                    del self._partial[txn_id]
 
     def send(self, channel: int, performative: Composite) -> None:
         """Send a frame.

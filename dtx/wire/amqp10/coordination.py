@@ -283,8 +283,10 @@ class Coordination:
         found = self._find(txn_id)
         if not fail and is_partial(txn_id):
             # "It is an error for the controller to attempt to discharge a transaction against which a partial delivery
-            # has been posted." A discharge that fails it "MUST always" complete: the part goes with it.
-            return Terminate(control=control, error=told(_rollback("a delivery of the transaction is not complete")))
+            # has been posted." A discharge that fails it "MUST always" complete: the part goes with it. Another control
+            # link than its own may have asked; rolled back is what that was told.
+            found.doom = _rollback("a delivery of the transaction was not complete when its discharge came")
+            return Terminate(control=control, error=told(found.doom))
         found.phase = Phase.DISCHARGING
         refusal = None if fail else found.doom
         return DischargeAsked(

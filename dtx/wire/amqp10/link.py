@@ -313,12 +313,12 @@ class Link:
         if transfer.more:
             self._session.connection.hold(len(payload))
             partial.octets += payload
+            self._session.connection.mark_partial(self)
             return
+        self.forget_partial()
         if partial.octets:
-            self._session.connection.hold(-len(partial.octets))
             partial.octets += payload
             payload = memoryview(partial.octets)
-        self.partial = None
         if partial.resumed:
             self._tell_dropped(partial)
             return
@@ -361,9 +361,10 @@ class Link:
         self._session.tell(Dropped(session=self._session.channel, link=self.handle, delivery_id=partial.delivery_id))
 
     def forget_partial(self) -> None:
-        """Give back what an unfinished delivery holds."""
+        """Give back what an unfinished delivery holds: it is unfinished no more, or comes to nothing."""
         if self.partial is not None:
             self._session.connection.hold(-len(self.partial.octets))
+            self._session.connection.unmark_partial(self)
             self.partial = None
 
     def miss_partial(self) -> None:

@@ -173,15 +173,6 @@ class Session:
             message.link.credit += 1
         return message.started
 
-    def is_partial(self, txn_id: bytes) -> bool:
-        """Whether a delivery has come in part that belongs to this transaction."""
-        return any(
-            isinstance(state, TransactionalState) and state.txn_id == txn_id
-            for link in self._links.values()
-            if link.partial is not None
-            for state in link.partial.states
-        )
-
     def end(self, error: Error | None = None) -> None:
         """End the session, or answer the peer's end."""
         if self.state in DEAF or not self.connection.sending:

@@ -203,6 +203,23 @@ def test_a_discharge_against_a_partial_delivery_ends_the_control_link() -> None:
     assert found.control_closed(CONTROL) == (transaction,)
 
 
+def test_a_discharge_against_a_partial_delivery_that_another_control_link_asks_for_rolls_back_all_the_same() -> None:
+    """It was told of a rollback: a later discharge, when the delivery is complete, cannot commit."""
+    found = coordination_of()
+    transaction = declare(found)
+    other = (0, 6)
+    found.control_attached(other, REJECTING)
+    answer = found.asked(message(value(Discharge(txn_id=b"txn")), control=other), lambda _: True)
+    assert isinstance(answer, Terminate)
+    assert (answer.control, condition(answer)) == (other, Condition.ROLLBACK)
+    assert found.control_closed(other) == ()
+    assert transaction.doom is not None
+    asked = discharge(found)
+    assert isinstance(asked, DischargeAsked)
+    assert not asked.commit
+    assert condition(found.discharged(asked)) == Condition.ROLLBACK
+
+
 def test_a_failing_discharge_against_a_partial_delivery_completes() -> None:
     found = coordination_of()
     declare(found)

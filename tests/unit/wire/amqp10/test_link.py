@@ -1,14 +1,17 @@
 """A link: attach and detach, credit, drain, fragments both ways, limits; and which mistakes end it."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Attached, Delivered, Detached, Dropped, Ended, Event, Flowed, Writable
+from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Attach,
     Begin,
+    Close,
     Detach,
     Disposition,
     End,
@@ -243,7 +246,6 @@ def test_a_message_may_come_in_pieces() -> None:
     peer, session, link = sender(credit=3)
     state = TransactionalState(txn_id=b"t")
     assert peer.say(transfer(0, more=True, state=state), payload=b"a") == []
-    assert session.is_partial(b"t")
     assert peer.server.is_partial(b"t")
     assert not peer.server.is_partial(b"u")
     assert peer.say(transfer(None, more=True), payload=b"") == []
@@ -251,9 +253,54 @@ def test_a_message_may_come_in_pieces() -> None:
     (event,) = peer.say(transfer(None), payload=b"c")
     assert isinstance(event, Delivered)
     assert (bytes(event.payload), event.settled, event.states) == (b"abc", True, (state,))
-    assert not session.is_partial(b"t")
+    assert not peer.server.is_partial(b"t")
     assert link.credit == 2
     assert session.incoming == {}
+
+
+def test_a_delivery_is_partial_for_all_transactions_that_it_names_up_to_its_end() -> None:
+    peer = Peer().open()
+    session = peer.begin()
+    for handle in (0, 1):
+        peer.attach(session, Role.SENDER, handle, credit=5)
+    first, second = TransactionalState(txn_id=b"t"), TransactionalState(txn_id=b"u")
+    peer.say(transfer(0, 0, more=True, state=first), transfer(None, 0, more=True, state=second))
+    peer.say(transfer(1, 1, more=True, state=first))
+    assert [peer.server.is_partial(txn_id) for txn_id in (b"t", b"u", b"v")] == [True, True, False]
+    peer.say(transfer(None, 0))
+    assert [peer.server.is_partial(txn_id) for txn_id in (b"t", b"u")] == [True, False]
+    peer.say(transfer(None, 1))
+    assert not peer.server.is_partial(b"t")
+
+
+@pytest.mark.parametrize("end", [transfer(None, aborted=True), Detach(handle=0, closed=True), End(), Close()])
+def test_what_comes_to_nothing_is_partial_no_more(end: Composite) -> None:
+    peer, _, _ = sender()
+    peer.say(transfer(0, more=True, state=TransactionalState(txn_id=b"t")))
+    assert peer.server.is_partial(b"t")
+    peer.say(end)
+    assert not peer.server.is_partial(b"t")
+
+
+@pytest.mark.parametrize("mistake", [transfer(7, more=True), transfer(None, more=True, delivery_tag=b"other")])
+def test_what_a_mistake_ends_is_partial_no_more(mistake: Transfer) -> None:
+    peer, _, _ = sender()
+    peer.say(transfer(0, more=True, state=TransactionalState(txn_id=b"t")))
+    peer.say(mistake)
+    assert not peer.server.is_partial(b"t")
+
+
+def test_no_link_is_looked_at_to_say_what_is_partial() -> None:
+    """It is asked for each discharge, of connections with thousands of links, and all other clients wait meanwhile."""
+
+    class Links(dict[int, Link]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all links were looked at")
+
+    peer, session, _ = sender()
+    peer.say(transfer(0, more=True, state=TransactionalState(txn_id=b"t")))
+    session._links = Links(session._links)
+    assert (peer.server.is_partial(b"u"), peer.server.is_partial(b"t")) == (False, True)
 
 
 def test_states_that_do_not_agree_are_told() -> None:
