@@ -416,7 +416,11 @@ class Connection(ClientConnection):
             self.soon(self._resume)  # what waited on it has kept others from sending
 
     def _forget_session(self, session: int, *, by_client: bool) -> None:
-        for place in [place for place in self._links if place[0] == session]:
+        self._forget_all([place for place in self._links if place[0] == session], by_client=by_client)
+
+    def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> None:
+        """First the receivers: what transactions give back must not be delivered to them again."""
+        for place in sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing)):
             self._forget(place, by_client=by_client)
 
     def _on_delivered(self, event: Delivered) -> None:
@@ -542,10 +546,7 @@ class Connection(ClientConnection):
         self.stage = stage
         if not running:
             return
-        # First the receivers: what transactions give back must not be delivered to them again.
-        places = sorted(self._links, key=lambda place: not isinstance(self._links[place], Outgoing))
-        for place in places:
-            self._forget(place)
+        self._forget_all(self._links)
         self.nodes.leave(then)
 
     def _gone(self) -> None:

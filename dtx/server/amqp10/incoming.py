@@ -9,7 +9,7 @@ from dtx.server.amqp10.addresses import Address, ExchangeAddress, parse
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.mapping import to_basic
 from dtx.server.amqp10.nodes import Destination
-from dtx.server.amqp10.transactions import Work, spoil
+from dtx.server.amqp10.work import Work, spoil
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10 import message as messages

@@ -33,7 +33,7 @@ from dtx.wire.amqp10.states import (
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection
-    from dtx.server.amqp10.transactions import Retired, Work
+    from dtx.server.amqp10.work import Retired, Work
 
 _MAX_BACKLOG: Final = 1 << 20
 """Octets that wait for the session windows of a client; its links get nothing more meanwhile."""

@@ -6,368 +6,52 @@ ends the association; prepare, commit, rollback and recover stay with the transa
 is promoted hands its work over to such a branch, and is a distributed one from then on.
 """
 
-from asyncio import Future, wait
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dtx.manager.entry import Entry
 from dtx.server.amqp10.errors import amqp_error, rolled_back
+from dtx.server.amqp10.work import LOCAL_FORMAT, Work, spoil
 from dtx.server.failpoints import saying
-from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp10.coordination import (
-    FATES,
+    Answer,
     Coordination,
     DeclareAsked,
     DischargeAsked,
-    Fate,
     PromoteAsked,
+    Terminate,
     Transaction,
 )
-from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import RELEASED, Accepted, Outcome
 from dtx.wire.amqp10.values import Value
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
-from dtx.xa.model import Association, Operation, State, end_operation
+from dtx.xa.model import Association, Operation
 from dtx.xa.xid import Xid
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.attaching import Shell
     from dtx.server.amqp10.connection import Connection
-    from dtx.server.amqp10.outgoing import Outgoing
 
-LOCAL_FORMAT: Final = 0x616D7170
-"""Format id of the xids of local transactions ("amqp"): nobody else knows their gtrid, which is random."""
 _ROLLED_BACK: Final = (Condition.ROLLBACK, Condition.TIMEOUT)
 _ID: Final = 16
-"""Octets of a txn-id, and of such a gtrid."""
+"""Octets of a txn-id, and of the gtrid of a local transaction."""
 
 
-@dataclass(slots=True, eq=False)
-class Retired:
-    """A delivery whose outcome belongs to a transaction.
-
-    Args:
-        work: the transaction's.
-        link: that sent it.
-        number: its delivery id.
-        taken: the message, as its node calls it.
-        outcome: that the client wants.
-        settled: whether the client can say nothing more of it.
-        kind: whether it was also sent in the transaction.
-        discharged: whether the transaction was, with success: nobody but the branch has a say any more.
-    """
-
-    work: "Work"
-    link: "Outgoing"
-    number: int
-    taken: object
-    outcome: Outcome
-    settled: bool
-    kind: Kind
-    discharged: bool = False
-
-
-class Work:
-    """What one transaction does; for the manager it is a channel that is associated with the branch.
+class _Ending(NamedTuple):
+    """A discharge on its way.
 
     Args:
-        connection: of the client.
-        xid: of the branch.
-        local: whether discharge decides it.
+        asked: by the client.
+        work: what ends.
+        control: the link that it came on: another one may have its place when there is an answer.
     """
 
-    def __init__(self, connection: "Connection", xid: Xid, *, local: bool) -> None:
-        self._connection = connection
-        self.xid = xid
-        self.local = local
-        self.entry: Entry
-        """Known once it has begun."""
-        self._held: dict[Retired, None] = {}
-        self._late: list[Retired] = []
-        """What was sent in it and is settled, without an outcome, while it is being discharged: no more than the client
-        may have unsettled.
-        """
-        self._acquirers: dict[Outgoing, None] = {}
-        """Links that send, or have sent, in it."""
-        self._ending = False
-        self._verdicts: set[Future[Any]] = set()
-        """What has to be known before it ends: whether messages have to be left out, and what dead letters are."""
-
-    # -- begin and end
-
-    def begin(self) -> XaFlag | None:
-        """Start the branch, or join it.
-
-        Returns:
-            The answer; ``None`` while another operation runs on it.
-
-        Raises:
-            XaError: as the table of the core says.
-        """
-        result = self._demarcate(self.xid, Operation.START) if self.local else self._join(self.xid)
-        if result is None:
-            return None
-        flag, self.entry = result
-        return flag
-
-    def _join(self, xid: Xid) -> tuple[XaFlag, Entry] | None:
-        try:
-            return self._demarcate(xid, Operation.JOIN)
-        except XaError as error:
-            if error.code is not ReplyCode.NOT_FOUND:
-                raise
-        return self._demarcate(xid, Operation.START)
-
-    def promote(self, xid: Xid) -> bool:
-        """Of a local one: work for the branch *xid* from now on, which gets all that was done so far.
-
-        Returns:
-            Whether that is done; false while another operation runs on one of the two.
-
-        Raises:
-            AmqpError, XaError: it cannot be; nothing has changed.
-        """
-        entry, own = self.entry, self.entry.work
-        if entry.busy or entry.doubt:
-            return False
-        if own is None or not self.is_active:
-            raise rolled_back(XaFlag.RBTIMEOUT if entry.branch.state is State.TIMED_OUT else XaFlag.RBROLLBACK)
-        joined = self._join(xid)
-        if joined is None:
-            return False
-        flag, branch = joined
-        if flag is not XaFlag.OK:
-            raise rolled_back(flag)
-        held = branch.work
-        assert held is not None, "it is associated, so it has not voted"
-        if not held.fits(own.bytes, own.count, charged=True):
-            self._demarcate(xid, Operation.END)
-            raise XaError(ReplyCode.RESOURCE_ERROR, held.excess(own.bytes, own.count))
-        own.hand_over(held)
-        left = self.xid
-        self._demarcate(left, Operation.END)
-        self.xid, self.entry, self.local = xid, branch, False
-        # It has nothing to vote about any more, and so it ends.
-        self._connection.manager.ask(self._connection.who, left, Operation.PREPARE, _nobody)
-        return True
-
-    def end(self, *, fail: bool) -> XaFlag | None:
-        """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it."""
-        if not fail:
-            if self._verdicts:
-                return None
-            reason = self._connection.nodes.refusal(self.entry)
-            if reason is not None:
-                self.doom(reason)
-        result = self._demarcate(self.xid, end_operation(fail=fail, suspend=False))
-        return None if result is None else result[0]
-
-    def _demarcate(self, xid: Xid, operation: Operation) -> tuple[XaFlag, Entry] | None:
-        return self._connection.manager.demarcate(self._connection.who, xid, operation, self)
-
-    # -- work
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it takes work: it has neither ended nor been rolled back."""
-        return self.entry.work is not None and self.entry.branch.state is State.ACTIVE
-
-    def publish(self, message: HeldPublish) -> None:
-        """Hold a message.
-
-        Raises:
-            XaError: 506, it is too much for the transaction, which is rolled back.
-        """
-        work = self.entry.work
-        if work is None or not self.is_active:
-            return  # rolled back already, as the discharge will say
-        size = len(message.body) + len(message.properties)
-        if not work.fits(size):
-            reason = work.excess(size)
-            self.doom(reason)
-            raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the transaction is rolled back")
-        work.add_publish(message)
-
-    def wait_for(self, verdict: Future[Any]) -> None:
-        """A message is held of which nobody knows yet whether it may be, or one is about to be: nothing is decided
-        before.
-        """
-        self._verdicts.add(verdict)
-        verdict.add_done_callback(self._verdicts.discard)
-
-    async def quiet(self) -> None:
-        """Wait until the work is known, and nothing else runs on the branch.
-
-        Raises:
-            XaError: 541, that takes too long.
-        """
-        while self._verdicts:
-            await wait(self._verdicts)
-        await self._connection.manager.settle(self._connection.who, self.xid)
-
-    def withdraw(self, message: HeldPublish) -> None:
-        """Leave a message out again."""
-        if self.entry.work is not None:
-            self.entry.work.withdraw(message)
-
-    def acquires(self, link: "Outgoing") -> None:
-        """What *link* sends belongs to it from now on."""
-        self._acquirers[link] = None
-
-    def ending(self) -> None:
-        """Its discharge has come: nothing is sent in it any more."""
-        self._ending = True
-        for link in self._acquirers:
-            link.acquire_no_more(self)
-
-    def retire(
-        self, link: "Outgoing", number: int, taken: object, outcome: Outcome, *, settled: bool, kind: Kind
-    ) -> None:
-        """Hold the outcome of a delivery.
-
-        Args:
-            link: that sent it.
-            number: its delivery id.
-            taken: the message; the link keeps it no more.
-            outcome: what shall become of it.
-            settled: whether the client has settled it.
-            kind: whether it was also sent in the transaction.
-        """
-        retired = Retired(self, link, number, taken, outcome, settled, kind)
-        held = self.entry.work
-        if not settled:
-            link.retired[number] = retired
-        if self._ending and kind is Kind.ACQUISITION:
-            self._late.append(retired)
-        elif held is None or not self.is_active:
-            _revert(retired)
-        else:
-            try:
-                if isinstance(outcome, Accepted):
-                    link.node.keep(taken, self, held, partial(self._released, retired))
-                else:
-                    decided = partial(self._decided, retired)
-                    link.node.postpone(taken, self, held, decided, outcome)
-            except XaError as error:
-                _revert(retired)
-                self.doom(error.reason)
-            else:
-                self._held[retired] = None
-
-    def _released(self, retired: Retired) -> None:
-        """The branch is rolled back: nothing of what was retired has happened."""
-        self._held.pop(retired, None)
-        if retired.discharged:
-            # The discharge was no rollback, so there is no default outcome (4.4.4.2): it was the branch's to consume.
-            retired.link.node.requeue((retired.taken,))
-        else:
-            _revert(retired)
-
-    def _decided(self, retired: Retired, committed: bool) -> None:
-        """The branch has ended: "the outcome specified by the controller is applied at the source", or is not."""
-        if not committed:
-            self._released(retired)
-            return
-        self._held.pop(retired, None)
-        retired.link.apply((retired.taken,), retired.outcome)
-        _settle((retired,))
-
-    def doom(self, reason: str) -> None:
-        """Part of its work is lost, or must not be done: it can only be rolled back."""
-        self._connection.manager.doom(self.entry, reason)
-
-    # -- outcome
-
-    def succeeded(self) -> None:
-        """The discharge has succeeded: what is unsettled is settled. Outcomes are applied when the branch commits."""
-        done = [*self._held, *self._late]
-        for retired in self._late:
-            retired.link.apply((retired.taken,), retired.outcome)
-        self._late.clear()
-        for retired in self._held:
-            retired.discharged = True
-        self._held.clear()
-        _settle(done)
-        self._discharged(committed=True)
-
-    def _discharged(self, *, committed: bool) -> None:
-        for link in self._acquirers:
-            link.discharged(self, committed=committed)
-        self._acquirers.clear()
-
-    def failed(self) -> None:
-        """The transaction is rolled back; the manager releases what is held for the branch."""
-        late = self._late[:]
-        self._late.clear()
-        for retired in late:
-            _revert(retired)
-        self._discharged(committed=False)
-
-    def give_up(self) -> None:
-        """It was rolled back when messages had left their queues: they have returned there, to be taken again."""
-        left = list(self._held)
-        self._held.clear()
-        for retired in left:
-            retired.outcome = RELEASED
-        _settle(left)
-
-    def lose(self) -> None:
-        """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
-        self.ending()
-        self.failed()
-        self.part()
-
-    def part(self) -> None:
-        """Let go of the branch, whatever it is associated with: nobody asks about it here any more."""
-        connection = self._connection
-        connection.manager.channel_lost(self, [self.entry])
-        if self.local:
-            connection.manager.ask(connection.who, self.xid, Operation.ROLLBACK, _nobody)
-
-
-def spoil(transaction: Transaction, work: Work, reason: str) -> None:
-    """What cannot be done was sent settled, or nobody hears of it: "it MUST NOT allow the successful discharge"
-    (4.4.4.1), and what was not settled has an outcome that "the resource must inform the controller of" before (4.4.1).
-    """
-    transaction.doom = AmqpError(Condition.ROLLBACK, reason)
-    work.doom(reason)
-
-
-def _settle(done: Sequence[Retired]) -> None:
-    """Tell clients what became of deliveries that they have not settled themselves."""
-    told: dict[tuple[Outgoing, int], tuple[Outcome, list[int]]] = {}
-    for retired in done:
-        if not retired.settled:
-            retired.settled = True
-            retired.link.retired.pop(retired.number, None)
-            # one disposition of the client has one outcome, which may hold maps and so has no hash
-            told.setdefault((retired.link, id(retired.outcome)), (retired.outcome, []))[1].append(retired.number)
-    for (link, _), (outcome, numbers) in told.items():
-        link.settle(numbers, outcome)
-
-
-def _revert(retired: Retired) -> None:
-    """The outcome was not applied: the delivery is the client's as before, or its source's where it was settled, or was
-    sent in the transaction.
-    """
-    link = retired.link
-    link.retired.pop(retired.number, None)
-    match FATES[retired.kind, retired.settled or not link.is_open, False]:
-        case Fate.RETURN:
-            link.give_back(retired.number, retired.taken, settled=retired.settled)
-        case Fate.DEFAULT:
-            link.apply_default(retired.taken)
-        case _:
-            link.unsettled[retired.number] = retired.taken
-
-
-def _nobody(answer: XaFlag | XaError) -> None:
-    """Nobody waits for the answer."""
+    asked: DischargeAsked
+    work: Work
+    control: "Shell | None"
 
 
 class Transactions:
@@ -382,7 +66,7 @@ class Transactions:
         self._connection = connection
         self._coordination = coordination
         self._works: dict[bytes, Work] = {}
-        self._promoting: dict[bytes, DischargeAsked | None] = {}
+        self._promoting: dict[bytes, _Ending | None] = {}
         """Those that wait for the branch they are to work for, with the discharge that waits for that."""
 
     def work(self, transaction: Transaction) -> Work:
@@ -452,14 +136,15 @@ class Transactions:
             xid = _named(asked.global_id)
             if not work.promote(xid):
                 self._promoting[asked.transaction.txn_id] = None
-                self._connection.manager.spawn(self._promote_later(asked, work, xid))
+                control = self._connection.shell(asked.control)
+                self._connection.manager.spawn(self._promote_later(asked, work, xid, control))
                 return
         except (AmqpError, XaError) as error:
-            self._promotion_refused(asked, work, error)
+            self._connection.say(self._promotion_refused(asked, work, error))
         else:
-            self._promoted(asked)
+            self._connection.say(self._promoted(asked))
 
-    async def _promote_later(self, asked: PromoteAsked, work: Work, xid: Xid) -> None:
+    async def _promote_later(self, asked: PromoteAsked, work: Work, xid: Xid, control: "Shell | None") -> None:
         manager, who, txn_id = self._connection.manager, self._connection.who, asked.transaction.txn_id
         try:
             done = False
@@ -470,77 +155,88 @@ class Transactions:
                     raise rolled_back(XaFlag.RBROLLBACK)
                 done = work.promote(xid)
         except (AmqpError, XaError) as error:
-            self._promotion_refused(asked, work, error)
+            answer = self._promotion_refused(asked, work, error)
         else:
-            self._promoted(asked)
+            answer = self._promoted(asked)
+        self._say_late(answer, control)
         discharge = self._promoting.pop(txn_id)
         if discharge is not None:
-            self.discharge(discharge)
+            self._discharge(discharge)
 
-    def _promoted(self, asked: PromoteAsked) -> None:
+    def _promoted(self, asked: PromoteAsked) -> Answer:
         saying(DtxMethod.START_OK)
-        self._connection.say(self._coordination.promoted(asked))
+        return self._coordination.promoted(asked)
 
-    def _promotion_refused(self, asked: PromoteAsked, work: Work, error: AmqpError | XaError) -> None:
+    def _promotion_refused(self, asked: PromoteAsked, work: Work, error: AmqpError | XaError) -> Answer | Terminate:
         refusal = amqp_error(error)
         work.doom(str(refusal))
-        self._connection.say(self._coordination.promotion_refused(asked, refusal))
+        return self._coordination.promotion_refused(asked, refusal)
+
+    def _say_late(self, answer: Answer | Terminate, control: "Shell | None") -> None:
+        """Answer *control*, unless it is gone: to whatever has its place it would mean something else."""
+        if self._connection.shell(answer.control) is control:
+            self._connection.say(answer)
 
     # -- discharge
 
     def discharge(self, asked: DischargeAsked) -> None:
         """End a transaction, and answer."""
-        self._works[asked.transaction.txn_id].ending()
-        if asked.transaction.txn_id in self._promoting:
-            self._promoting[asked.transaction.txn_id] = asked
-            return
-        work = self._works[asked.transaction.txn_id]
+        txn_id = asked.transaction.txn_id
+        ending = _Ending(asked, self._works[txn_id], self._connection.shell(asked.control))
+        ending.work.ending()
+        if txn_id in self._promoting:
+            self._promoting[txn_id] = ending
+        else:
+            self._discharge(ending)
+
+    def _discharge(self, ending: _Ending) -> None:
         try:
-            flag = work.end(fail=not asked.commit)
+            flag = ending.work.end(fail=not ending.asked.commit)
         except XaError as error:
-            self._not_ended(asked, work, error)
+            self._not_ended(ending, error)
             return
         if flag is None:
-            self._connection.manager.spawn(self._discharge_later(asked, work))
+            self._connection.manager.spawn(self._discharge_later(ending))
         else:
-            self._ended(asked, work, flag)
+            self._ended(ending, flag)
 
-    async def _discharge_later(self, asked: DischargeAsked, work: Work) -> None:
+    async def _discharge_later(self, ending: _Ending) -> None:
         try:
             flag = None
             while flag is None:
-                await work.quiet()
-                flag = work.end(fail=not asked.commit)
+                await ending.work.quiet()
+                flag = ending.work.end(fail=not ending.asked.commit)
         except XaError as error:
-            self._not_ended(asked, work, error)
+            self._not_ended(ending, error)
         else:
-            self._ended(asked, work, flag)
+            self._ended(ending, flag)
 
-    def _not_ended(self, asked: DischargeAsked, work: Work, error: XaError) -> None:
+    def _not_ended(self, ending: _Ending, error: XaError) -> None:
         """It is discharged all the same, and so nobody can end the association later: it goes as that of a channel that
         is lost, and the branch can only be rolled back.
         """
-        work.part()
-        self._done(asked, work, _gone(error))
+        ending.work.part()
+        self._done(ending, _gone(error))
 
-    def _ended(self, asked: DischargeAsked, work: Work, flag: XaFlag) -> None:
-        manager, who = self._connection.manager, self._connection.who
-        failure = None if flag is XaFlag.OK else asked.transaction.doom or rolled_back(flag)
+    def _ended(self, ending: _Ending, flag: XaFlag) -> None:
+        manager, who, work = self._connection.manager, self._connection.who, ending.work
+        failure = None if flag is XaFlag.OK else ending.asked.transaction.doom or rolled_back(flag)
         if not work.local:
-            self._done(asked, work, failure)
+            self._done(ending, failure)
         elif failure is None:
-            manager.ask(who, work.xid, Operation.ONE_PHASE, partial(self._decided, asked, work))
+            manager.ask(who, work.xid, Operation.ONE_PHASE, partial(self._decided, ending))
         else:
-            manager.ask(who, work.xid, Operation.ROLLBACK, lambda _: self._done(asked, work, failure))
+            manager.ask(who, work.xid, Operation.ROLLBACK, lambda _: self._done(ending, failure))
 
-    def _decided(self, asked: DischargeAsked, work: Work, answer: XaFlag | XaError) -> None:
+    def _decided(self, ending: _Ending, answer: XaFlag | XaError) -> None:
         """The answer to the commit in one phase."""
         if isinstance(answer, XaError):
-            self._done(asked, work, amqp_error(answer))
+            self._done(ending, amqp_error(answer))
         else:
-            self._done(asked, work, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
+            self._done(ending, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
 
-    def _done(self, asked: DischargeAsked, work: Work, failure: AmqpError | None) -> None:
+    def _done(self, ending: _Ending, failure: AmqpError | None) -> None:
+        asked, work, control = ending
         if self._works.pop(asked.transaction.txn_id, None) is None:
             return  # answered already
         if asked.commit and failure is None:
@@ -554,7 +250,7 @@ class Transactions:
         else:
             saying(DtxMethod.COMMIT_OK if asked.commit and failure is None else DtxMethod.ROLLBACK_OK)
         # A discharge with fail=true always succeeds (4.3).
-        self._connection.say(self._coordination.discharged(asked, failure if asked.commit else None))
+        self._say_late(self._coordination.discharged(asked, failure if asked.commit else None), control)
 
     # -- the end
 

@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, LiteralString
 
 import psycopg
 
 from dtx.client import Xid
-from dtx.server.amqp10.transactions import LOCAL_FORMAT
+from dtx.server.amqp10.work import LOCAL_FORMAT
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.states import ACCEPTED, Accepted, Declared, DeliveryState, Rejected, TransactionalState
@@ -19,6 +19,7 @@ CONSUMED: Final = 2
 _COMMITTED: Final = """
 SELECT DISTINCT format_id, gtrid, bqual FROM dtx.journal WHERE format_id = %s AND event = 'committed'
 """
+_STUCK: Final = "SELECT format_id, gtrid, bqual FROM dtx.branch WHERE format_id = %s AND stuck IS NOT NULL"
 
 
 class Links:
@@ -92,5 +93,14 @@ def is_rolled_back(outcome: DeliveryState | None) -> bool:
 
 def committed(database: str) -> set[Xid]:
     """Local transactions of clients of AMQP 1.0 that the journal knows as committed."""
+    return _local(database, _COMMITTED)
+
+
+def stuck(database: str) -> set[Xid]:
+    """Those that phase two is stuck with."""
+    return _local(database, _STUCK)
+
+
+def _local(database: str, query: LiteralString) -> set[Xid]:
     with psycopg.connect(database) as connection:
-        return {Xid(f, bytes(g), bytes(b)) for f, g, b in connection.execute(_COMMITTED, (LOCAL_FORMAT,))}
+        return {Xid(f, bytes(g), bytes(b)) for f, g, b in connection.execute(query, (LOCAL_FORMAT,))}

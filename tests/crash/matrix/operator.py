@@ -39,6 +39,22 @@ def redirect(stage: MatrixStage, xid: Xid, position: int, queue: str) -> None:
         raise ConnectionError(f"redirect {position} of {xid}: {answer}")
 
 
+def retry(stage: MatrixStage, xid: Xid) -> None:
+    """Have dtx try once more what *xid* is stuck with; it may not be stuck any more, or be so again.
+
+    Raises:
+        OSError: dtx is gone, or has said something that makes no sense here.
+    """
+    answer = _order(stage, xid, "retry")
+    if answer.status not in {
+        HTTPStatus.OK,
+        HTTPStatus.CONFLICT,
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    }:
+        raise ConnectionError(f"retry {xid}: {answer}")
+
+
 def _order(stage: MatrixStage, xid: Xid, action: str, **more: object) -> Answered:
     operator = Operator(f"http://127.0.0.1:{stage.admin_port}", token=stage.token)
     return operator.order(action, xid, vhost=stage.vhost, reason="the transaction manager is gone", **more)

@@ -34,11 +34,11 @@ from dtx.client import (
 )
 from dtx.client.blocking import Coordination
 from dtx.failpoint import DIED
-from dtx.server.amqp10.transactions import LOCAL_FORMAT
+from dtx.server.amqp10.work import LOCAL_FORMAT
 from dtx.wire.amqp10.states import ACCEPTED
 from tests.crash.matrix.cases import Case, Condition, Decision, Kind
-from tests.crash.matrix.links import committed, is_rolled_back, links
-from tests.crash.matrix.operator import decide, redirect
+from tests.crash.matrix.links import committed, is_rolled_back, links, stuck
+from tests.crash.matrix.operator import decide, redirect, retry
 from tests.crash.matrix.stages import FULL, GONE, IDLE, SOURCES, SPARE, TARGETS, MatrixStage
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT
@@ -296,7 +296,7 @@ class Transaction:
         """What has become of a local transaction: nobody can ask dtx, the journal says it."""
         stage = self._stage
         wait_until(
-            lambda: not stage.dtx.running or all(xid.format_id != LOCAL_FORMAT for xid in stage.states()),
+            lambda: not stage.dtx.running or not self._is_left(),
             seconds=INSISTING,
             what="the end of a local transaction",
         )
@@ -310,6 +310,15 @@ class Transaction:
         self._ended(Decision.COMMIT if found else Decision.ROLLBACK)
         if self._answer not in (None, self.outcome):
             self.faults.append(f"the discharge was answered with {self._answer}, and the journal tells {self.outcome}")
+
+    def _is_left(self) -> bool:
+        """Whether the log has a local transaction. An operator tries again what is stuck, once there is room."""
+        left = any(xid.format_id == LOCAL_FORMAT for xid in self._stage.states())
+        if left and FULL in self.targets:
+            for xid in stuck(self._stage.database):
+                self._relieve()
+                retry(self._stage, xid)
+        return left
 
     def _do(self, channel: BlockingChannel, part: int) -> None:
         for queue in self.sources[part : part + 1]:

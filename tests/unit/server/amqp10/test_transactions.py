@@ -13,11 +13,12 @@ from dtx.log.memory import MemoryLog
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.transactions import Retired, Transactions
+from dtx.server.amqp10.transactions import Transactions
+from dtx.server.amqp10.work import Retired
 from dtx.store.api import UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
-from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, Rejects
+from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, PromoteAsked, Rejects
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Declared, Outcome, Rejected
@@ -42,9 +43,11 @@ class Place:
         self.who = WHO
         self.nodes = self
         self.said: list[Answer] = []
+        self.attached: object = self
+        """What is attached where the control link was."""
 
-    def shell(self, _: object) -> "Place":
-        return self
+    def shell(self, _: object) -> object:
+        return self.attached
 
     def refusal(self, _: Entry) -> None:
         return None
@@ -109,6 +112,22 @@ async def test_a_local_transaction_whose_discharge_came_to_nothing_is_gone() -> 
         assert entry.branch.associations == {}
         assert entry.work is not None
         assert entry.work.count == 0
+
+
+@pytest.mark.parametrize("promoting", [False, True], ids=["discharge", "promotion"])
+async def test_an_answer_that_comes_late_is_not_for_the_link_that_has_the_place_of_its_own(promoting: bool) -> None:
+    """It would end that link, which its client has not been told of, or settle what was sent on it."""
+    async with discharging(None) as (place, transactions, asked, _):
+        if promoting:
+            found = asked.transaction
+            xid = Xid(1, uuid4().bytes, b"b").to_wire()
+            transactions.promote(PromoteAsked(control=CONTROL, delivery_id=2, transaction=found, global_id=xid))
+        else:
+            transactions.discharge(asked)
+        place.attached = object()
+        while not await place.manager.drain(30):
+            pass  # one task asks for what the next one does
+        assert place.said == []
 
 
 class Node:

@@ -1,0 +1,69 @@
+"""A connection when what it waits for comes to nothing that anybody foresaw, or ends in an unlucky order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.nodes import StandaloneNodes
+from dtx.wire.amqp10.events import Attached, Closed
+from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.terminus import Source, Target
+from tests.fuzz.server import whole
+from tests.unit.server.amqp10.inside import Inside
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Parts]:
+    """A server."""
+    async with whole() as (found, _):
+        yield found
+
+
+class Broken(StandaloneNodes):
+    """Nodes of which something fails as nothing may that is written with care.
+
+    Args:
+        parts: of the server.
+        home: the connection.
+        what: fails: ``enter`` or ``destination``.
+    """
+
+    def __init__(self, parts: Parts, home: Any, what: str) -> None:
+        super().__init__(parts, home)
+        self._what = what
+
+    async def _fail(self) -> Any:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
+
+    def enter(self, hostname: str | None) -> Any:
+        return self._fail() if self._what == "enter" else super().enter(hostname)
+
+    def destination(self, *args: Any, **options: Any) -> Any:
+        return self._fail() if self._what == "destination" else super().destination(*args, **options)
+
+
+@pytest.mark.parametrize("what", ["enter", "destination"])
+async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits_for_ever(
+    parts: Parts, what: str
+) -> None:
+    """What nobody foresaw is logged, and the client is told no more than that it was an internal error."""
+    client = Inside(parts, lambda home: Broken(parts, home, what))
+    await client.open()
+    if what == "destination":
+        session = await client.begin()
+        link = session.new_link("sender", Role.SENDER)
+        link.attach(source=Source(), target=Target(address="q"))
+        await client.turn()
+        assert not client.among(Attached)
+    (closed,) = client.among(Closed)
+    assert closed.error is not None
+    assert closed.error.condition == "amqp:internal-error"
+    assert "division" not in str(closed.error.description).lower()
+    assert client.wire.reads, "its answer to close is heard"
+    client.engine.close()
+    await client.turn()
+    assert not client.wire.open
