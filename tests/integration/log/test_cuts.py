@@ -66,7 +66,7 @@ class Chains:
         self._model = model
         self._kinds: Sequence[Callable[[], Posts]] = (
             self._life, self._life, self._life, self._halfway, self._refused, self._stale, self._again, self._messages,
-            self._slot_taken, self._one_phase, self._queue,
+            self._one_phase, self._queue,
         )  # fmt: skip
 
     def draw(self) -> Posts:
@@ -142,13 +142,6 @@ class Chains:
         self._model.messages |= {here.slot, later.slot}
         changes = [puts(here, gone), drops(gone), drops(gone), puts(later), Change(delivered=[(QUEUE, later.position)])]
         return [self._model.expect(Store(change=change)) for change in changes]
-
-    def _slot_taken(self) -> Posts:
-        message, other = a_message(), a_message()
-        self._model.messages.add(message.slot)
-        posts = [self._model.expect(Store(change=puts(message)))]
-        posts.append(self._model.expect(Store(change=puts(other, message)), LogConflict))
-        return posts
 
     def _one_phase(self) -> Posts:
         """Messages and the journal's line in one."""
