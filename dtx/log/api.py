@@ -34,7 +34,10 @@ class LeaseHeld(LogError):
 
 
 class LeaseLost(LogError):
-    """Another dtx holds the lease (or ours ran out). Nothing was written."""
+    """Another dtx holds the lease (or ours ran out). Nothing was written, unless the connection was lost before.
+
+    Then that is *not known*, and the message says so; the dtx that holds the lease has read what there is.
+    """
 
 
 Told = Callable[[LogError | None], None]

@@ -333,11 +333,12 @@ class Writer:
         self._end = self._end or error
         self._tell()
         self._end_leisure()
-        sent = [pending for sent in self._under_way for pending in sent.group]
-        carried = [pending for group in self._carried for pending in group]
-        waiting = (*self._in_hand, *sent, *carried, *self._queue)
+        sent = [*[sent.group for sent in self._under_way], *self._carried]
+        waiting = (*self._in_hand, *self._queue)
         self._queue.clear()
         self._room.set()
+        for pending in [pending for group in sent for pending in group]:
+            pending.answer(type(error)(f"{error}, the outcome of the write is not known"))
         for pending in waiting:
             pending.answer(type(error)(str(error)))
 

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.log.api import LogConflict
+from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Define, Store
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import LogState, LogWrite
@@ -20,10 +21,10 @@ from tests.support.stored import QUEUE, a_message, a_queue, drops, puts
 _GATE = 4711
 _SLOW = "slow"
 """Owner of branches whose insertion waits until the gate is open."""
-_ENDED = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-    "WHERE datname = current_database() AND application_name LIKE 'dtx writer%'"
-)
+_WRITER = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dtx writer%'"
+_ENDED = f"SELECT pg_terminate_backend(pid) {_WRITER}"
+_CANCELLED = f"SELECT pg_cancel_backend(pid) {_WRITER}"
+_TAKE_OVER = "UPDATE dtx.lease SET epoch = epoch + 1, instance = %s, holder = 'successor', expires_at = 'infinity'"
 
 
 @asynccontextmanager
@@ -121,6 +122,87 @@ async def test_a_session_that_ends_under_two_groups_wrote_neither(
     assert {record.version for record in (await all_of(log.load())).values()} == {2}
 
 
+async def test_a_statement_that_somebody_cancels_under_two_groups_costs_nothing(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    """Whoever cancels a statement of ours (57014) takes the group with it, and what is behind that."""
+    log = await open_log()
+    branches = [a_branch(owner=_SLOW) for _ in range(4)]
+    async with gate(migrated_postgres_url) as connection:
+        writes = await write(log, [an_insert(branch) for branch in branches], [a_commit(branch) for branch in branches])
+        await waits_for_a_lock(connection)
+        await connection.execute(_CANCELLED)
+        await _open(connection)
+        assert await outcomes(writes) == [None] * 8
+    assert {record.version for record in (await all_of(log.load())).values()} == {2}
+
+
+async def waits_for_a_lock(connection: psycopg.AsyncConnection) -> None:
+    """Return when the writer stands before the gate."""
+    while True:
+        cursor = await connection.execute(f"SELECT wait_event_type {_WRITER}".encode())
+        if await cursor.fetchone() == ("Lock",):
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("sqlstate", ["23514", "53100", "53200", "57014", "58030", "XX000"])
+async def test_a_group_that_fails_at_its_very_commit_fails_by_itself(
+    open_log: OpenLog, migrated_postgres_url: str, sqlstate: str
+) -> None:
+    """The error comes with the end of the transaction, when every statement has succeeded."""
+    log = await open_log()
+    slow, bad, others = a_branch(owner=_SLOW), a_branch(owner="late"), [a_branch() for _ in range(4)]
+    async with gate(migrated_postgres_url) as connection:
+        await connection.execute(
+            "CREATE FUNCTION fail_late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF NEW.owner = 'late' THEN RAISE SQLSTATE '{sqlstate}'; END IF; RETURN NEW; END $$"
+        )
+        await connection.execute(
+            "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON dtx.branch DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION fail_late()"
+        )
+        writes = await write(
+            log,
+            [an_insert(slow), an_insert(bad)],
+            [a_commit(slow), a_commit(bad), *(an_insert(branch) for branch in others)],
+        )
+        await _open(connection)
+        refusal = LogConflict if sqlstate == "23514" else LogUnavailable
+        assert await outcomes(writes) == [None, refusal, None, LogConflict, *[None] * 4]
+    found = await all_of(log.load())
+    assert {id_: record.version for id_, record in found.items()} == {slow.id: 2} | {branch.id: 1 for branch in others}
+
+
+async def test_a_log_that_closes_under_two_groups_whose_session_ends_writes_them(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    log = await open_log()
+    branches = [a_branch(owner=_SLOW) for _ in range(4)]
+    async with gate(migrated_postgres_url) as connection:
+        writes = await write(log, [an_insert(branch) for branch in branches], [a_commit(branch) for branch in branches])
+        closing = asyncio.create_task(log.close())
+        await waits_for_a_lock(connection)
+        await connection.execute(_ENDED)
+        await _open(connection)
+        assert await outcomes(writes) == [None] * 8
+        await closing
+        cursor = await connection.execute("SELECT count(*) FROM dtx.branch WHERE version = 2")
+        assert await cursor.fetchone() == (4,)
+
+
+async def test_a_lease_lost_under_two_groups_writes_neither(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """The first waits for the successor, who has the lock on the lease; the second is behind it."""
+    log = await open_log()
+    async with await psycopg.AsyncConnection.connect(migrated_postgres_url) as successor:
+        await successor.execute(_TAKE_OVER, [uuid4()])
+        writes = await write(log, [an_insert(a_branch()) for _ in range(4)], [an_insert(a_branch()) for _ in range(5)])
+        await successor.commit()
+        assert await outcomes(writes) == [LeaseLost] * 9
+        cursor = await successor.execute("SELECT count(*) FROM dtx.branch")
+        assert await cursor.fetchone() == (0,)
+
+
 @pytest.fixture
 def proxy(migrated_postgres_url: str) -> Iterator[Proxy]:
     """Stands between the log and PostgreSQL."""
@@ -194,3 +276,24 @@ async def test_the_first_of_two_groups_was_written_and_the_second_was_not(
     found = await all_of(log.load())
     assert found.keys() == {slow.id, *(branch.id for branch in branches)}
     assert {found[branch.id].version for branch in branches} == {2}
+
+
+async def test_whose_answer_was_lost_before_the_lease_hears_that_it_is_not_known(
+    open_log: OpenLog, migrated_postgres_url: str, proxy: Proxy
+) -> None:
+    """They were written, and the successor has read them: nobody may be told that they were not."""
+    log = await open_log(url=through(proxy, migrated_postgres_url), answer_timeout=30.0, lease_ttl=60.0)
+    proxy.stall("down")
+    writes = await write(log, [an_insert(a_branch()) for _ in range(4)], [an_insert(a_branch()) for _ in range(4)])
+    async with await psycopg.AsyncConnection.connect(migrated_postgres_url, autocommit=True) as connection:
+        while True:
+            cursor = await connection.execute("SELECT count(*) FROM dtx.branch")
+            if await cursor.fetchone() == (8,):
+                break
+            await asyncio.sleep(0.01)
+        await connection.execute(_TAKE_OVER, [uuid4()])
+    proxy.cut()
+    proxy.resume()
+    for written in writes:
+        with pytest.raises(LeaseLost, match="the outcome of the write is not known"):
+            await asyncio.wait_for(written, 20)
