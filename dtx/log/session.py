@@ -285,12 +285,14 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
     """A connection in autocommit with *settings* made.
 
     Raises:
-        psycopg.Error, OSError: no connection.
+        psycopg.Error, OSError: no connection, or one to a standby, which may not have all that was written.
     """
     connection = await psycopg.AsyncConnection.connect(
         dsn.conninfo, autocommit=True, connect_timeout=max(2, round(timeout))
     )
     try:
+        if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
+            raise psycopg.OperationalError("this server is a read-only standby")
         pairs = [part for pair in settings.items() for part in pair]
         calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
         await connection.execute(f"SELECT {calls}", pairs)

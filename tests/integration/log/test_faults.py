@@ -179,6 +179,37 @@ async def test_nothing_is_said_about_an_xid_while_a_write_is_not_settled(own_pos
     await log.close()
 
 
+async def test_a_standby_says_nothing_about_what_is_written(own_postgres: PostgresServer) -> None:
+    """A URL that leads to a standby while the primary is away: what that has not heard of is not unknown.
+
+    When it is promoted, all goes on.
+    """
+    migrate.upgrade(own_postgres.url)
+    log = PostgresLog(own_postgres.url, "rm", lease_ttl=60, retry_window=20, answer_timeout=10)
+    await log.open()
+    branch = a_branch()
+    await log.write(an_insert(branch))
+    own_postgres.stop()
+    (own_postgres.data_dir / "postgres" / "standby.signal").touch()
+    own_postgres.start()
+    with pytest.raises(LogUnavailable, match="this server is a read-only standby"):
+        await log.lookup("/", branch.xid)
+    with pytest.raises(LogUnavailable, match="this server is a read-only standby"):
+        await log.read_work(branch.id)
+    with pytest.raises(LogError, match="connect to the primary"):
+        await PostgresLog(own_postgres.url, "rm").open()
+    write = asyncio.create_task(log.write(a_commit(branch)))
+    await asyncio.wait([write], timeout=0.5)
+    assert not write.done()
+    with own_postgres.connection() as connection:
+        connection.execute("SELECT pg_promote()")
+    await write
+    found = (await log.lookup("/", branch.xid)).branch
+    assert found is not None
+    assert found.state is LogState.COMMITTING
+    await log.close()
+
+
 async def test_a_log_that_closes_writes_what_it_was_given(open_log: OpenLog) -> None:
     log = await open_log()
     branches = [a_branch() for _ in range(500)]
