@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.server.amqp10.mapping import MAX_HEAD, Content, from_basic, to_basic
@@ -114,6 +114,7 @@ def _through(payload: bytes) -> message.Message:
     return message.read(from_basic(content, b"logs", b"key", redelivered=False))
 
 
+@settings(deadline=None)
 @given(
     header=_headers,
     annotations=st.dictionaries(_annotation_keys, _scalars | st.lists(_scalars, max_size=2), max_size=4),
@@ -224,6 +225,7 @@ def test_a_message_of_amqp_0_9_is_read_with_amqp_1_0() -> None:
     assert b"".join(got.data) == b"hello"
 
 
+@settings(deadline=None)
 @given(
     named=st.dictionaries(st.sampled_from(["a", "b", "x-c"]), st.binary(max_size=8), max_size=3),
     kept=st.dictionaries(

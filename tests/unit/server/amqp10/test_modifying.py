@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.server.amqp10.mapping import Content, from_basic, to_basic
@@ -126,6 +126,7 @@ _values = st.none() | st.booleans() | st.text(max_size=20) | st.lists(st.text(ma
 _maps = st.dictionaries(st.sampled_from(["x-opt-a", "x-b", "c", "x-d", "e" * 300, "x-" + "f" * 300]), _values)
 
 
+@settings(deadline=None)
 @given(_maps, st.lists(_maps, max_size=4))
 def test_changes_add_up(first: dict[str, Any], changes: list[dict[str, Any]]) -> None:
     content = stored(first)

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10 import composite, performatives, states, terminus
@@ -268,6 +268,7 @@ def test_what_was_written_is_read_of_every_type() -> None:
         assert read_any(encode(value)) == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_any_octets_are_read_or_refused(data: bytes) -> None:
     for prefix in (b"", b"\x00\x53\x12\xc0", b"\x00\x53\x14\xc0\x30\x08"):

@@ -1,7 +1,7 @@
 """The life of an endpoint: every state with every step."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10 import serial
@@ -20,6 +20,7 @@ def test_a_step_leads_on_or_is_illegal(state: State, made: Step) -> None:
         assert caught.value.condition is Condition.ILLEGAL_STATE
 
 
+@settings(deadline=None)
 @given(st.permutations(list(Step)))
 def test_four_legal_steps_in_any_order_end_closed(order: list[Step]) -> None:
     """Each end opens before it closes; how the two ends interleave does not matter."""
@@ -35,6 +36,7 @@ def test_four_legal_steps_in_any_order_end_closed(order: list[Step]) -> None:
     assert (state is State.CLOSED) is ordered
 
 
+@settings(deadline=None)
 @given(st.integers(0, serial.MASK), st.integers(-(2**31) + 1, 2**31 - 1))
 def test_serial_numbers_go_round_the_corner(start: int, ahead: int) -> None:
     assert serial.distance(start, serial.add(start, ahead)) == ahead

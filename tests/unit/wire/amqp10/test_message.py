@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10 import message
@@ -130,6 +130,7 @@ def test_there_are_so_many_sections_and_no_more() -> None:
         read(one * (message.MAX_SECTIONS + 1))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, len(WHOLE)))
 def test_any_octets_are_a_message_or_are_refused(octets: bytes, place: int) -> None:
     for payload in (octets, WHOLE[:place] + octets, WHOLE[:place] + octets + WHOLE[place + len(octets) :]):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 
 from dtx.wire.amqp10.reading import read
 from dtx.wire.amqp10.values import Array, Described
@@ -28,6 +28,7 @@ def _described_twice(value: Any) -> bool:
             return False
 
 
+@settings(deadline=None)
 @given(values)
 def test_proton_reads_what_is_written_here_and_is_read_here(value: Any) -> None:
     assume(not _described_twice(value))
@@ -38,6 +39,7 @@ def test_proton_reads_what_is_written_here_and_is_read_here(value: Any) -> None:
     assert read(theirs, 0, len(theirs)) == (value, len(theirs))
 
 
+@settings(deadline=None)
 @given(scalars)
 def test_each_scalar_means_the_same_to_proton(value: Any) -> None:
     data = proton.Data()

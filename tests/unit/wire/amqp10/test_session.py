@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import Composite, encode
@@ -269,6 +270,7 @@ def test_what_was_sent_is_disposed_by_its_receiver() -> None:
     assert peer.said() == [Disposition(role=Role.SENDER, first=2, settled=True, state=ACCEPTED)]
 
 
+@hypothesis_settings(deadline=None)
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30), st.integers(0, 40))
 def test_a_range_is_all_that_lies_in_it(ids: set[int], first: int, width: int) -> None:
     peer, session, _ = sender(credit=100)

@@ -1,7 +1,7 @@
 """The frame splitter of AMQP 1.0: any chunking, no copies, every limit."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.errors import Condition, FrameError
@@ -26,6 +26,7 @@ def test_a_chunk_of_whole_frames_is_returned_itself() -> None:
     assert len(frames) == 5
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=40))
 def test_any_chunking_gives_the_same_frames(places: list[int]) -> None:
     places = sorted(places)

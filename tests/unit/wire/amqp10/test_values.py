@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10 import reading
@@ -216,6 +216,7 @@ def test_there_are_so_many_values_and_no_more() -> None:
         decode(encode([None] * (MAX_VALUES + 1)))
 
 
+@settings(deadline=None)
 @given(values)
 def test_what_was_written_is_read(value: Any) -> None:
     octets = encode(value)
@@ -225,6 +226,7 @@ def test_what_was_written_is_read(value: Any) -> None:
     assert skip(octets, 0) == len(octets)
 
 
+@settings(deadline=None)
 @given(values, st.data())
 def test_what_is_cut_short_is_refused(value: Any, data: st.DataObject) -> None:
     octets = encode(value)
