@@ -209,13 +209,12 @@ def example() -> None:
     "--format",
     "form",
     type=click.Choice(("parquet", "delta")),
-    default="parquet",
-    show_default=True,
-    help="delta: a Delta table, LAKE/delta, for other engines. It is kept apart from what 'reconcile' reads.",
+    help="parquet: LAKE itself. delta: a Delta table, LAKE/delta, for other engines, too. Default: what"
+    " 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read, whatever is given here.",
 )
 @_with_spark
 def archive(
-    names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, form: str, spark: "SessionOptions"
+    names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, form: str | None, spark: "SessionOptions"
 ) -> int:
     """Copy what the journals have new into the lake, each line exactly once.
 
@@ -227,9 +226,9 @@ def archive(
     from dtx.pipeline.fleet import load
 
     fleet = load(fleet_file)
+    wanted = None if form is None else Form(form)
     with steps.Steps(fleet, spark) as run:
-        found = run.follow(names, interval, Form(form)) if follow else run.archive(names, Form(form))
-        return _finish(found)
+        return _finish(run.follow(names, interval, wanted) if follow else run.archive(names, wanted))
 
 
 @pipeline.command("compact", epilog=_EPILOG)

@@ -1,12 +1,15 @@
 """The command line of the pipeline: what it teaches, and what it refuses before any Spark starts."""
 
 from pathlib import Path
+from typing import ClassVar, Self
 
 import pytest
 from click.testing import CliRunner
 
 from dtx.cli.errors import Exit, explain
 from dtx.cli.pipeline import pipeline
+from dtx.pipeline.archive import Form
+from dtx.pipeline.quarantine import Quarantined
 
 
 @pytest.fixture
@@ -30,6 +33,43 @@ def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
     assert code == Exit.OK
     assert command == "example" or "3    finished, but something was not read" in said
     assert "\\b" not in said
+
+
+class Recorded:
+    """The steps of a run, that do nothing but say in which form they were asked to write."""
+
+    asked: ClassVar[list[tuple[str, Form | None]]] = []
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def archive(self, _: tuple[str, ...], form: Form | None) -> list[Quarantined]:
+        self.asked.append(("archive", form))
+        return []
+
+    def follow(self, _: tuple[str, ...], _interval: float, form: Form | None) -> list[Quarantined]:
+        self.asked.append(("follow", form))
+        return []
+
+
+def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the steps make of it, with Spark: tests/integration/pipeline/test_delta.py."""
+    monkeypatch.setattr("dtx.pipeline.steps.Steps", Recorded)
+    monkeypatch.setattr(Recorded, "asked", [])
+    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')
+    for words in ((), ("--follow",), ("--format", "parquet"), ("--follow", "--format", "delta")):
+        assert call("archive", *words)[0] == Exit.OK
+    assert Recorded.asked == [("archive", None), ("follow", None), ("archive", Form.PARQUET), ("follow", Form.DELTA)]
+    said = " ".join(call("archive", "--help")[1].split())
+    assert "Default: what 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read" in said
 
 
 def test_the_example_can_be_used_as_it_is(here: Path) -> None:
