@@ -302,3 +302,29 @@ def test_what_a_stream_sends_before_its_link_has_credit_waits(reader: DtxService
         assert [body(raw.take()) for _ in range(3)] == [b"0", b"1", b"2"]
         link.grant(17)
         assert [body(raw.take()) for _ in range(17)] == [b"%d" % number for number in range(3, 20)]
+
+
+@only_alongside
+def test_a_queue_that_takes_the_place_of_a_stream_loses_nothing(
+    reader: DtxService, channel: BlockingChannel, stream: str
+) -> None:
+    """Its type was found a moment ago: what a reader of a stream acknowledges, a queue would take for consumed."""
+    with Raw(reader) as raw:
+        session = raw.opened().begin()
+        link, _ = raw.receiver(session, stream)
+        raw.detach(session, link)
+        channel.queue_delete(stream)
+        channel.queue_declare(stream, durable=True)
+        channel.basic_publish("", stream, b"one", BasicProperties(delivery_mode=2))
+        refused = session.new_link("refused", Role.RECEIVER)
+        refused.attach(source=Source(address=stream), target=Target())
+        refused.grant(1)
+        error = raw.detached(refused)
+        assert error is not None
+        assert error.condition == "amqp:precondition-failed"
+        raw.receiver(session, stream, name="again")
+        taken = raw.take()
+        assert body(taken) == b"one"
+        session.dispose(Role.RECEIVER, [taken.delivery_id], RELEASED, settled=True)
+        raw.close()
+    assert take_all(channel, stream, at_least=1) == [b"one"]

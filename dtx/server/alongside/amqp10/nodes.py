@@ -49,9 +49,9 @@ _MAX_NAME: Final = 255
 _LANE_PATIENCE: Final = 5.0
 """Seconds that a control link waits for the lane of its vhost."""
 _FRESH: Final = 10.0
-"""Seconds for which it holds that a queue is there."""
+"""Seconds for which it holds that a queue is there, and of what type it is."""
 _TYPE_FRESH: Final = 60.0
-"""Seconds for which it holds that a queue is a stream, or none, where only an error in the broker's log tells."""
+"""Seconds for which its type holds where only an error in the broker's log tells."""
 _MAX_KNOWN: Final = 1024
 """Queues that one connection remembers."""
 
@@ -259,6 +259,9 @@ class BrokerNodes:
         self._opening.add(origin)
         try:
             await origin.open()
+        except ChannelClosed:
+            self._streams.pop(queue, None)  # it may be another kind of queue by now
+            raise
         finally:
             self._opening.discard(origin)
         return origin
@@ -268,18 +271,21 @@ class BrokerNodes:
 
         Where the management API does not tell, a consumer is asked for that no queue takes: one at an offset, which
         streams alone know, but without a prefetch, which they want.
+
+        What was found holds for a while, though the name may be another kind of queue's by then. No message is lost by
+        that: the consumer of a stream has an offset, which nothing else takes, and what a stream does not know only
+        costs the connection.
         """
-        now = asyncio.get_running_loop().time()
-        found, until = self._streams.get(queue, (False, 0.0))
-        if until > now:
-            return found
+        known = self._streams.get(queue)
+        if known is not None and known[1] > asyncio.get_running_loop().time():
+            return known[0]
         try:
-            return await self.store.queries.is_stream(self.home.who.vhost, queue)
+            found, fresh = await self.store.queries.is_stream(self.home.who.vhost, queue), _FRESH
         except ManagementError:
-            found = await self._refuses_for_want_of_prefetch(queue)
+            found, fresh = await self._refuses_for_want_of_prefetch(queue), _TYPE_FRESH
         if len(self._streams) >= _MAX_KNOWN:
             self._streams.clear()
-        self._streams[queue] = found, now + _TYPE_FRESH
+        self._streams[queue] = found, asyncio.get_running_loop().time() + fresh
         return found
 
     async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:

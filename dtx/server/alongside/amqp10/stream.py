@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 OFFSET: Final = b"x-stream-offset"
 """Argument of a consumer, and header of what it gets."""
+_NEXT: Final = "next"
+"""What a broker takes for the offset where none is said."""
 _PREFETCH: Final = 100
 """Messages that may wait here for the credit of one link, or be on their way."""
 _QUIET: Final = 0.25
@@ -62,7 +64,9 @@ class StreamOrigin(Reader):
         taking: a channel of its own.
         queue: name.
         filters: see :class:`~dtx.server.amqp10.nodes.Origin`.
-        offset: where reading begins, as a consumer of AMQP 0-9-1 says it; ``None``: with what comes next.
+        offset: where reading begins, as a consumer of AMQP 0-9-1 says it; ``None``: with what comes next. It is always
+            said: a queue that has the name of a stream by now refuses a consumer with an offset, where an
+            acknowledgement would mean that its message is consumed.
     """
 
     shown = None
@@ -106,7 +110,7 @@ class StreamOrigin(Reader):
     def _consume(self) -> None:
         self._reading = True
         self._lost = False
-        field = None if self._offset is None else to_field(self._offset)
+        field = to_field(_NEXT if self._offset is None else self._offset)
         self._begin_consumer(_PREFETCH, b"" if field is None else tables.entry(OFFSET, *field))
 
     # -- credit

@@ -28,10 +28,12 @@ class Channel:
         self.owner: Any = None
         self.on_message: Any = None
         self.asked: list[int] = []
+        self.payloads: list[bytes] = []
         self.acked: list[Delivery] = []
 
     def request(self, key: int, payload: bytes) -> None:
         self.asked.append(key)
+        self.payloads.append(payload)
 
     def ack(self, deliveries: list[Delivery]) -> None:
         self.acked += deliveries
@@ -120,6 +122,14 @@ async def test_what_happens_before_the_link_is_there_ends_it_then(
     assert world.failed == []
     world.origin.begin(world)
     assert [error.condition for error in world.failed] == ([] if condition is None else [condition])
+
+
+async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_same() -> None:
+    """Nothing but a stream takes it: a queue of the same name would take each acknowledgement for the message's end."""
+    world = World()
+    await world.opened()
+    assert world.channel.asked[-1] == keys.BASIC_CONSUME
+    assert world.channel.payloads[-1].endswith(tables.entry(OFFSET, b"S", b"next"))
 
 
 async def test_messages_that_come_before_the_link_wait_for_it() -> None:
