@@ -35,7 +35,7 @@ from dtx.wire.amqp10.states import (
 from dtx.wire.amqp10.terminus import Declare, Discharge
 from dtx.wire.amqp10.values import Described
 from dtx.xa.codes import XaFlag
-from dtx.xa.model import Operation
+from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.fuzz.server import check_nothing_is_left, leave, whole
 from tests.unit.manager.asking import answer_of
@@ -344,10 +344,11 @@ class History:
         if not numbers:
             return
         first = self.dice.choice(numbers)
-        found = [number for number in range(first, first + self.dice.randrange(1, 5)) if number in session.incoming]
+        found = list(range(first, first + self.dice.randrange(1, 8)))  # some of them are settled, or not there yet
         if self.dice.random() < 0.3:
-            found = found[::2]  # a gap: two dispositions
-        mine = [self.taken[session.channel, number] for number in found if (session.channel, number) in self.taken]
+            found = found[::2]  # several dispositions
+        there = [number for number in found if number in session.incoming]
+        mine = [self.taken[session.channel, number] for number in there if (session.channel, number) in self.taken]
         outcome, settled, txn = self.dice.choice(OUTCOMES), self.dice.random() < 0.6, self._some_txn(0.6)
         if txn is None and self.dice.random() < 0.5 and mine:
             txn = mine[0].acquired
@@ -471,16 +472,20 @@ class History:
             assert flag is None or doomed, flag
 
     async def doom(self) -> None:
-        """Its time is up, say."""
+        """Its time is up, or part of its work is lost; what the client says next may come in the same moment."""
         alive = [txn for txn in self.txns if txn.alive]
         if not alive:
             return
-        txn = self.dice.choice(alive)
-        work = self.client.server.transactions._works[txn.txn_id]
-        self.note(f"  {txn.txn_id.hex()[:6]}")
-        self.parts.manager.doom(work.entry, "the test wants it")
+        txn, is_late = self.dice.choice(alive), self.dice.random() < 0.7
+        manager, entry = self.parts.manager, self.client.server.transactions._works[txn.txn_id].entry
+        self.note(f"  {txn.txn_id.hex()[:6]}, late {is_late}")
+        if not is_late:
+            manager.doom(entry, "the test wants it")
+        elif not entry.busy and entry.branch.state is State.ACTIVE:
+            manager._upkeep._begin(entry, Operation.TIMEOUT)
         self._doom(txn)
-        await self.turn()
+        if self.dice.random() < 0.3:
+            await self.turn()
 
     async def attach(self) -> None:
         """A link of any kind, on a session of any."""
@@ -554,7 +559,7 @@ class History:
             self.discharge: 5,
             self.promote: 2,
             self.decide: 2,
-            self.doom: 1,
+            self.doom: 2,
             self.detach: 2,
             self.end: 1,
         }
