@@ -228,11 +228,13 @@ class Outgoing:
             self.resume()
 
     def _finish(self, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool) -> None:
-        if settled:
-            for number in deliveries:
-                if number in self.retired:
-                    self.retired.pop(number).settled = True
         final = self._final(outcome)
+        for retired in [self.retired[number] for number in deliveries if number in self.retired]:
+            if retired.work.has_failed:
+                retired.later = retired.later or final
+            if settled:
+                del self.retired[retired.number]
+                retired.settled = True
         if final is None and not settled:
             return
         for number in [number for number in deliveries if number in self._acquired]:

@@ -42,6 +42,7 @@ class Retired:
         settled: whether the client can say nothing more of it.
         kind: whether it was also sent in the transaction.
         discharged: whether the transaction was, with success: nobody but the branch has a say any more.
+        later: what the client has said of it since the transaction failed, and others still worked for its branch.
     """
 
     work: "Work"
@@ -52,6 +53,7 @@ class Retired:
     settled: bool
     kind: Kind
     discharged: bool = False
+    later: Outcome | None = None
 
 
 class Work:
@@ -77,6 +79,8 @@ class Work:
         self._acquirers: dict[Outgoing, None] = {}
         """Links that send, or have sent, in it."""
         self._ending = False
+        self.has_failed = False
+        """It was discharged, or its control link is gone, and nothing of it will be committed."""
         self._verdicts: set[Future[Any]] = set()
         """What has to be known before it ends: whether messages have to be left out, and what dead letters are."""
 
@@ -283,7 +287,8 @@ class Work:
         self._acquirers.clear()
 
     def failed(self) -> None:
-        """The transaction is rolled back; the manager releases what is held for the branch."""
+        """It is rolled back; the manager releases what is held for the branch, when nobody works for that any more."""
+        self.has_failed = True
         late = self._late[:]
         self._late.clear()
         for retired in late:
@@ -342,6 +347,10 @@ def _revert(retired: Retired) -> None:
     match FATES[retired.kind, retired.settled or not link.is_open, False]:
         case Fate.RETURN:
             link.give_back(retired.number, retired.taken, settled=retired.settled)
+        case _ if retired.later is not None:
+            link.apply((retired.taken,), retired.later)
+            if not retired.settled:
+                link.settle((retired.number,), retired.later)
         case Fate.DEFAULT:
             link.apply_default(retired.taken)
         case _:

@@ -121,9 +121,9 @@ class Inside:
         await self.turn()
         return self.outcome(session, number)
 
-    async def declare(self, session: Session, control: Link) -> bytes:
-        """A local transaction; its id."""
-        outcome = await self.ask(session, control, Declare())
+    async def declare(self, session: Session, control: Link, global_id: bytes | None = None) -> bytes:
+        """A transaction, for the branch *global_id* where that is given; its id."""
+        outcome = await self.ask(session, control, Declare(global_id=global_id))
         assert isinstance(outcome, Declared), outcome
         return outcome.txn_id
 

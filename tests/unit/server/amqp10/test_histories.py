@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -611,3 +612,36 @@ async def live(seed: int, steps: int) -> None:
 @given(seed=st.integers(0, 1 << 32))
 async def test_each_message_is_where_its_last_outcome_has_put_it(seed: int) -> None:
     await live(seed, 60)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("outcome", [ACCEPTED, RELEASED])
+async def test_what_is_said_behind_a_failed_discharge_counts_when_others_still_work_for_the_branch(
+    outcome: Outcome, settled: bool
+) -> None:
+    """The delivery is held for the branch until nobody works for it. Then it is its client's, who has spoken already."""
+    async with whole() as (parts, store):
+        store.virtual_host("/").declare_queue(b"a", None, durable=True)
+        client = await Inside(parts).open()
+        session = await client.begin()
+        control = await client.control(session)
+        xid = Xid(1, b"branch", b"b")
+        first, second = [await client.declare(session, control, xid.to_wire()) for _ in range(2)]
+        sender, receiver = await client.sender(session, "a"), await client.receiver(session, "a")
+        sender.send(b"t", message.head(message.Header(durable=True)) + message.data(b"one"))
+        receiver.grant(1)
+        await client.turn()
+        (got,) = client.among(Delivered)
+        retired = TransactionalState(txn_id=first, outcome=ACCEPTED)
+        session.dispose(Role.RECEIVER, [got.delivery_id], retired, settled=False)
+        assert await client.ask(session, control, Discharge(txn_id=first, fail=True)) == ACCEPTED
+        session.dispose(Role.RECEIVER, [got.delivery_id], outcome, settled=settled)
+        await client.turn()
+        assert (got.delivery_id in session.incoming) is not settled
+        assert isinstance(await client.ask(session, control, Discharge(txn_id=second)), Rejected)
+        assert got.delivery_id not in session.incoming
+        receiver.grant(1)
+        await client.turn()
+        assert len(client.among(Delivered)) == (1 if outcome == ACCEPTED else 2)
+        await leave(client.server, parts.manager, lambda: getattr(client.server.nodes, "writes", None))
+        check_nothing_is_left(client.server, parts.manager, store)
