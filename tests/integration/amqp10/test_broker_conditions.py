@@ -105,6 +105,65 @@ def test_a_transaction_that_consumes_needs_no_publish(
     assert take_all(channel, queue, at_least=0) == []
 
 
+@only_alongside
+def test_a_session_that_ends_during_a_memory_alarm_gives_back_what_its_transactions_had(
+    service: DtxService, rabbitmq: RabbitNode, channel: BlockingChannel, queue: str
+) -> None:
+    """Its end is answered at once. What the broker does not read before the alarm is over, it reads then: each message
+    is back once, and nobody hears of what was posted.
+    """
+    for name in (b"one", b"two", b"three"):
+        channel.basic_publish("", queue, name, BasicProperties(delivery_mode=2))
+    with Raw(service) as raw, Raw(service) as other:
+        session, mine = raw.opened().begin(), other.opened().begin()
+        control, link = raw.control(session), raw.sender(session, queue)
+        raw.receiver(session, queue, credit=2)
+        taken = [raw.take(), raw.take()]
+        local, other_one = raw.declare(session, control), raw.declare(session, control)
+        raw.outcome(session, raw.post(link, b"lost", local))
+        with alarm(service, rabbitmq):
+            raw.post(link, b"lost, too", other_one)
+            for one, txn_id in zip(taken, (local, other_one), strict=True):
+                state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+                session.dispose(Role.RECEIVER, [one.delivery_id], state, settled=one is taken[0])
+            session.end()
+            raw.until(lambda: raw.engine.session(session.channel) is None)
+            again = raw.begin()
+            assert raw.declare(again, raw.control(again, "again"))
+            other.receiver(mine, queue, credit=3)
+            got = [body(other.take())]
+        got += [body(other.take()), body(other.take())]
+        assert sorted(got) == [b"one", b"three", b"two"]
+        late = raw.outcome(again, raw.post(raw.sender(again, queue, "late"), b"late", local))
+        assert isinstance(late, Rejected)
+    assert sorted(take_all(channel, queue, at_least=3)) == [b"one", b"three", b"two"]
+
+
+@only_alongside
+def test_a_session_that_ends_has_no_message_delivered_to_it_once_more(
+    service: DtxService, channel: BlockingChannel
+) -> None:
+    """What its transaction gives back is not for its own links, which end with it: each delivery in vain counts."""
+    queue = f"amqp10-{secrets.token_hex(6)}"
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    channel.basic_publish("", queue, b"one", BasicProperties(delivery_mode=2))
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        raw.receiver(session, queue, credit=5)
+        taken = raw.take()
+        txn_id = raw.declare(session, control)
+        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        session.dispose(Role.RECEIVER, [taken.delivery_id], state, settled=True)
+        session.end()
+        raw.until(lambda: raw.engine.session(session.channel) is None)
+        wait_until(lambda: channel.queue_declare(queue, passive=True).method.message_count == 1, what="the message")
+        _, properties, _ = channel.basic_get(queue)
+        assert properties is not None
+        assert properties.headers["x-delivery-count"] == 1
+    channel.connection.channel().queue_delete(queue)
+
+
 @pytest.fixture
 def stream(channel: BlockingChannel) -> Iterator[str]:
     """A stream."""
