@@ -619,7 +619,7 @@ async def test_each_message_is_where_its_last_outcome_has_put_it(seed: int) -> N
 async def test_what_is_said_behind_a_failed_discharge_counts_when_others_still_work_for_the_branch(
     outcome: Outcome, settled: bool
 ) -> None:
-    """The delivery is held for the branch until nobody works for it. Then it is its client's, who has spoken already."""
+    """The delivery is held for the branch until nobody works for it. Then it is its client's, who spoke before."""
     async with whole() as (parts, store):
         store.virtual_host("/").declare_queue(b"a", None, durable=True)
         client = await Inside(parts).open()
