@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,17 @@ from pyarrow import fs
 from dtx.pipeline.archive.layout import LakeError
 
 _LOCAL: Final = "file"
+_IN_ONE_STEP: Final = {"local", "hdfs"}
+"""File systems, as Arrow calls them, that move a directory with all that is in it; stores of objects have none."""
+_HADOOP_S3: Final = re.compile("^s3[an]://")
+"""What Spark calls S3 where nobody has told it better; Arrow knows it by its own name alone."""
 
 
 class Files:
     """A directory of a file system.
 
     Args:
-        root: a path of this machine, or a URI such as ``s3://bucket/lake``, ``hdfs://host/lake``.
+        root: a path of this machine, or a URI such as ``s3a://bucket/lake``, ``hdfs://host/lake``.
 
     Raises:
         LakeError: there is no such kind of file system here.
@@ -33,7 +38,7 @@ class Files:
         """For Spark, which takes a blank or a per cent sign in it as it is; others would not."""
         try:
             if here is None:
-                self._system, self._root = fs.FileSystem.from_uri(self.uri)
+                self._system, self._root = fs.FileSystem.from_uri(_HADOOP_S3.sub("s3://", self.uri))
             else:
                 self._system, self._root = fs.LocalFileSystem(), here
         except (OSError, ValueError, NotImplementedError) as error:
@@ -67,13 +72,17 @@ class Files:
 
     def data(self, under: str) -> list[tuple[str, int]]:
         """Names and bytes of all data files in a directory and those below it, but for what Spark is writing."""
+        found = [each for each in self._files(under) if each[0].endswith(".parquet")]
+        return sorted(each for each in found if not any(part.startswith((".", "_")) for part in each[0].split("/")))
+
+    def _files(self, under: str) -> list[tuple[str, int]]:
+        """Names and bytes of all files in a directory and those below it."""
         selector = fs.FileSelector(self._full(under), allow_not_found=True, recursive=True)
-        found = [
+        return [
             (info.path[len(self._root) :].lstrip("/"), info.size)
             for info in self._system.get_file_info(selector)
-            if info.type == fs.FileType.File and info.base_name.endswith(".parquet")
+            if info.type == fs.FileType.File
         ]
-        return sorted(each for each in found if not any(part.startswith((".", "_")) for part in each[0].split("/")))
 
     def tail(self, name: str, octets: int) -> bytes:
         """The last *octets* of a file."""
@@ -111,9 +120,20 @@ class Files:
             _sync(Path(full).parent)
 
     def move(self, name: str, to: str) -> None:
-        """Move a directory; nothing happens where it has been moved already."""
+        """Move a directory; nothing happens where it has been moved already, and what is left of it comes after.
+
+        Several may be at it at the same time. Stores of objects move one file after the other.
+        """
         if not self.exists(name):
             return
+        if self._system.type_name not in _IN_ONE_STEP:
+            for file, _ in self._files(name):
+                self._move(file, f"{to}{file[len(name) :]}")
+            self.remove(name)  # the directory itself, which some keep as an object without octets
+            return
+        self._move(name, to)
+
+    def _move(self, name: str, to: str) -> None:
         full = self._full(to)
         self._system.create_dir(full.rpartition("/")[0], recursive=True)
         try:

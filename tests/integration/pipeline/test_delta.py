@@ -114,15 +114,15 @@ def test_the_table_is_read_as_the_lake_is(session: SparkSession, database: str, 
 
 
 @pytest.mark.slow
-def test_a_fleet_may_have_its_journals_read_from_the_table(database: str, tmp_path: Path) -> None:
-    """``form = "delta"``: run archives into the table, reconciles from it, and the next run reads what is new."""
+def test_a_fleet_may_have_its_journals_in_the_table(database: str, tmp_path: Path) -> None:
+    """``form = "delta"``: archive and run write the table where no flag says otherwise, and reconcile reads it."""
     (tmp_path / "pipeline.toml").write_text(
         f'lake = "lake"\nresults = "results"\nform = "delta"\n[[database]]\nname = "bank"\nurl = "{database}"\n'
     )
 
-    def run_all() -> str:
+    def call(*command: str) -> str:
         quick = "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        words = ["pipeline", "run", "--no-publish", "--master", "local[2]", "--memory", "1GB", "--set", quick]
+        words = ["pipeline", *command, "--master", "local[2]", "--memory", "1GB", "--set", quick]
         with (tmp_path / "output").open("w+b") as output:
             process = spawn([sys.executable, "-m", "dtx", *words], output=output.fileno(), cwd=tmp_path)
             status = process.wait(800)
@@ -132,10 +132,15 @@ def test_a_fleet_may_have_its_journals_read_from_the_table(database: str, tmp_pa
         return said
 
     write(database, 5)
-    assert "reconciled 5 transactions from 5 lines, 5 of them new" in run_all()
+    assert "archived 5 lines" in call("archive")
+    assert lines(tmp_path / "lake") == journal(database)
     assert not list((tmp_path / "lake").glob("rm=*"))
+    assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", "--no-publish")
     write(database, 7, rm="other")
-    assert "reconciled 7 transactions from 12 lines, 7 of them new" in run_all()
+    assert "reconciled 7 transactions from 12 lines, 7 of them new" in call("run", "--no-publish")
+    assert not list((tmp_path / "lake").glob("rm=*"))
+    assert "archived 12 lines" in call("archive", "--format", "parquet")
+    assert sorted(path.name for path in (tmp_path / "lake").glob("rm=*")) == ["rm=other", "rm=rm"]
 
 
 def test_a_table_whose_files_do_not_say_all_is_refused(session: SparkSession, database: str, tmp_path: Path) -> None:
