@@ -150,6 +150,7 @@ _EVERYWHERE: Final = frozenset(
         Kind.LINKED,
         Kind.ACQUIRED,
         Kind.PROMOTED,
+        Kind.LOCAL,
     }
 )
 """What is tried under every condition; the rest is there for points that nothing else reaches."""
