@@ -17,6 +17,7 @@ _POSTGRES = [
     (row(_ALONGSIDE, Condition.POSTGRES, Kind.BOTH), Point.UNIT_SENT, 1),
     (row(_STANDALONE, Condition.POSTGRES, Kind.BOTH), Point.LOG_SENT, 2),
     (row(_STANDALONE, Condition.POSTGRES, Kind.ONE_PHASE), Point.LOG_SENT, 1),
+    (row(_STANDALONE, Condition.POSTGRES, Kind.LOCAL), Point.LOG_SENT, 1),
 ]
 _BROKER = [
     (row(_ALONGSIDE, Condition.BROKER, Kind.BOTH), Point.TAKING_SENT, 1),
