@@ -285,7 +285,7 @@ class Coordination:
             # "It is an error for the controller to attempt to discharge a transaction against which a partial delivery
             # has been posted." A discharge that fails it "MUST always" complete: the part goes with it. Another control
             # link than its own may have asked; rolled back is what that was told.
-            found.doom = _rollback("a delivery of the transaction was not complete when its discharge came")
+            found.doom = _rollback("a delivery of the transaction is not complete")
             return Terminate(control=control, error=told(found.doom))
         found.phase = Phase.DISCHARGING
         refusal = None if fail else found.doom
