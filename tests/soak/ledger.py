@@ -36,6 +36,7 @@ CREATE TABLE entry (
     bank TEXT NOT NULL, gtrid TEXT NOT NULL, delta INTEGER NOT NULL, PRIMARY KEY (bank, gtrid)
 ) WITHOUT ROWID;
 CREATE TABLE fault (at REAL NOT NULL, text TEXT NOT NULL);
+CREATE TABLE repeat (at REAL NOT NULL, text TEXT NOT NULL);
 CREATE TABLE count (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
 _COIN = """
@@ -207,6 +208,15 @@ class Ledger:
     def faults(self) -> list[str]:
         """What was broken so far."""
         return [str(text) for (text,) in self._read("SELECT text FROM fault ORDER BY at")]
+
+    def repeat(self, text: str) -> None:
+        """A coin that had been spent was there once more."""
+        with self._writing() as database:
+            database.execute("INSERT INTO repeat VALUES (?, ?)", (time.time(), text))
+
+    def repeats(self) -> list[str]:
+        """All that were met so far."""
+        return [str(text) for (text,) in self._read("SELECT text FROM repeat ORDER BY at")]
 
     def counts(self) -> Counter[str]:
         """What was counted, in all rounds."""

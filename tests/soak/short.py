@@ -14,6 +14,7 @@ from tests.soak.soak import Soak
 from tests.soak.world import World
 from tests.support.broker import Mode
 from tests.support.client import connected
+from tests.support.processes import wait_until
 
 
 def conserved(
@@ -62,3 +63,25 @@ def every_harm_is_found(world: World, census: Census) -> None:
         bank.execute("UPDATE account SET balance = balance + 1 WHERE name = 'account0'")
     (wrong,) = census.count().all
     assert wrong.endswith("which its transfers do not explain")
+    clients_tell_of_repeats(world, census)
+
+
+def clients_tell_of_repeats(world: World, census: Census) -> None:
+    """Whoever gets a coin that was spent takes it out of the world: before a census can see it."""
+    with connected(census.past_dtx) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for queue in QUEUES:
+            for _ in range(channel.queue_declare(queue, passive=True).method.message_count):
+                method, properties, body = channel.basic_get(queue)
+                assert method is not None
+                assert body is not None
+                for _ in range(2):
+                    channel.basic_publish("", queue, body, properties)
+                channel.basic_ack(method.delivery_tag)
+    before = len(world.ledger.repeats())
+    world.begin("repeats")
+    try:
+        wait_until(lambda: len(world.ledger.repeats()) > before, seconds=60, what="the first repeat")
+    finally:
+        world.stop_clients(40)

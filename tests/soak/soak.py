@@ -88,6 +88,7 @@ class Soak:
         self._afterwards = afterwards
         self._harm = harm
         self.report = Report(mode=mode, seed=seed)
+        self._recognised = 0
 
     def run(self, seconds: float, *, each: float, broker_deaths: Callable[[int], bool]) -> Report:
         """Run rounds of *each* seconds for so many *seconds* (at least one), until something is wrong.
@@ -161,13 +162,12 @@ class Soak:
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
         self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
-        before = self.report.counts["repeats that a client recognised"]
-        recognised = ledger.counts()["repeats that a client recognised"] - before
-        if recognised:
-            if broker_dies:
-                self.report.repeated_by_broker_deaths += recognised
-            else:
-                self.report.repeated.append(f"clients were given {recognised} coins that had been spent")
+        recognised = ledger.repeats()[self._recognised :]
+        self._recognised += len(recognised)
+        if broker_dies:
+            self.report.repeated_by_broker_deaths += len(recognised)
+        else:
+            self.report.repeated += recognised
         if not self.report.bad:
             census.close_round()
 

@@ -117,6 +117,7 @@ class Teller(threading.Thread):
         try:
             work(transfer)
             assert transfer.balance == 0, transfer
+            transfer.one_phase = transfer.one_phase and not transfer.discarded
             if transfer.one_phase:
                 self._desk.ledger.decide(transfer, by_dtx=True)
                 return True
@@ -126,6 +127,8 @@ class Teller(threading.Thread):
                 else:
                     self._banks[side].prepare(transfer.gtrid)
                 voted.add(side)
+                if side == QUEUE_SIDE:
+                    self._tell_of_repeats(transfer)
         except NotNow:
             self._give_up(transfer, voted)
             self._desk.count("nothing to do")
@@ -164,8 +167,10 @@ class Teller(threading.Thread):
                 self._give_up(transfer, voted)
                 return
             self._desk.ledger.decide(transfer)
-        except SpentBefore:
+        except SpentBefore as coin:
             self._desk.count("rolled back: another copy of the coin was spent")
+            if QUEUE_SIDE in voted:
+                self._desk.ledger.repeat(f"{coin} is in {transfer.gtrid}, which dtx has voted for, and was spent")
             self._give_up(transfer, voted)
             return
         left = set(voted)
@@ -308,8 +313,16 @@ class Teller(threading.Thread):
             return False
         if record.contested:
             raise NotNow
-        self._desk.count("repeats that a client recognised")
         return True
+
+    def _tell_of_repeats(self, transfer: Transfer) -> None:
+        """Now that dtx has voted. A client that stood still, or was cut off, may have one in its hands that is not its
+        own any more: others have spent it in the meantime, and dtx lets it have no part in a branch.
+        """
+        for seen in transfer.discarded:
+            self._desk.count("repeats that a client recognised")
+            text = f"{seen.coin.id} was spent, and dtx has voted for {transfer.gtrid}, which got it again"
+            self._desk.ledger.repeat(text)
 
     def _put(self, transfer: Transfer, queue: str, *amounts: int) -> None:
         for coin in list(transfer.coins(*amounts)):
