@@ -60,7 +60,7 @@ def _resident(process: int) -> int:
 
 
 @contextmanager
-def _peak(process: int) -> Iterator[list[int]]:
+def highest(process: int) -> Iterator[list[int]]:
     """The most memory that it has while this lasts, looked at four times a second."""
     most, over = [0], threading.Event()
 
@@ -111,7 +111,7 @@ def _duck(fleet: Path, out: Path, rules: Rules, memory: str) -> tuple[float, flo
     )
     begun, busy = time.perf_counter(), _waited_for()
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
-        with _peak(process.pid) as peak:
+        with highest(process.pid) as peak:
             process.communicate(question(str(fleet), str(out), rules))
         if process.returncode:
             raise SystemExit(f"DuckDB ended with {process.returncode}")
@@ -153,7 +153,7 @@ def main() -> None:
                 count = events.count()
                 branches = events.select("rm", "gtrid", "bqual").distinct().count()
                 begun, busy = time.perf_counter(), seconds(os.getpid())
-                with _peak(os.getpid()) as peak:
+                with highest(os.getpid()) as peak:
                     run(
                         spark,
                         Stored(fleet),

@@ -1,0 +1,186 @@
+"""How long it takes to bring a journal into the lake, what memory it takes, and whether every line is there once.
+
+Lines are written straight into the journal of a PostgreSQL of its own, of twenty resource managers and thirty days, in
+partitions of a day as dtx makes them. ``dtx pipeline archive`` copies them, as anybody would start it: the start of
+Python and Java counts. Then it runs once more, with nothing new. What is in the lake afterwards is counted and summed
+up by Arrow, and held against the journal. Memory and seconds of a processor are those of the command, not PostgreSQL's.
+
+    python -m benchmarks.archive --lines 1000000 10000000
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psycopg
+import pyarrow.compute as pc
+from pyarrow import dataset
+
+from benchmarks.reconcile import highest
+from benchmarks.source import server
+from benchmarks.support.processor import seconds
+from benchmarks.support.report import Table, machine
+from dtx.log import migrate
+from dtx.log.retention import partition_name
+
+_LOOK: Final = 0.25
+"""Seconds between two looks at what the command has used."""
+_DAYS: Final = 30
+_AT_ONCE: Final = 500_000
+_PARTITION: Final = """
+CREATE TABLE IF NOT EXISTS dtx.{name} PARTITION OF dtx.journal
+FOR VALUES FROM ('{first} 00:00+00') TO ('{end} 00:00+00')
+"""
+_LINES: Final = """
+INSERT INTO dtx.journal (id, at, rm, event, branch_id, vhost, format_id, gtrid, bqual, owner, actor, outcome, one_phase,
+    publishes, consumes, bytes, started_at, prepared_at, decided_at)
+SELECT gen_random_uuid(), at, 'rm-' || lpad((i / 2 %% 20)::text, 3, '0'), CASE i %% 2 WHEN 0 THEN 'prepared' ELSE
+    'committed' END, md5((i / 2)::text)::uuid, '/', 4660, int8send(i / 2), '\\x6231', 'app' || i %% 7, 'app' || i %% 7,
+    NULL, false, i %% 100, i %% 5, i, at - interval '1 second', at, CASE i %% 2 WHEN 1 THEN at END
+FROM (SELECT i, %(first)s::timestamptz + i * (interval '1 day' * %(days)s / %(all)s) AS at
+    FROM generate_series(%(from)s::bigint, %(to)s::bigint) i) AS each
+"""
+
+
+class Totals(NamedTuple):
+    """What a line that is lost or there twice would change.
+
+    Args:
+        lines: how many.
+        bytes: the sum of a column that is another number in every line.
+        crossed: of each line that column, times the number of its transaction's messages.
+    """
+
+    lines: int
+    bytes: int
+    crossed: int
+
+
+class Seen(NamedTuple):
+    """One run of the command."""
+
+    seconds: float
+    busy: float
+    peak: int
+    said: str
+
+
+def fill(url: str, lines: int) -> Totals:
+    """Write *lines* lines of the last days, and have them counted."""
+    migrate.upgrade(url)
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = midnight - timedelta(days=_DAYS)
+    with psycopg.connect(url, autocommit=True) as connection:
+        for number in range(_DAYS):
+            day = (first + timedelta(days=number)).date()
+            partition = _PARTITION.format(name=partition_name(day), first=day, end=day + timedelta(days=1))
+            connection.execute(partition.encode())  # names and dates of our own
+        for begin in range(0, lines, _AT_ONCE):
+            values = {
+                "first": first,
+                "days": _DAYS,
+                "all": lines,
+                "from": begin,
+                "to": min(lines, begin + _AT_ONCE) - 1,
+            }
+            connection.execute(_LINES, values)
+        connection.execute("VACUUM ANALYZE dtx.journal")
+        row = connection.execute("SELECT count(*), sum(bytes), sum(bytes * publishes) FROM dtx.journal").fetchone()
+    assert row is not None
+    return Totals(*map(int, row))
+
+
+def in_lake(lake: Path) -> Totals:
+    """The same of a lake, by another reader than Spark."""
+    found = Totals(0, 0, 0)
+    for rm in sorted(lake.glob("rm=*")):
+        table: Any = dataset.dataset(rm).to_table(columns=["bytes", "publishes"])
+        sums = (pc.sum(table["bytes"]), pc.sum(pc.multiply(table["bytes"], table["publishes"])))
+        found = Totals(
+            found.lines + table.num_rows, *(old + new.as_py() for old, new in zip(found[1:], sums, strict=True))
+        )
+    return found
+
+
+def archive(fleet: Path, form: str, memory: int, local: Path) -> Seen:
+    """Run the command.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    words = ["--fleet", str(fleet), "--format", form, "--master", "local[2]", "--memory", f"{memory}GiB"]
+    command = [sys.executable, "-m", "dtx", "pipeline", "archive", *words, "--local-dir", str(local)]
+    begun, busy = time.perf_counter(), 0.0
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=said, stderr=errors) as process, highest(process.pid) as peak:
+            while process.poll() is None:
+                busy = max(busy, seconds(process.pid))  # Java is not waited for at the end, so nobody adds up its time
+                time.sleep(_LOOK)
+        taken = time.perf_counter() - begun
+        said.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise SystemExit(
+                f"{' '.join(command)} ended with {process.returncode}: {said.read()}{errors.read()[-3000:]}"
+            )
+        return Seen(taken, busy, peak[0], said.read().strip())
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=int, nargs="+", default=[1_000_000], help="of the journal (1,000,000)")
+    parser.add_argument("--form", choices=("parquet", "delta"), default="parquet", help="of the lake (%(default)s)")
+    parser.add_argument("--memory", type=int, default=4, help="GiB of Java heap (4)")
+    parser.add_argument("--directory", type=Path, help="for what is written; with PostgreSQL 0.6 GB a million lines")
+    asked = parser.parse_args()
+    print(machine())
+    heads = [
+        "seconds",
+        "of a processor",
+        "lines/s",
+        "peak GB",
+        "lake GB",
+        "files",
+        "nothing new s",
+        "lines in the lake",
+    ]
+    table = Table(("lines of the journal", 20), heads)
+    failed = []
+    for lines in asked.lines:
+        with tempfile.TemporaryDirectory(prefix="dtx-archive-", dir=asked.directory) as name, server() as url:
+            directory = Path(name)
+            totals = fill(url, lines)
+            fleet = directory / "pipeline.toml"
+            database = f'[[database]]\nname = "bank"\nurl = {json.dumps(url)}\n'
+            fleet.write_text(f'lake = "lake"\nresults = "results"\n{database}')
+            first, second = (archive(fleet, asked.form, asked.memory, directory / "spark") for _ in range(2))
+            lake = directory / "lake" / ("delta" if asked.form == "delta" else "")
+            found = in_lake(lake)
+            sizes = [file.stat().st_size for file in lake.glob("rm=*/**/*.parquet")]
+            table.row(
+                f"{lines:,}",
+                [
+                    f"{first.seconds:.1f}", f"{first.busy:.1f}", f"{lines / first.seconds:,.0f}",
+                    f"{first.peak / 1e9:.2f}", f"{sum(sizes) / 1e9:.3f}", f"{len(sizes):,}", f"{second.seconds:.1f}",
+                    "each once" if found == totals else "WRONG",
+                ],
+            )  # fmt: skip
+            if (
+                found != totals
+                or f"archived {lines:,} lines" not in first.said
+                or "archived 0 lines" not in second.said
+            ):
+                failed.append(f"journal {totals}, lake {found}; said: {first.said!r}, then {second.said!r}")
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()
