@@ -86,10 +86,13 @@ def quiet_home(java: Java) -> Path:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()
+    pid = shlex.quote(str(home / _PID))
     program.write_text(
         "#!/bin/sh\n"
-        # other programs may find this Java by JAVA_HOME, which they inherit: theirs is not ours
-        f'[ "$PPID" != {os.getpid()} ] || echo $$ > {shlex.quote(str(home / _PID))}\n'
+        # Other programs may find this Java by JAVA_HOME, which they inherit: theirs is not ours. Nor is what this
+        # process starts itself while ours is there.
+        f'[ "$PPID" != {os.getpid()} ] || {{ read -r ours < {pid} && kill -0 "$ours"; }} 2> /dev/null ||\n'
+        f"    echo $$ > {pid}\n"
         "for word do\n"
         "    shift\n"
         f'    [ "$word" = {_LEFT_OUT} ] || set -- "$@" "$word"\n'
@@ -101,7 +104,7 @@ def quiet_home(java: Java) -> Path:
 
 
 def running(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process of the Java that was started last by :func:`quiet_home`; ``None`` where it was none of ours.
+    """The process of the Java that :func:`quiet_home` runs, of several the first; ``None`` where it is none of ours.
 
     Args:
         environment: where ``JAVA_HOME`` is read from.

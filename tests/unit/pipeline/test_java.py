@@ -7,6 +7,7 @@ import pytest
 
 from dtx.pipeline import java
 from dtx.pipeline.java import Java, JavaMissing, find_java, quiet_home, running
+from tests.support.processes import wait_until
 
 
 def install(home: Path, version: str, *, release: bool = True) -> Path:
@@ -91,3 +92,22 @@ def test_the_process_that_runs_is_known_whoever_else_finds_the_same_java(
     assert running() == ours.pid
     monkeypatch.delenv("JAVA_HOME")
     assert running() is None
+
+
+def test_the_process_that_runs_is_the_first_of_those_that_this_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is another's when it has ended."""
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nread -r _\n")
+    program.chmod(0o755)
+    home = quiet_home(Java(tmp_path, 17, "test"))
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with subprocess.Popen([home / "bin" / "java"], stdin=subprocess.PIPE) as ours:
+        wait_until(lambda: running() == ours.pid, what="the first")
+        subprocess.run([home / "bin" / "java"], stdin=subprocess.DEVNULL, check=False)
+        assert running() == ours.pid
+    with subprocess.Popen([home / "bin" / "java"], stdin=subprocess.DEVNULL) as next_one:
+        next_one.wait()
+    assert running() == next_one.pid
