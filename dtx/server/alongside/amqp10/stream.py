@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 OFFSET: Final = b"x-stream-offset"
 """Argument of a consumer, and header of what it gets."""
-_NEXT: Final = "next"
+_NEXT: Final = (b"S", b"next")
 """What a broker takes for the offset where none is said."""
 _PREFETCH: Final = 100
 """Messages that may wait here for the credit of one link, or be on their way."""
@@ -110,8 +110,8 @@ class StreamOrigin(Reader):
     def _consume(self) -> None:
         self._reading = True
         self._lost = False
-        field = to_field(_NEXT if self._offset is None else self._offset)
-        self._begin_consumer(_PREFETCH, b"" if field is None else tables.entry(OFFSET, *field))
+        field = None if self._offset is None else to_field(self._offset)  # a time may be too far away to be said
+        self._begin_consumer(_PREFETCH, tables.entry(OFFSET, *(field or _NEXT)))
 
     # -- credit
 

@@ -16,6 +16,7 @@ from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_short
 from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.values import Timestamp, Value
 
 GONE = Close(404, b"no stream", 0)
 REFUSED = Close(403, b"no", 0)
@@ -54,14 +55,14 @@ class World:
     credit = 10
     draining = full = False
 
-    def __init__(self) -> None:
+    def __init__(self, offset: Value = None) -> None:
         self.home: Any = self
         self.channel = Channel()
         self.got: list[bytes] = []
         self.failed: list[AmqpError] = []
         taking: Any = self.channel
         nodes: Any = self
-        self.origin = StreamOrigin(nodes, taking, b"s", {}, None)
+        self.origin = StreamOrigin(nodes, taking, b"s", {}, offset)
 
     async def opened(self) -> None:
         """The broker has taken the consumer, and the link is not there yet."""
@@ -124,9 +125,10 @@ async def test_what_happens_before_the_link_is_there_ends_it_then(
     assert [error.condition for error in world.failed] == ([] if condition is None else [condition])
 
 
-async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_same() -> None:
+@pytest.mark.parametrize("offset", [None, Timestamp((1 << 63) - 1)], ids=["none", "a-time-that-cannot-be-said"])
+async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_same(offset: Value) -> None:
     """Nothing but a stream takes it: a queue of the same name would take each acknowledgement for the message's end."""
-    world = World()
+    world = World(offset)
     await world.opened()
     assert world.channel.asked[-1] == keys.BASIC_CONSUME
     assert world.channel.payloads[-1].endswith(tables.entry(OFFSET, b"S", b"next"))
