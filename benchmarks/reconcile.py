@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -80,6 +81,25 @@ def highest(process: int) -> Iterator[list[int]]:
         watcher.join()
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What one of the two told, and what it took.
+
+    Attributes:
+        who: the name in the table.
+        verdicts: one row for each transaction.
+        taken: seconds of the clock.
+        busy: seconds of a processor.
+        peak: the most bytes in memory.
+    """
+
+    who: str
+    verdicts: DataFrame
+    taken: float
+    busy: float
+    peak: int
+
+
 def wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
     """Verdicts whose precision or recall is not 1."""
     true = spark.read.parquet(str(fleet / "truth")).select("format_id", "gtrid", sf.col("verdict").alias("true"))
@@ -100,8 +120,24 @@ def wrong(spark: SparkSession, verdicts: DataFrame, fleet: Path) -> list[str]:
     return found
 
 
-def _duck(fleet: Path, out: Path, rules: Rules, memory: str) -> tuple[float, float, int]:
-    """Seconds, those of a processor, and bytes of DuckDB, in a process of its own."""
+def by_spark(spark: SparkSession, fleet: Path, out: Path, rules: Rules) -> Answer:
+    """The pipeline's own."""
+    begun, busy = time.perf_counter(), seconds(os.getpid())
+    with highest(os.getpid()) as peak:
+        run(
+            spark,
+            Stored(fleet),
+            spark.read.parquet(str(fleet / "observations")),
+            spark.read.parquet(str(fleet / "decisions")),
+            str(out),
+            rules,
+        )
+        taken, busy = time.perf_counter() - begun, seconds(os.getpid()) - busy
+    return Answer("dtx on Spark", current(spark, str(out)), taken, busy, peak[0])
+
+
+def by_duckdb(spark: SparkSession, fleet: Path, out: Path, rules: Rules, memory: str) -> Answer | None:
+    """DuckDB's, in a process of its own; None where it ends with an error, which it has printed."""
     program = (
         "import duckdb, sys\n"
         "db = duckdb.connect()\n"
@@ -110,18 +146,67 @@ def _duck(fleet: Path, out: Path, rules: Rules, memory: str) -> tuple[float, flo
         "db.execute(sys.stdin.read())\n"
     )
     begun, busy = time.perf_counter(), _waited_for()
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
-        with highest(process.pid) as peak:
-            process.communicate(question(str(fleet), str(out), rules))
-        if process.returncode:
-            raise SystemExit(f"DuckDB ended with {process.returncode}")
-    return time.perf_counter() - begun, _waited_for() - busy, peak[0]
+    with (
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process,
+        highest(process.pid) as peak,
+    ):
+        process.communicate(question(str(fleet), str(out), rules))
+    if process.returncode:
+        return None
+    taken, busy = time.perf_counter() - begun, _waited_for() - busy
+    return Answer("DuckDB", spark.read.parquet(str(out)), taken, busy, peak[0])
 
 
 def _waited_for() -> float:
     """Seconds of a processor that children took which have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def _say(words: str) -> None:
+    """Where it is, beside the table."""
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
+
+
+def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Namespace, table: Table) -> list[str]:
+    """Generate a fleet, have it reconciled by both, and print a row for each.
+
+    Returns:
+        what is wrong with their verdicts.
+    """
+    plan = Plan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
+    rules, fleet = Rules(as_of=plan.as_of_micros), directory / "fleet"
+    _say(f"generating about {lines:,} lines")
+    write(generate(spark, plan), str(fleet))
+    events = spark.read.parquet(str(fleet / "events"))
+    count, branches = events.count(), events.select("rm", "gtrid", "bqual").distinct().count()
+    failed = []
+
+    def tell(answer: Answer) -> None:
+        _say(f"{answer.who} took {answer.taken:.1f} s; its verdicts beside the truth")
+        differs = wrong(spark, answer.verdicts, fleet)
+        failed.extend(f"{answer.who}, {count:,} lines: {words}" for words in differs)
+        table.row(
+            f"{count:,}",
+            [
+                f"{branches:,}", answer.who, f"{answer.taken:.1f}", f"{answer.busy:.1f}",
+                f"{count / answer.taken:,.0f}", f"{answer.peak / 1e9:.2f}",
+                f"{asked.anomalies * len(INJECTED):,}", "no" if differs else "all",
+            ],
+        )  # fmt: skip
+
+    _say(f"reconciling {count:,} lines of {branches:,} branches")
+    tell(by_spark(spark, fleet, directory / "out", rules))
+    if not asked.no_duckdb:
+        duck = by_duckdb(spark, fleet, directory / "duck.parquet", rules, f"{asked.memory}GB")
+        if duck is None:
+            failed.append(f"DuckDB, {count:,} lines: it ended with an error")
+        else:
+            tell(duck)
+    for written in (fleet, directory / "out"):
+        shutil.rmtree(written)
+    (directory / "duck.parquet").unlink(missing_ok=True)
+    return failed
 
 
 def main() -> None:
@@ -146,41 +231,7 @@ def main() -> None:
                 ["branches", "         who", "seconds", "of a processor", "lines/s", "peak GB", "found", "right"],
             )
             for lines in asked.lines:
-                plan = Plan(transactions=round(lines / _LINES_OF_ONE), anomalies=asked.anomalies)
-                rules, fleet = Rules(as_of=plan.as_of_micros), directory / f"fleet-{lines}"
-                write(generate(spark, plan), str(fleet))
-                events = spark.read.parquet(str(fleet / "events"))
-                count = events.count()
-                branches = events.select("rm", "gtrid", "bqual").distinct().count()
-                begun, busy = time.perf_counter(), seconds(os.getpid())
-                with highest(os.getpid()) as peak:
-                    run(
-                        spark,
-                        Stored(fleet),
-                        spark.read.parquet(str(fleet / "observations")),
-                        spark.read.parquet(str(fleet / "decisions")),
-                        str(directory / f"out-{lines}"),
-                        rules,
-                    )
-                    taken, busy = time.perf_counter() - begun, seconds(os.getpid()) - busy
-                verdicts = current(spark, str(directory / f"out-{lines}"))
-                measured = [("dtx on Spark", taken, busy, peak[0], verdicts)]
-                if not asked.no_duckdb:
-                    file = directory / f"duck-{lines}.parquet"
-                    taken, busy, most = _duck(fleet, file, rules, f"{asked.memory}GB")
-                    measured.append(("DuckDB", taken, busy, most, spark.read.parquet(str(file))))
-                for who, taken, busy, most, told in measured:
-                    differs = wrong(spark, told, fleet)
-                    failed += [f"{who}, {count:,} lines: {words}" for words in differs]
-                    found = asked.anomalies * len(INJECTED)
-                    table.row(
-                        f"{count:,}",
-                        [
-                            f"{branches:,}", who, f"{taken:.1f}", f"{busy:.1f}", f"{count / taken:,.0f}",
-                            f"{most / 1e9:.2f}", f"{found:,}", "no" if differs else "all",
-                        ],
-                    )  # fmt: skip
-                shutil.rmtree(fleet)
+                failed += measure(spark, directory, lines, asked, table)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if failed:

@@ -81,8 +81,7 @@ class Steps:
         sources = self._fleet.sources(tuple(names))
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
-            wanted = form or lakes.Form(self._fleet.form)
-            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=wanted)
+            done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=form or self._form)
         self._say(f"archived {sum(result.rows for result in done):,} lines of {len(done):,} databases")
         return self._note("archive", _unread(done))
 
@@ -98,7 +97,7 @@ class Steps:
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
-            wanted = form or lakes.Form(self._fleet.form)
+            wanted = form or self._form
             done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=wanted)
         return _unread(done)
 
@@ -215,8 +214,12 @@ class Steps:
 
     def _lake(self) -> lakes.Lake | lakes.DeltaLake:
         """What the journals are read from."""
-        form = lakes.Form(self._fleet.form)
-        return lakes.DeltaLake(self._fleet.lake) if form is lakes.Form.DELTA else lakes.Lake(self._fleet.lake)
+        return (lakes.DeltaLake if self._form is lakes.Form.DELTA else lakes.Lake)(self._fleet.lake)
+
+    @property
+    def _form(self) -> lakes.Form:
+        """What the fleet's file says that the lake is."""
+        return lakes.Form(self._fleet.form)
 
     def _publish(self, done: Run, say: Callable[[str], None]) -> int:
         assert self._fleet.publish is not None

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from dtx.pipeline import java
 from dtx.pipeline.archive import Lake, LakeError, archive, compact, read_lake, retain, writing
 from dtx.pipeline.archive.layout import EVENTS, MARKER, Batch, path_word
 from dtx.pipeline.source import register
-from tests.support.postgres import PostgresServer
 from tests.support.spark import shared_spark
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
@@ -38,13 +36,6 @@ def session() -> SparkSession:
     spark = shared_spark()
     register(spark)
     return spark
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[str]:
-    url = postgres.create_migrated_database()
-    yield url
-    postgres.drop_database(url)
 
 
 def write(url: str, count: int, *, rm: str = "rm", at: datetime = MONDAY) -> None:

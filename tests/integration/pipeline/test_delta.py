@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from pyspark.sql import DataFrame, SparkSession
 from dtx.pipeline.archive import DeltaLake, Form, LakeError, archive, read_lake
 from dtx.pipeline.source import register
 from tests.integration.pipeline.test_archive import MONDAY, NAMES, journal, write
-from tests.support.postgres import PostgresServer
 from tests.support.processes import spawn
 from tests.support.spark import shared_spark
 
@@ -28,13 +26,6 @@ def session() -> SparkSession:
     spark = shared_spark()
     register(spark)
     return spark
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[str]:
-    url = postgres.create_migrated_database()
-    yield url
-    postgres.drop_database(url)
 
 
 def run(spark: SparkSession, lake: Path, url: str) -> int:

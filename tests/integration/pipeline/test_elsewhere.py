@@ -1,6 +1,5 @@
 """Lake and results on a store of objects: no locks, no moves of directories, and the same lines and verdicts."""
 
-from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.integration.pipeline.elsewhere import ROOT
 from tests.integration.pipeline.test_archive import MONDAY, in_lake, journal, write
 from tests.integration.pipeline.test_archive import run as archive
 from tests.support.fleets import decisions_frame, observations_frame
-from tests.support.postgres import PostgresServer
 from tests.support.spark import shared_spark
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
@@ -36,13 +34,6 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     register(spark)
     elsewhere.mount(spark, tmp_path)
     return spark
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[str]:
-    url = postgres.create_migrated_database()
-    yield url
-    postgres.drop_database(url)
 
 
 def in_files(lake: Path) -> int:

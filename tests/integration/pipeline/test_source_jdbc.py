@@ -14,7 +14,6 @@ from dtx.pipeline.source.errors import SourceError
 from dtx.pipeline.source.jdbc import journal_by_jdbc
 from tests.support.debian import install
 from tests.support.journal import write
-from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
 from tests.support.proxy import Proxy
 
@@ -32,13 +31,6 @@ def session(spark: SparkSession) -> SparkSession:
     spark.sql(f"ADD JAR '{DRIVER}'")
     register(spark)
     return spark
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Iterator[str]:
-    url = postgres.create_migrated_database()
-    yield url
-    postgres.drop_database(url)
 
 
 @pytest.fixture
