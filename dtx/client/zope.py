@@ -69,8 +69,12 @@ def join(tm: TransactionManager, resource: DtxResource | str, transaction_manage
     joined = _JOINED.setdefault(current, {})
     manager = joined.get((id(tm), known.name))
     if manager is None:
-        manager = QueueDataManager(tm, known, transaction_manager or transaction.manager)
-        current.join(manager)
+        manager = QueueDataManager(tm, known, transaction_manager or transaction.manager, joined)
+        try:
+            current.join(manager)
+        except BaseException:  # it has failed already: nobody would end what has just begun
+            manager.abort(current)
+            raise
         joined[id(tm), known.name] = manager
     return manager.channel
 
@@ -83,10 +87,18 @@ class QueueDataManager:
         tm: the transaction manager of dtx.
         resource: where the session comes from.
         transaction_manager: the one of the package ``transaction``.
+        joined: those of the same transaction; this one is taken out when it is over.
     """
 
-    def __init__(self, tm: TransactionManager, resource: DtxResource, transaction_manager: Any) -> None:
+    def __init__(
+        self,
+        tm: TransactionManager,
+        resource: DtxResource,
+        transaction_manager: Any,
+        joined: "dict[tuple[int, str], QueueDataManager]",
+    ) -> None:
         self.transaction_manager = transaction_manager
+        self._joined = joined
         self._tm = tm
         self._resource = resource
         self._gtrid = tm.identity.new()
@@ -208,9 +220,8 @@ class QueueDataManager:
         if session is not None:
             self._resource.release(session)
         self._tm.over(self._gtrid)
-        for joined in list(_JOINED.values()):
-            for key in [key for key, manager in joined.items() if manager is self]:
-                del joined[key]
+        for key in [key for key, manager in self._joined.items() if manager is self]:
+            del self._joined[key]
 
     # -- savepoints ---------------------------------------------------------------------------------------------------
 
