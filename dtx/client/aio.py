@@ -20,7 +20,6 @@ this module is the one that knows aiormq and pamqp from the inside.
 import asyncio
 from contextlib import suppress
 from typing import Any, ClassVar, Final
-from weakref import WeakKeyDictionary
 
 import aio_pika.abc
 import aiormq
@@ -43,6 +42,8 @@ from dtx.xa.xid import Xid
 AnyChannel = aio_pika.abc.AbstractChannel | aiormq.abc.AbstractChannel
 AnyConnection = aio_pika.abc.AbstractConnection | aiormq.abc.AbstractConnection
 
+_ATTRIBUTE: Final = "_dtx_underlying"
+"""Of a channel of aiormq: what is known about it here."""
 _LOST: Final = (AMQPError, ConnectionError, PAMQPException, RuntimeError)
 """What aiormq and aio-pika raise when a channel or connection is gone, or ends under a call."""
 
@@ -168,13 +169,12 @@ class Underlying:
     """Whether a call has had the close for its answer; further ones were not sent, or not looked at."""
 
 
-_KNOWN: Final[WeakKeyDictionary[Any, Underlying]] = WeakKeyDictionary()
-
-
 def _underlying(channel: Any) -> Underlying:
-    known = _KNOWN.get(channel)
+    # kept in the channel, and in no table: it holds the channel, which would stay in there for ever
+    known: Underlying | None = getattr(channel, _ATTRIBUTE, None)
     if known is None:
-        known = _KNOWN[channel] = Underlying(channel)
+        known = Underlying(channel)
+        setattr(channel, _ATTRIBUTE, known)
     return known
 
 

@@ -273,12 +273,16 @@ class AsyncTransaction(BaseTransaction):
 
 
 async def _to_its_end(work: Work[Outcome]) -> Outcome:
-    """Drive *work*; a cancellation waits until it is done."""
+    """Drive *work*; a cancellation waits until it is done, and so do further ones."""
     task = asyncio.create_task(drive_async(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
         if not task.cancelled() and task.exception() is not None:
             _log.warning("a cancelled transaction did not commit: %s", task.exception())
-        raise
+        raise cancelled
+    return task.result()

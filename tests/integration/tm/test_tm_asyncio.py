@@ -1,6 +1,8 @@
 """XA on aio-pika and aiormq, and the transaction manager for asyncio, against real services."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -272,7 +274,10 @@ async def test_many_tasks_commit_at_the_same_time(world: World, manager: AsyncTr
         _ = manager.current
 
 
-async def test_a_cancelled_commit_comes_to_its_end_first(world: World, manager: AsyncTransactionManager) -> None:
+@pytest.mark.parametrize("times", [1, 3], ids=["once", "again and again"])
+async def test_a_cancelled_commit_comes_to_its_end_first(
+    world: World, manager: AsyncTransactionManager, times: int
+) -> None:
     reached = asyncio.Event()
     points.arm(lambda point: reached.set() if point is Point.PREPARED else None)
 
@@ -283,7 +288,9 @@ async def test_a_cancelled_commit_comes_to_its_end_first(world: World, manager: 
     task = asyncio.create_task(work())
     try:
         await reached.wait()
-        task.cancel()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await task
     finally:
@@ -375,3 +382,21 @@ async def test_what_is_out_of_reach_cannot_be_enlisted(world: World, manager: As
             await tx.enlist(name)
     await tx.commit()  # of what takes part
     assert world.rows("db1") == world.rows("db2") == {"one"}
+
+
+async def test_channels_that_are_gone_are_not_kept(connection: Any) -> None:
+    """A program that opens one for each branch runs for years."""
+    seen = []
+    for _ in range(4):
+        channel = await connection.channel(publisher_confirms=False)
+        xa, xid = XAResource(channel), new_xid()
+        await xa.start(xid)
+        await xa.end(xid)
+        await xa.rollback(xid)
+        seen.append(weakref.ref(await channel.get_underlay_channel()))
+        await channel.close()
+        del channel, xa
+    await asyncio.sleep(0)
+    gc.collect()
+    # the last one may still be in the hands of the loop
+    assert [channel() for channel in seen[:-1]] == [None] * 3
