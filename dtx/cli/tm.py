@@ -19,6 +19,7 @@ from dtx.cli.options import duration
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _KEYS: Final = frozenset({"node", "log", "format_id", "resources"})
+_LOGS: Final = ("sqlite://", "postgresql://", "postgres://")
 _SCHEMES: Final = ("amqp", "amqps", "postgresql", "postgres")
 
 _EPILOG: Final = """\b
@@ -211,12 +212,14 @@ def _manager(
     for word in resources:
         name, found, url = word.partition("=")
         if not found:
-            raise CommandError(Exit.USAGE, f"--resource {word}: say NAME=URL")
+            raise CommandError(Exit.USAGE, "--resource: say NAME=URL")  # it may have a password in it
         urls[name] = url
     node = node or settings.get("node")
     log = log or settings.get("log")
     if not node or not log:
         raise CommandError(Exit.USAGE, "say whose log it is: --config FILE, or --node and --log (see 'dtx tm -h')")
+    if "://" in log and not log.startswith(_LOGS):
+        raise CommandError(Exit.USAGE, "the log is the path of a SQLite file, or postgresql://…")
     if not log.startswith(("postgresql://", "postgres://")) and not Path(log.removeprefix("sqlite://")).exists():
         raise CommandError(Exit.FAILED, f"there is no log of decisions at {log}: is it the one that the program uses?")
     try:
@@ -238,14 +241,26 @@ def _resource(name: str, url: str) -> Any:
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES:
         raise CommandError(Exit.USAGE, f"resource {name}: its URL must begin with amqp://, amqps:// or postgresql://")
+    # What the libraries say of a wrong one has parts of it, and so of its password.
     if scheme.startswith("amqp"):
+        import pika
+
         from dtx.client.tm import DtxResource
 
+        try:
+            pika.URLParameters(url)
+        except ValueError:
+            raise CommandError(Exit.USAGE, f"resource {name}: its URL is not one of AMQP") from None
         return DtxResource(name, url)
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
 
     from dtx.client.tm import Pep249Resource
 
+    try:
+        conninfo_to_dict(url)
+    except psycopg.Error:
+        raise CommandError(Exit.USAGE, f"resource {name}: its URL is not one of PostgreSQL") from None
     return Pep249Resource(name, partial(psycopg.connect, url, connect_timeout=10))
 
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from dtx.client.tm.errors import LogFailed
 from dtx.client.tm.relational import RelationalLog, Statements, twice
@@ -80,6 +81,10 @@ class PostgresLog(RelationalLog):
 
     def __init__(self, url: str) -> None:
         super().__init__()
+        try:
+            conninfo_to_dict(url)
+        except psycopg.Error:  # which repeats the password, if that is what is wrong
+            raise LogFailed("the log's URL is not one that PostgreSQL's client library understands") from None
         self._url = url
         self._database: psycopg.Connection | None = None
         self._claims: set[int] = set()

@@ -49,6 +49,31 @@ def test_a_wrong_configuration_is_explained(
     assert "Traceback" not in error
 
 
+SECRET = "s3cr%et"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--log", f"postgresql://n:{SECRET}@127.0.0.1:1/x"), "not one that PostgreSQL"),
+        (("--log", f"postgresql+psycopg://n:{SECRET}@127.0.0.1:1/x"), "the path of a SQLite file, or postgresql://"),
+        (("--log", "LOG", "--resource", f"q=postgresql://n:{SECRET}@127.0.0.1:1/x"), "resource q: its URL is not one"),
+        (("--log", "LOG", "--resource", f"q=amqp://n:{SECRET}/5@127.0.0.1:1/"), "resource q: its URL is not one"),
+        (("--log", "LOG", "--resource", f"amqp://n:{SECRET}@127.0.0.1:1/"), "say NAME=URL"),
+    ],
+    ids=["log", "log of another kind", "database", "queue", "without a name"],
+)
+def test_what_is_wrong_with_a_url_is_said_without_its_password(
+    log: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    """The libraries repeat it, and a password with ``%`` or ``/`` in it is what makes URLs wrong."""
+    words = tuple(word.replace("LOG", str(log)) for word in words)
+    code = run(["tm", "recover", "--node", "n", *words])
+    output = "".join(capsys.readouterr())
+    assert "s3cr" not in output
+    assert (said in output, code in (Exit.USAGE, Exit.DATABASE)) == (True, True)
+
+
 def test_a_decision_of_a_resource_that_is_not_named_waits(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--node", "n", "--log", str(log)]
     assert run(["tm", "recover", *words]) == Exit.FAILED
