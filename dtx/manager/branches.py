@@ -26,6 +26,8 @@ from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
 
+MOST_TOMBSTONES: Final = 100_000
+"""Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
 TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
 """States in which the store was asked to take what the branch consumed, and has not said that it did."""
 
@@ -234,7 +236,11 @@ class Branches:
     def bury(self, entry: Entry, flag: XaFlag) -> None:
         """Leave a tombstone: *entry* was rolled back by itself, and the next rollback is answered with *flag*."""
         until = self._clock() + self._limits.tombstone_ttl
-        self._tombstones[entry.vhost, entry.xid] = (flag, until, entry.branch.owner)
+        key = entry.vhost, entry.xid
+        self._tombstones.pop(key, None)
+        if len(self._tombstones) >= MOST_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+        self._tombstones[key] = (flag, until, entry.branch.owner)
 
     def reuse(self, vhost: str, xid: Xid) -> None:
         """The xid begins anew: a further rollback would be the new branch's."""

@@ -72,3 +72,17 @@ async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
     await looks()
     assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is answer
     await asked.close()
+
+
+async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may have branches rolled back as fast as it can, and each stands for ten minutes."""
+    monkeypatch.setattr(branches, "MOST_TOMBSTONES", 3, raising=False)
+    asked = await doomed()
+    assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
+    xids = [Xid(1, b"%d" % number, b"") for number in range(4)]
+    for xid in xids:
+        asked.demarcate(WHO, xid, Operation.START, 1)
+        asked.demarcate(WHO, xid, Operation.FAIL, 1)
+        assert await answer_of(asked, WHO, xid, Operation.PREPARE) is XaFlag.RBROLLBACK
+    answers = [await answer_of(asked, WHO, xid, Operation.ROLLBACK) for xid in (XID, *xids)]
+    assert answers == [ReplyCode.NOT_FOUND] * 2 + [XaFlag.RBROLLBACK] * 3
