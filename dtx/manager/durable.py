@@ -201,6 +201,7 @@ class Durable(ABC):
         entry.doubt = False
         ending = found.ending if found.ending is not None and found.ending.branch_id == entry.id else None
         if entry.record is None and ending is None:
+            self._never(entry)
             return True  # it never was in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
         entry.committed = event is JournalEvent.COMMITTED
@@ -211,6 +212,9 @@ class Durable(ABC):
     def _found(self, entry: Entry, record: BranchRecord) -> None:
         """The log has *record*, whatever was believed before."""
         entry.record = record
+
+    def _never(self, entry: Entry) -> None:  # noqa: B027 - a broker was not asked for anything yet
+        """What was to be the first of the branch in the log did not come in."""
 
 
 class BrokerDurable(Durable):

@@ -236,6 +236,11 @@ class LocalDurable(Durable):
                 pass
         entry.plan = None
 
+    def _never(self, entry: Entry) -> None:
+        plan, entry.plan = entry.plan, None
+        if plan is not None:  # nobody holds it against a queue; what was consumed is still the branch's
+            self._store.rolled_back(plan.published, ())
+
     def _tell_publishers(self, entry: Entry) -> None:
         for publish in entry.plan.unroutable if entry.plan is not None else ():
             if publish.origin is not None:

@@ -152,9 +152,10 @@ class Branches:
                         blind=item.blind,
                     )
                 )
-                if entry.spec.settings.expires is not None:
-                    self._promise(puts[-1].slot)
         for message in puts:
+            queue = registry.find(message.queue)
+            if queue is not None and queue.spec.settings.expires is not None:
+                self._promise(message.slot)
             self._keep(message)
         return Plan(
             change=Change(puts=puts),

@@ -32,6 +32,8 @@ class Ledger:
 
     seen: set[Slot] = field(default_factory=set)
     held: set[Slot] = field(default_factory=set)
+    promised: set[Slot] = field(default_factory=set)
+    """Planned for, and nothing was heard of them since."""
     position: int = 100
 
     async def open(self) -> None: ...
@@ -50,6 +52,7 @@ class Ledger:
             if isinstance(item, HeldPublish) and item.queues:
                 self.position += 1
                 puts.append(StoredMessage(QUEUE, self.position, b"", b"q", 1, item.properties, item.body))
+        self.promised |= {message.slot for message in puts}
         return Plan(
             change=Change(puts=puts),
             published=tuple(message.slot for message in puts),
@@ -65,11 +68,13 @@ class Ledger:
 
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         assert not self.seen & set(published), "shown twice"
+        self.promised -= set(published)
         self.seen |= set(published)
         self.held -= set(consumed)
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         assert not self.seen & set(published)
+        self.promised -= set(published)
         assert set(consumed) <= self.held, "given back twice"
         self.held -= set(consumed)
         self.seen |= set(consumed)
@@ -201,6 +206,19 @@ async def test_a_one_phase_commit_whose_write_failed_is_done_once_when_it_is_ask
     assert (stand.ledger.seen, stand.ledger.held) == (stand.stored, set())
     assert len(stand.log.written) == 1
     assert stand.channel.back == [312]
+
+
+@pytest.mark.parametrize("operation", [Operation.PREPARE, Operation.ONE_PHASE])
+@pytest.mark.parametrize("tries", [1, 2])
+async def test_what_did_not_come_into_the_log_is_promised_to_no_queue(
+    stand: Stand, operation: Operation, tries: int
+) -> None:
+    """A queue that is to go when nobody uses it would stay for ever."""
+    stand.log.faults.extend([Fault.REFUSED] * tries)
+    for _ in range(tries):
+        assert await stand.ask(operation) is ReplyCode.INTERNAL_ERROR
+    assert await stand.ask(Operation.ROLLBACK) is XaFlag.OK
+    assert stand.ledger.promised == set()
 
 
 @pytest.mark.parametrize("fault", ANSWERS)
