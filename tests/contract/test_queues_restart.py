@@ -172,6 +172,36 @@ async def test_an_unused_queue_has_its_whole_life_again_after_a_restart(open_cli
     await until(none)
 
 
+async def test_a_clock_that_is_set_forward_makes_no_queue_unused(open_client: OpenClient, clock: Clock) -> None:
+    """Its messages would be lost."""
+    steady = Clock()
+    client = await open_client(clock=clock, steady=steady)
+    queue = await client.declare("q", expires=60_000)
+    await client.publish(b"kept")
+    clock.now += 86_400
+    await client.declare("later", expires=1_000)
+
+    async def noticed() -> bool:
+        return queue.index.unused_until() == clock.now + 60
+
+    await until(noticed)
+    clock.now += 2
+    steady.now += 2
+
+    async def later_is_gone() -> bool:
+        return b"later" not in client.host.queues
+
+    await until(later_is_gone)
+    assert b"q" in client.host.queues
+    clock.now += 60
+    steady.now += 60
+
+    async def none() -> bool:
+        return not client.host.queues
+
+    await until(none)
+
+
 async def test_a_queue_is_in_use_while_a_branch_holds_its_messages(open_client: OpenClient, clock: Clock) -> None:
     client = await open_client(clock=clock)
     queue = await client.declare("q", expires=60_000)

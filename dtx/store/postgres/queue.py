@@ -353,6 +353,11 @@ class QueueIndex(Waiting):
         """The queue was declared, perhaps passively, or a branch has ended that had messages for it."""
         self._used_at = now
 
+    def set_forward(self, before: float, seconds: float) -> None:
+        """The clock was set forward: what was used *before* that is not unused for *seconds* longer."""
+        if self._used_at <= before:
+            self._used_at += seconds
+
     def unused_until(self) -> float | None:
         """When the queue goes unless somebody uses it (x-expires); ``None`` while somebody does, or never.
 

@@ -43,6 +43,8 @@ REVISED_OCTETS: Final = 8 << 20
 """Of the bodies that are read at once for messages whose properties change."""
 UPKEEP_SECONDS: Final = 1.0
 """Between two looks at queues that nobody uses, and at what was delivered."""
+JUMP_SECONDS: Final = 1.0
+"""What the clock may gain between two of them: it is slewed by less."""
 
 Done = Callable[[LogError | None], None]
 Put = tuple[Entry, StoredMessage]
@@ -57,13 +59,22 @@ class PostgresStore:
         log_: opened before the store, and closed after it.
         cache_bytes: octets of messages in memory.
         clock: seconds since the epoch.
+        steady: seconds of a clock that nobody sets.
     """
 
     def __init__(
-        self, log_: MessageLog, *, cache_bytes: int = CACHE_BYTES, clock: Callable[[], float] = time.time
+        self,
+        log_: MessageLog,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log_
         self._clock = clock
+        self._steady = steady
+        self._ahead = clock() - steady()
+        """How far the one is ahead of the other."""
         self._cache = MessageCache(cache_bytes - cache_bytes // HIDDEN_SHARE)
         self._hosts: dict[str, VirtualHost] = {}
         self._registry = Registry(int(clock() * 1_000_000))
@@ -438,7 +449,18 @@ class PostgresStore:
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             self._mark_delivered()
+            self._notice_a_jump()
             await self._remove_unused()
+
+    def _notice_a_jump(self) -> None:
+        """A clock that is set forward makes no queue unused: its messages would be lost."""
+        before = self._steady() + self._ahead
+        gained = self._clock() - before
+        self._ahead += gained
+        if gained > JUMP_SECONDS:
+            log.warning("the clock was set forward", seconds=round(gained, 1))
+            for entry in self._registry.queues.values():
+                entry.index.set_forward(before, gained)
 
     def _mark_delivered(self) -> None:
         """Keep how far durable queues were delivered: what a restart hands out again is redelivered.
