@@ -49,6 +49,10 @@ class Demarcation:
         found = ((entry, entry.branch.association(self._channel)) for entry in self._branches.values())
         return [(entry, how) for entry, how in found if how is not Association.NONE]
 
+    def tied(self, xid: Xid) -> Entry | None:
+        """The branch *xid*, if the channel is associated or suspended with it."""
+        return self._branches.get(xid)
+
     def run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
         """Start or end.
 

@@ -78,8 +78,8 @@ class Distributed:
 
     def _judge(self, call: calls.End) -> None:
         """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
-        entry = self._demarcation.branch
-        if entry is not None and entry.xid == call.xid and entry.work is not None:
+        entry = self._demarcation.tied(call.xid)  # or it was suspended, and is ended without being resumed
+        if entry is not None and entry.work is not None:
             reason = self._channel.connection.broker.refusal(entry.work)
             if reason is not None:
                 self._channel.connection.manager.doom(entry, reason)

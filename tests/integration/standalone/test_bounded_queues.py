@@ -82,6 +82,19 @@ def test_a_branch_that_is_suspended_is_judged_when_it_ends(talk: Dialogue, raw: 
     assert talk.count(queue) == 1
 
 
+def test_a_branch_that_ends_without_being_resumed_is_judged_as_well(talk: Dialogue, raw: RawClient) -> None:
+    """X/Open, table 6-2: xa_end is permitted in T2, suspended."""
+    queue = talk.queue(overflow="reject-publish", max_length=1)
+    xid = new_xid()
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, queue, b"1")
+    raw.publish(1, queue, b"2")
+    assert raw.ask(1, End(xid=xid, suspend=True)) is XaFlag.OK
+    assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    assert talk.count(queue) == 0
+
+
 def test_a_full_queue_that_drops_its_head_takes_a_branch(talk: Dialogue, raw: RawClient) -> None:
     grave = talk.grave()
     queue = talk.queue(max_length=1, dead_letter_exchange=grave)
