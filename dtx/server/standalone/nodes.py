@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from dtx.log.api import LogError
-from dtx.log.changes import DestinationKind, StoredMessage
+from dtx.log.changes import DestinationKind, Slot, StoredMessage
 from dtx.manager import Who
 from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
@@ -554,7 +554,11 @@ class QueueOrigin:
             self._rejected.clear()
 
     async def _bury_some(self) -> None:
-        rejected = {delivery.slot: (delivery, work, outcome) for delivery, work, outcome in self._rejected}
+        rejected: dict[Slot, Rejection] = {}
+        for rejection in self._rejected:
+            if rejection[0].slot in rejected:
+                break  # rolled back, and rejected again by another: its letter is another, too
+            rejected[rejection[0].slot] = rejection
 
         def revised(message: StoredMessage) -> bytes:
             delivery, _, outcome = rejected[message.slot]

@@ -9,6 +9,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import Coordinator, XARollback, Xid
+from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.events import Disposed
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Role
@@ -24,6 +25,7 @@ from dtx.wire.amqp10.states import (
     Released,
     TransactionalState,
 )
+from dtx.wire.amqp10.terminus import Discharge
 from tests.integration.amqp10.raw import Raw
 from tests.support.broker import Mode
 from tests.support.client import connected, new_xid, take_all
@@ -452,3 +454,26 @@ def test_a_transactional_state_without_an_outcome_decides_nothing_before_it_is_s
         session.dispose(Role.RECEIVER, [number], ACCEPTED, settled=True)
     raw.detach(session, link)
     assert take_all(channel, queue, at_least=settled) == [b"one"] * settled
+
+
+def test_a_message_that_two_transactions_reject_in_turn_dies_once(
+    raw: Raw, channel: BlockingChannel, source: str, dead: str
+) -> None:
+    """The first is rolled back in the same read: its dead letter was not looked for yet."""
+    session = raw.begin()
+    control = raw.control(session)
+    raw.receiver(session, source)
+    got = raw.take()
+    first, second = raw.declare(session, control), raw.declare(session, control)
+
+    def reject(txn_id: bytes) -> None:
+        state = TransactionalState(txn_id=txn_id, outcome=Rejected())
+        session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=False)
+
+    reject(first)
+    asked = control.send(b"request", message.value(Discharge(txn_id=first, fail=True)))
+    reject(second)
+    assert raw.outcome(session, asked) == ACCEPTED
+    discharge(raw, session, control, second)
+    assert take_all(channel, dead, at_least=1) == [b"one"]
+    assert take_all(channel, source) == []
