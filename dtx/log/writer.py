@@ -26,8 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from os import urandom
-from typing import Final, assert_never
-from uuid import UUID
+from typing import Final
 
 import psycopg
 from psycopg.pq.abc import PGresult
@@ -36,29 +35,16 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log import checks, fence
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
-from dtx.log.changes import Change, Define, Store
 from dtx.log.dsn import Dsn
 from dtx.log.failpoints import around
 from dtx.log.lease import Lease
-from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
+from dtx.log.records import JournalEntry, Line, LogWrite
 from dtx.log.session import Refused, Session, SessionLost, session_settings
 from dtx.log.statement import CONFLICT, LEASE_LOST
 from dtx.log.statements import PREPARED, Turn, bind_group
+from dtx.log.waiting import Pending, Waiting
 from dtx.telemetry import get_logger
 
-MAX_GROUP: Final = 256
-"""Records in one transaction: a larger group saves nothing more, and its first waiter waits longer."""
-MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Octets in one transaction, unless one record alone has more: what a disk writes in some milliseconds."""
-MAX_QUEUED: Final = 8_192
-"""Records that wait: a second of work. Whoever writes more waits before queueing; the bodies are in memory anyway."""
-_PATIENCE: Final = 0.003
-"""Seconds that a record which nobody waits for may wait for company: the next prepare of the same client, mostly."""
-_LEISURE: Final = 0.02
-"""Seconds that the record of a branch which nobody waits for may wait for others of its kind. It keeps no place in the
-queue: no other record can mean its branch before it is written, and what others wait for need not write it along."""
-_MOST_AT_LEISURE: Final = 64
-"""Records that wait like that; more are not cheaper together, and those who hear of them at once hold up others."""
 _COMPANY: Final = 4
 """Turns of the event loop that a group waits for company where the last one had more than one record: about as many as
 it takes until those who were told of that one have been answered, and what has come meanwhile is read. Where nothing
@@ -70,64 +56,10 @@ _MOST_UNDER_WAY: Final = 2
 """Groups that PostgreSQL has at a time: one that it writes, and the next, so that it need not wait for our turn."""
 _LEADS: Final = 2
 """Records of a group that another one may be sent behind. One that is alone proves the lease in its own statement."""
-_ROW_BYTES: Final = 512
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
 
 log = get_logger()
-
-
-class Pending:
-    """A record on its way, and who is to be told of its outcome.
-
-    Its *subject* occurs once in a group: the branch, or topology as a whole.
-    """
-
-    __slots__ = ("_told", "alone", "deadline", "line", "line_id", "record", "size", "subject")
-
-    def __init__(self, record: LogWrite, line_id: bytes, told: Told, deadline: float) -> None:
-        self.record = record
-        self.line_id = line_id
-        self._told: Told | None = told
-        self.deadline = deadline
-        self.alone = False
-        self.size = _ROW_BYTES
-        self.subject: UUID | type[Define] | None = None
-        self.line: JournalEntry | Line | None = None
-        """What it adds to the journal."""
-        change: Change | None = None
-        match record:
-            case Insert(branch=branch, work=work, change=change, journal=line):
-                self.subject = branch.id
-                self.line = line
-                self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
-            case Advance(change=change, journal=line) | Complete(change=change, journal=line):
-                self.subject = record.id
-                self.line = line
-            case Note(change=change, journal=line):
-                self.line = line
-            case Store(change=change):
-                pass
-            case Define():
-                self.subject = Define
-            case _ as never:
-                assert_never(never)
-        if change is not None:
-            self.size += change.size
-
-    @property
-    def answered(self) -> bool:
-        """Whether the outcome was told."""
-        return self._told is None
-
-    def answer(self, error: LogError | None = None) -> None:
-        """Tell the outcome, unless that was done: it is durable, or *error* says what is known."""
-        told, self._told = self._told, None
-        if told is not None:
-            try:
-                told(error)
-            except Exception:
-                log.exception("who waited for a write failed when it was told")
 
 
 @dataclass(slots=True)
@@ -189,20 +121,15 @@ class Writer:
         self._on_lines = on_lines
         self._loop = asyncio.get_running_loop()
         self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
-        self._queue: deque[Pending] = deque()
+        self._waiting = Waiting(self._loop, self._wake)
         self._under_way: deque[_Sent] = deque()  # oldest first
         self._in_hand: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
         self._carried: list[list[Pending]] = []  # oldest first
         self._committed: list[Pending] = []  # committed, and nobody was told yet
         self._last_size = 0
-        self._wanted = 1  # so many queued records wake the task
         self._turns = count(1)
         self._known = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._at_leisure: list[Pending] = []
-        self._leisure: asyncio.TimerHandle | None = None
-        self._room = asyncio.Event()
         self._pause = _PAUSE_MIN
         self._closing = asyncio.Event()
         self._session: Session | None = None
@@ -245,9 +172,8 @@ class Writer:
         Raises:
             LogConflict, LogUnavailable, LeaseLost, LogError.
         """
-        while len(self._queue) >= MAX_QUEUED and self._end is None:
-            self._room.clear()
-            await self._room.wait()
+        while self._waiting.full and self._end is None:
+            await self._waiting.room()
         future: asyncio.Future[None] = self._loop.create_future()
 
         def told(error: LogError | None) -> None:
@@ -269,12 +195,12 @@ class Writer:
     @property
     def queued(self) -> int:
         """How many records wait."""
-        return len(self._queue) + len(self._at_leisure)
+        return self._waiting.count
 
     @property
     def congested(self) -> bool:
         """Whether so many records wait that those who :meth:`post` should pause."""
-        return len(self._queue) >= MAX_QUEUED
+        return self._waiting.full
 
     def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
         """Queue *record*, however many wait: see :attr:`congested`. *told* hears what :meth:`write` would raise."""
@@ -282,37 +208,9 @@ class Writer:
             self._loop.call_soon(told, type(self._end)(str(self._end)))
             return
         pending = Pending(record, next(self._line_ids), told, time.monotonic() + self._retry_window)
-        if not urgent and pending.subject is not None:
-            self._wait_at_leisure(pending)
-            return
-        self._queue.append(pending)
-        if urgent:
-            if len(self._queue) >= self._wanted:
-                self._wake()
-        elif self._patience is None:
-            self._patience = self._loop.call_later(_PATIENCE, self._wake)
-
-    def _wait_at_leisure(self, pending: Pending) -> None:
-        self._at_leisure.append(pending)
-        if len(self._at_leisure) >= _MOST_AT_LEISURE:
-            self._end_leisure()
-        elif self._leisure is None:
-            self._leisure = self._loop.call_later(_LEISURE, self._end_leisure)
-
-    def _end_leisure(self) -> None:
-        """Those that nobody waits for have waited long enough."""
-        if self._leisure is not None:
-            self._leisure.cancel()
-            self._leisure = None
-        if self._at_leisure:
-            self._queue.extend(self._at_leisure)
-            self._at_leisure.clear()
-            self._wake()
+        self._waiting.add(pending, urgent=urgent)
 
     def _wake(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
@@ -320,7 +218,7 @@ class Writer:
     async def close(self) -> None:
         """Write what is queued, within the retry window, and disconnect."""
         self._closing.set()
-        self._end_leisure()
+        self._waiting.end_leisure()
         self._wake()
         if self._task is not None:
             await self._task
@@ -332,11 +230,8 @@ class Writer:
         """No write succeeds from now on."""
         self._end = self._end or error
         self._tell()
-        self._end_leisure()
         sent = [*[sent.group for sent in self._under_way], *self._carried]
-        waiting = (*self._in_hand, *self._queue)
-        self._queue.clear()
-        self._room.set()
+        waiting = (*self._in_hand, *self._waiting.take_all())
         for pending in [pending for group in sent for pending in group]:
             pending.answer(type(error)(f"{error}, the outcome of the write is not known"))
         for pending in waiting:
@@ -353,7 +248,7 @@ class Writer:
                     self._tell()
                 elif self._under_way:
                     await self._wait()
-                elif self._carried or self._queue:
+                elif self._carried or self._waiting:
                     await self._recover()
                 elif self._closing.is_set():
                     return
@@ -369,9 +264,9 @@ class Writer:
         """Until the oldest group is answered, or as many records are queued as make another one."""
         self._idle = self._loop.create_future()
         if not self._under_way:
-            self._wanted = 1
+            self._waiting.enough = 1
         else:
-            self._wanted = _ENOUGH if self._may_follow() else sys.maxsize
+            self._waiting.enough = _ENOUGH if self._may_follow() else sys.maxsize
             self._under_way[0].answer.add_done_callback(self._answered)
         await self._idle
 
@@ -387,11 +282,11 @@ class Writer:
 
     def _may_send(self) -> bool:
         """Whether a group is to be sent now."""
-        if not self._queue or self._carried or self._session is None or not self._session.alive:
+        if not self._waiting or self._carried or self._session is None or not self._session.alive:
             return False
         if not self._under_way:
             return True
-        return len(self._queue) >= _ENOUGH and not self._queue[0].alone and self._may_follow()
+        return len(self._waiting) >= _ENOUGH and not self._waiting.alone and self._may_follow()
 
     def _may_follow(self) -> bool:
         """Whether another group may be sent behind those that are under way."""
@@ -399,13 +294,13 @@ class Writer:
 
     async def _send(self) -> None:
         """Send the next group, and answer for those that have committed: PostgreSQL writes while they are told."""
-        if not self._under_way and self._last_size > 1 and len(self._queue) < _ENOUGH:
+        if not self._under_way and self._last_size > 1 and len(self._waiting) < _ENOUGH:
             await self._have_company()
             if not self._may_send():
                 return
         assert self._session is not None
         began = time.perf_counter()
-        group = self._in_hand = self._take()
+        group = self._in_hand = self._waiting.take()
         self._last_size = len(group)
         turn = None
         if self._under_way:
@@ -434,7 +329,7 @@ class Writer:
         self._tell()
         for _ in range(_COMPANY):
             await asyncio.sleep(0)
-            if len(self._queue) >= _ENOUGH:
+            if len(self._waiting) >= _ENOUGH:
                 break
 
     async def _land(self) -> None:
@@ -451,7 +346,7 @@ class Writer:
         except Refused as error:
             await self._recall()
             if error.sqlstate == LEASE_LOST:
-                self._queue.extendleft(reversed(group))
+                self._waiting.put_back(group)
                 self._in_hand = []
                 await self._prove_again()
             elif len(group) == 1:
@@ -479,17 +374,19 @@ class Writer:
             else:
                 raise AssertionError("a group was written though the one before it was not")
             self._under_way.pop()
-            self._queue.extendleft(reversed(sent.group))
+            self._waiting.put_back(sent.group)
 
     def _queue_apart(self, group: list[Pending]) -> None:
         """Write *group*, nothing of which was written, record by record: the bad one fails alone."""
         now = time.monotonic()
-        for pending in reversed(group):
+        again = []
+        for pending in group:
             if now > pending.deadline:
                 pending.answer(LogUnavailable("the database was away or too slow, nothing was written"))
             else:
                 pending.alone = True
-                self._queue.appendleft(pending)
+                again.append(pending)
+        self._waiting.put_back(again)
 
     async def _prove_again(self) -> None:
         """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
@@ -501,26 +398,6 @@ class Writer:
             self._stop(error)
         except (Refused, SessionLost):
             await self._session.close()
-
-    def _take(self) -> list[Pending]:
-        """The next group. It ends before a second record of one subject: statements run by kind, not in order."""
-        queue = self._queue
-        group: list[Pending] = []
-        subjects = set()
-        size = 0
-        while queue and len(group) < MAX_GROUP:
-            pending = queue[0]
-            if group and (
-                pending.subject in subjects or size + pending.size > MAX_GROUP_BYTES or pending.alone or group[0].alone
-            ):
-                break
-            if pending.subject is not None:
-                subjects.add(pending.subject)
-            size += pending.size
-            group.append(queue.popleft())
-        if not self._room.is_set():
-            self._room.set()
-        return group
 
     def _count_lines(self, group: list[Pending]) -> None:
         if self._on_lines is not None:
@@ -544,7 +421,7 @@ class Writer:
             # serialization failure, deadlock, lock timeout: somebody else's lock was in the way
             await asyncio.sleep(_PAUSE_MIN)
             pending.alone = True
-            self._queue.appendleft(pending)
+            self._waiting.put_back([pending])
         elif error.sqlstate.startswith(("22", "54")):
             pending.answer(LogError(f"the log cannot keep the record: {error.message}"))
         else:
@@ -579,7 +456,7 @@ class Writer:
             self._stop(error)
         except (psycopg.Error, OSError, Refused, SessionLost, TimeoutError) as error:
             self._expire(self._dsn.explain(error))
-            if not self._queue and self._closing.is_set():
+            if not self._waiting and self._closing.is_set():
                 self._stop(LogUnavailable("the log is closed"))
                 return
             await asyncio.sleep(self._pause)
@@ -591,9 +468,7 @@ class Writer:
     def _expire(self, why: str) -> None:
         """Answer whoever has waited for the retry window."""
         now = time.monotonic()
-        late = [pending for pending in self._queue if pending.deadline <= now]
-        self._queue = deque([pending for pending in self._queue if pending.deadline > now])
-        self._room.set()
+        late = self._waiting.take_late(now)
         for group in self._carried:
             for pending in group:
                 if pending.deadline <= now:

@@ -9,7 +9,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dtx.log import fence, statements, writer
+from dtx.log import fence, statements, waiting
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.dsn import Dsn
@@ -167,7 +167,7 @@ async def test_what_is_submitted_to_a_closed_log_fails(open_log: OpenLog) -> Non
 async def test_bodies_count_for_the_size_of_a_group(open_log: OpenLog) -> None:
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
-    heavy = bytes(writer.MAX_GROUP_BYTES // 2)
+    heavy = bytes(waiting.MAX_GROUP_BYTES // 2)
     await asyncio.gather(*(log.write(Store(change=puts(a_message(body=heavy)))) for _ in range(3)))
     assert groups == [1, 1, 1]
 

@@ -1,0 +1,214 @@
+"""Records that wait to be written: in the order in which they came, but for those that nobody waits for.
+
+Company is what makes writes cheap, so whoever is in no hurry waits for it: :meth:`Waiting.add` says how long.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, assert_never
+from uuid import UUID
+
+from dtx.log.api import LogError, Told
+from dtx.log.changes import Change, Define, Store
+from dtx.log.records import Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
+from dtx.telemetry import get_logger
+
+MAX_GROUP: Final = 256
+"""Records in one transaction: a larger group saves nothing more, and its first waiter waits longer."""
+MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+"""Octets in one transaction, unless one record alone has more: what a disk writes in some milliseconds."""
+MAX_QUEUED: Final = 8_192
+"""Records that wait: a second of work. Whoever writes more waits before queueing; the bodies are in memory anyway."""
+_PATIENCE: Final = 0.003
+"""Seconds that a record which nobody waits for may wait for company: the next prepare of the same client, mostly."""
+_LEISURE: Final = 0.02
+"""Seconds that the record of a branch which nobody waits for may wait for others of its kind. It keeps no place in the
+queue: no other record can mean its branch before it is written, and what others wait for need not write it along."""
+_MOST_AT_LEISURE: Final = 64
+"""Records that wait like that; more are not cheaper together, and those who hear of them at once hold up others."""
+_ROW_BYTES: Final = 512
+
+log = get_logger()
+
+
+class Pending:
+    """A record on its way, and who is to be told of its outcome.
+
+    Its *subject* occurs once in a group: the branch, or topology as a whole.
+    """
+
+    __slots__ = ("_told", "alone", "deadline", "line", "line_id", "record", "size", "subject")
+
+    def __init__(self, record: LogWrite, line_id: bytes, told: Told, deadline: float) -> None:
+        self.record = record
+        self.line_id = line_id
+        self._told: Told | None = told
+        self.deadline = deadline
+        self.alone = False
+        self.size = _ROW_BYTES
+        self.subject: UUID | type[Define] | None = None
+        self.line: JournalEntry | Line | None = None
+        """What it adds to the journal."""
+        change: Change | None = None
+        match record:
+            case Insert(branch=branch, work=work, change=change, journal=line):
+                self.subject = branch.id
+                self.line = line
+                self.size += sum([len(piece.body) + len(piece.properties) + _ROW_BYTES for piece in work])
+            case Advance(change=change, journal=line) | Complete(change=change, journal=line):
+                self.subject = record.id
+                self.line = line
+            case Note(change=change, journal=line):
+                self.line = line
+            case Store(change=change):
+                pass
+            case Define():
+                self.subject = Define
+            case _ as never:
+                assert_never(never)
+        if change is not None:
+            self.size += change.size
+
+    @property
+    def answered(self) -> bool:
+        """Whether the outcome was told."""
+        return self._told is None
+
+    def answer(self, error: LogError | None = None) -> None:
+        """Tell the outcome, unless that was done: it is durable, or *error* says what is known."""
+        told, self._told = self._told, None
+        if told is not None:
+            try:
+                told(error)
+            except Exception:
+                log.exception("who waited for a write failed when it was told")
+
+
+class Waiting:
+    """The queue of the writer.
+
+    Args:
+        loop: its timers are made with.
+        wake: called when there is a group worth sending.
+    """
+
+    __slots__ = ("_at_leisure", "_leisure", "_loop", "_patience", "_queue", "_room", "_wake", "enough")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self.enough = 1
+        """So many records are worth a group: the writer is woken."""
+        self._queue: deque[Pending] = deque()
+        self._patience: asyncio.TimerHandle | None = None
+        self._at_leisure: list[Pending] = []
+        self._leisure: asyncio.TimerHandle | None = None
+        self._room = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many records could be sent now."""
+        return len(self._queue)
+
+    @property
+    def count(self) -> int:
+        """How many records wait, those that let others pass among them."""
+        return len(self._queue) + len(self._at_leisure)
+
+    @property
+    def full(self) -> bool:
+        """Whether so many wait that whoever adds more should pause."""
+        return len(self._queue) >= MAX_QUEUED
+
+    @property
+    def alone(self) -> bool:
+        """Whether the first is to be written without others. There is one."""
+        return self._queue[0].alone
+
+    async def room(self) -> None:
+        """Return when there may be room again."""
+        self._room.clear()
+        await self._room.wait()
+
+    def add(self, pending: Pending, *, urgent: bool) -> None:
+        """Queue a record, however many wait.
+
+        Args:
+            pending: the record.
+            urgent: ``False``: it waits for company, a little; one of a branch for longer, and lets others pass.
+        """
+        if not urgent and pending.subject is not None:
+            self._add_at_leisure(pending)
+            return
+        self._queue.append(pending)
+        if urgent:
+            if len(self._queue) >= self.enough:
+                self._wake()
+        elif self._patience is None:
+            self._patience = self._loop.call_later(_PATIENCE, self._lose_patience)
+
+    def put_back(self, group: Sequence[Pending]) -> None:
+        """Queue the records of *group*, in their order, before all others."""
+        self._queue.extendleft(reversed(group))
+
+    def take(self) -> list[Pending]:
+        """The next group. It ends before a second record of one subject: statements run by kind, not in order."""
+        queue = self._queue
+        group: list[Pending] = []
+        subjects = set()
+        size = 0
+        while queue and len(group) < MAX_GROUP:
+            pending = queue[0]
+            if group and (
+                pending.subject in subjects or size + pending.size > MAX_GROUP_BYTES or pending.alone or group[0].alone
+            ):
+                break
+            if pending.subject is not None:
+                subjects.add(pending.subject)
+            size += pending.size
+            group.append(queue.popleft())
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self._make_room()
+        return group
+
+    def take_late(self, now: float) -> list[Pending]:
+        """Those whose deadline is over."""
+        late = [pending for pending in self._queue if pending.deadline <= now]
+        self._queue = deque([pending for pending in self._queue if pending.deadline > now])
+        self._make_room()
+        return late
+
+    def take_all(self) -> list[Pending]:
+        """All that wait, those that let others pass among them."""
+        self.end_leisure()
+        every = list(self._queue)
+        self._queue.clear()
+        self._make_room()
+        return every
+
+    def end_leisure(self) -> None:
+        """Those that nobody waits for have waited long enough."""
+        if self._leisure is not None:
+            self._leisure.cancel()
+            self._leisure = None
+        if self._at_leisure:
+            self._queue.extend(self._at_leisure)
+            self._at_leisure.clear()
+            self._wake()
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        self._wake()
+
+    def _add_at_leisure(self, pending: Pending) -> None:
+        self._at_leisure.append(pending)
+        if len(self._at_leisure) >= _MOST_AT_LEISURE:
+            self.end_leisure()
+        elif self._leisure is None:
+            self._leisure = self._loop.call_later(_LEISURE, self.end_leisure)
+
+    def _make_room(self) -> None:
+        if not self._room.is_set():
+            self._room.set()
