@@ -149,6 +149,13 @@ _fleet = click.option(
     metavar="FILE",
     help="What there is; 'dtx pipeline example' prints one.",
 )
+_form = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("parquet", "delta")),
+    help="parquet: LAKE itself. delta: a Delta table, LAKE/delta, for other engines, too. Default: what 'form' in"
+    " pipeline.toml says, and that is what 'reconcile' and 'report' read, whatever is given here.",
+)
 
 
 @contextmanager
@@ -205,13 +212,7 @@ def example() -> None:
     metavar="DURATION",
     help="With --follow: between two looks.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("parquet", "delta")),
-    help="parquet: LAKE itself. delta: a Delta table, LAKE/delta, for other engines, too. Default: what"
-    " 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read, whatever is given here.",
-)
+@_form
 @_with_spark
 def archive(
     names: tuple[str, ...], fleet_file: Path, follow: bool, interval: float, form: str | None, spark: "SessionOptions"
@@ -241,18 +242,20 @@ def archive(
     metavar="NUMBER",
     help="Leave days alone that have fewer.",
 )
+@_form
 @_with_spark
-def compact(fleet_file: Path, least_files: int, spark: "SessionOptions") -> int:
+def compact(fleet_file: Path, least_files: int, form: str | None, spark: "SessionOptions") -> int:
     """Join the small files that many runs of 'archive' have left, day by day.
 
     Readers and 'archive' may go on meanwhile. A run that was killed leaves the lake as it was, or is finished by
-    whoever comes next.
+    whoever comes next. A Delta table keeps the small files for those who read an older version of it: see 'retain'.
     """
     from dtx.pipeline import steps
+    from dtx.pipeline.archive import Form
     from dtx.pipeline.fleet import load
 
     with steps.Steps(load(fleet_file), spark) as run:
-        return _finish(run.compact(least_files))
+        return _finish(run.compact(least_files, None if form is None else Form(form)))
 
 
 @pipeline.command("retain", epilog=_EPILOG)
@@ -261,14 +264,22 @@ def compact(fleet_file: Path, least_files: int, spark: "SessionOptions") -> int:
     "--keep", required=True, callback=duration, metavar="DURATION", help="For example 400d: older days are removed."
 )
 @click.option("--yes", is_flag=True, help="Do it; without, say what would be removed.")
-def retain(fleet_file: Path, keep: float, yes: bool) -> int:
-    """Remove old days from the lake, for good."""
-    from dtx.pipeline.archive import retain as remove
+@_form
+def retain(fleet_file: Path, keep: float, yes: bool, form: str | None) -> int:
+    """Remove old days from the lake, for good.
+
+    Of a Delta table they are no part any more at once. Its files stay for those who read an older version of it, a week
+    unless the table says otherwise (delta.deletedFileRetentionDuration); 'compact' and 'retain' remove those whose
+    time is over.
+    """
+    from dtx.pipeline import archive
     from dtx.pipeline.fleet import load
 
     fleet = load(fleet_file)
     before = (datetime.now(UTC) - timedelta(seconds=keep)).date()
     with _sentences():
+        is_table = archive.Form(form or fleet.form) is archive.Form.DELTA
+        remove = archive.retain_table if is_table else archive.retain
         done = remove(fleet.lake, before=before, dry_run=not yes)
     what = f"{done.days:,} days of resource managers before {before}, {done.before:,} files"
     click.echo(f"removed {what}" if yes else f"would remove {what}; --yes removes them")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -38,15 +38,13 @@ def _print(line: str) -> None:
 
 
 class Steps:
-    """A session and a fleet. Use as a context manager.
+    """A session, which begins when it is needed first, and a fleet. Use as a context manager.
 
     Args:
         fleet: what there is.
         options: of the session.
         say: is told what was done, a line each.
 
-    Raises:
-        SparkMissing, JavaMissing: see :func:`~dtx.pipeline.session.open_session`.
     """
 
     def __init__(self, fleet: Fleet, options: SessionOptions, *, say: Callable[[str], None] = _print) -> None:
@@ -57,15 +55,24 @@ class Steps:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        with Progress(None, "starting Spark"):
-            self.spark: SparkSession = self._stack.enter_context(open_session(self._options))
-        register(self.spark)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> bool | None:
         return self._stack.__exit__(kind, error, stack)
+
+    @cached_property
+    def spark(self) -> "SparkSession":
+        """The session.
+
+        Raises:
+            SparkMissing, JavaMissing: see :func:`~dtx.pipeline.session.open_session`.
+        """
+        with Progress(None, "starting Spark"):
+            spark = self._stack.enter_context(open_session(self._options))
+        register(spark)
+        return spark
 
     def archive(self, names: Sequence[str], form: lakes.Form | None = None) -> list[Quarantined]:
         """Bring what is new into the lake; of all databases, or of *names*.
@@ -101,18 +108,20 @@ class Steps:
             done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=wanted)
         return _unread(done)
 
-    def compact(self, least_files: int) -> list[Quarantined]:
+    def compact(self, least_files: int, form: lakes.Form | None = None) -> list[Quarantined]:
         """Join the small files of the lake.
 
         Args:
             least_files: days that have fewer are left alone.
+            form: of what is compacted, see :meth:`archive`.
 
         Raises:
             LakeError: see :func:`~dtx.pipeline.archive.compact`.
         """
-        with Progress(self.spark, "compact") as progress:
-            done = lakes.compact(
-                self.spark,
+        is_table = (form or self._form) is lakes.Form.DELTA
+        join = lakes.compact_table if is_table else partial(lakes.compact, self.spark)
+        with Progress(None if is_table else self.spark, "compact") as progress:
+            done = join(
                 self._fleet.lake,
                 least_files=least_files,
                 watch=lambda days, all_: progress.note(f"{days:,} of {all_:,} days"),

@@ -50,6 +50,18 @@ class DeltaLake:
 
     def __init__(self, root: str) -> None:
         self._lake = Lake(f"{root.rstrip('/')}/{TABLE}")
+        self.files: Final = self._lake.files
+
+    def table(self) -> "DeltaTable":
+        """The table as it is now.
+
+        Raises:
+            LakeError: there is none yet.
+        """
+        table = opened(self.files.uri)
+        if table is None:
+            raise LakeError(f"{self.files.uri} is no Delta table: dtx pipeline archive --format delta makes one")
+        return table
 
     def frame(self, spark: "SparkSession", since: Progress | None = None) -> tuple["DataFrame", dict[str, int]]:
         """The rows of one version of the table, and which batches these are.
@@ -61,10 +73,8 @@ class DeltaLake:
         Raises:
             LakeError: there is no table, or it needs more than plain Parquet.
         """
-        place = self._lake.files.uri
-        table = opened(place)
-        if table is None:
-            raise LakeError(f"{place} is no Delta table: dtx pipeline archive --format delta makes one")
+        place = self.files.uri
+        table = self.table()
         if table.protocol().min_reader_version > _READER:
             raise LakeError(
                 f"{place} needs version {table.protocol().min_reader_version} of Delta's reader protocol, and its "
@@ -73,7 +83,7 @@ class DeltaLake:
         # of this version of the table, not of the checkpoints: a commit comes before its batch is checkpointed
         numbers = {stream: table.transaction_version(stream) for stream in self._lake.progress()}
         names, misread = _files(table)
-        files = [name if "://" in name else self._lake.files.path(name) for name in names]
+        files = [name if "://" in name else self.files.path(name) for name in names]
         reader = spark.read.schema(_STORED).option("basePath", place)
         found = reader.parquet(*files) if files else spark.createDataFrame([], _STORED)
         rm = sf.col("rm")

@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures
+from deltalake.table import TableOptimizer
 from pyspark.sql import DataFrame, SparkSession
 
-from dtx.pipeline.archive import DeltaLake, Form, LakeError, archive, read_lake
+from dtx.pipeline.archive import DeltaLake, Form, LakeError, archive, compact_table, read_lake, retain_table
+from dtx.pipeline.archive.reading import LOCK
 from dtx.pipeline.source import register
 from tests.integration.pipeline.test_archive import MONDAY, NAMES, journal, write
 from tests.support.processes import spawn
@@ -45,6 +47,11 @@ def lines(lake: Path) -> list[tuple[Any, ...]]:
     return sorted(
         tuple(row.values()) for row in table.drop_columns(["source", "day", "branch_id", "origin"]).to_pylist()
     )
+
+
+def in_table(lake: Path, under: str) -> list[str]:
+    """The files that the table has."""
+    return sorted(name for name in DeltaTable(lake / "delta").file_uris() if f"/{under}/" in name)
 
 
 def test_every_line_is_in_the_table_once_whatever_is_repeated(
@@ -141,3 +148,113 @@ def test_a_table_whose_files_do_not_say_all_is_refused(session: SparkSession, da
     table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     with pytest.raises(LakeError, match="needs version 3 of Delta's reader protocol"):
         DeltaLake(str(tmp_path)).frame(session)
+
+
+def test_a_compacted_table_has_the_same_lines_and_goes_on(session: SparkSession, database: str, tmp_path: Path) -> None:
+    """Small files are joined, the days that have few are left; archive and readers go on where they were."""
+    for _ in range(4):
+        for name in NAMES:
+            write(database, 2, rm=name)
+        run(session, tmp_path, database)
+    write(database, 3, rm="lonely", at=MONDAY + timedelta(days=1))
+    run(session, tmp_path, database)
+    lake = DeltaLake(str(tmp_path))
+    older, token = lake.frame(session)
+    seen: list[tuple[int, int]] = []
+    done = compact_table(str(tmp_path), watch=lambda *days: seen.append(days))
+    assert (done.days, done.before, done.after, done.rows) == (len(NAMES), 4 * len(NAMES), len(NAMES), 8 * len(NAMES))
+    assert seen == [(number, len(NAMES)) for number in range(1, len(NAMES) + 1)]
+    assert done.quarantined == ()
+    assert lines(tmp_path) == rows(lake.frame(session)[0]) == journal(database)
+    assert rows(older) == journal(database), "who reads the version before it has its files"
+    assert lake.frame(session, token)[0].count() == 0, "nothing is new"
+
+    # a batch that comes once more is still known, and a new one comes
+    (last,) = (tmp_path / "delta/_checkpoints/prod").glob("*/commits/4")
+    last.unlink()
+    last.with_name(".4.crc").unlink()
+    write(database, 7, rm="007")
+    run(session, tmp_path, database)
+    assert lines(tmp_path) == journal(database)
+    assert lake.frame(session, token)[0].count() == 7
+    assert compact_table(str(tmp_path)).days == 0, "nothing is left to join"
+    # the checkpoint is lost
+    shutil.rmtree(tmp_path / "delta/_checkpoints")
+    run(session, tmp_path, database)
+    assert lines(tmp_path) == journal(database)
+
+
+def test_a_compaction_by_another_program_at_the_same_time_is_told(
+    session: SparkSession, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package compacts what is no part of the table any more: lines are there twice."""
+    for _ in range(2):
+        write(database, 2)
+        run(session, tmp_path, database)
+    ours = TableOptimizer.compact
+
+    def beside(optimizer: TableOptimizer, **words: Any) -> dict[str, Any]:
+        ours(DeltaTable(tmp_path / "delta").optimize)
+        return ours(optimizer, **words)
+
+    monkeypatch.setattr(TableOptimizer, "compact", beside)
+    with pytest.raises(LakeError, match=r"something else has changed .* \(OPTIMIZE, OPTIMIZE\), and lines may be"):
+        compact_table(str(tmp_path), least_files=2)
+    monkeypatch.undo()
+    assert len(lines(tmp_path)) == 8, "deltalake has learnt to tell: the check can go"
+
+
+def test_a_day_with_a_damaged_file_is_left_as_it_is_and_named(
+    session: SparkSession, database: str, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        for name in ("sound", "spoilt"):
+            write(database, 2, rm=name)
+        run(session, tmp_path, database)
+    damaged = next((tmp_path / "delta/rm=spoilt").rglob("*.parquet"))
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    files = in_table(tmp_path, "rm=spoilt")
+    done = compact_table(str(tmp_path), least_files=2)
+    assert (done.days, done.before, done.after, done.rows) == (1, 2, 1, 4)
+    (told,) = done.quarantined
+    assert (told.source, told.item) == ("lake", f"rm=spoilt/day={MONDAY.date()}")
+    assert "arquet" in told.reason
+    assert in_table(tmp_path, "rm=spoilt") == files
+
+
+def test_old_days_leave_the_table_and_their_files_when_its_time_is_over(
+    session: SparkSession, database: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LakeError, match="is no Delta table"):
+        retain_table(str(tmp_path), before=MONDAY.date())
+    for days in range(3):
+        write(database, 2, rm="bank/a", at=MONDAY + timedelta(days=days))
+        write(database, 2, rm="b", at=MONDAY + timedelta(days=days))
+    run(session, tmp_path, database)
+    kept = (MONDAY + timedelta(days=2)).date()
+    would = retain_table(str(tmp_path), before=kept, dry_run=True)
+    assert (would.days, would.before) == (4, 4)
+    assert lines(tmp_path) == journal(database)
+    assert retain_table(str(tmp_path), before=kept) == would
+    assert {row[1].date() for row in lines(tmp_path)} == {kept}
+    assert len(list((tmp_path / "delta").rglob("part-*.parquet"))) == 6, "for who reads the version before it"
+    assert retain_table(str(tmp_path), before=kept).days == 0
+
+    write(database, 5, rm="b", at=MONDAY + timedelta(days=2))
+    run(session, tmp_path, database)
+    assert len(lines(tmp_path)) == 9, "what was removed does not come again"
+    DeltaTable(tmp_path / "delta").alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 days"})
+    retain_table(str(tmp_path), before=kept)
+    assert len(list((tmp_path / "delta").rglob("part-*.parquet"))) == 3
+    assert len(lines(tmp_path)) == 9
+    assert (tmp_path / "delta/_checkpoints").is_dir()
+
+
+def test_two_do_not_look_after_a_table_at_once(session: SparkSession, database: str, tmp_path: Path) -> None:
+    write(database, 1)
+    run(session, tmp_path, database)
+    with (
+        DeltaLake(str(tmp_path)).files.alone(LOCK),
+        pytest.raises(LakeError, match="another process is at work"),
+    ):
+        compact_table(str(tmp_path))

@@ -57,6 +57,10 @@ class Recorded:
         self.asked.append(("follow", form))
         return []
 
+    def compact(self, _: int, form: Form | None) -> list[Quarantined]:
+        self.asked.append(("compact", form))
+        return []
+
 
 def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise(
     here: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,8 +72,20 @@ def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise
     for words in ((), ("--follow",), ("--format", "parquet"), ("--follow", "--format", "delta")):
         assert call("archive", *words)[0] == Exit.OK
     assert Recorded.asked == [("archive", None), ("follow", None), ("archive", Form.PARQUET), ("follow", Form.DELTA)]
-    said = " ".join(call("archive", "--help")[1].split())
-    assert "Default: what 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read" in said
+    assert call("compact", "--format", "parquet")[0] == call("compact")[0] == Exit.OK
+    assert Recorded.asked[4:] == [("compact", Form.PARQUET), ("compact", None)]
+    for command in ("archive", "compact", "retain"):
+        said = " ".join(call(command, "--help")[1].split())
+        assert "Default: what 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read" in said
+
+
+def test_old_days_are_removed_from_the_form_that_is_asked_for(here: Path) -> None:
+    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')
+    code, said = call("retain", "--keep", "400d")
+    assert (code, "is no Delta table: dtx pipeline archive --format delta makes one" in said) == (Exit.FAILED, True)
+    code, said = call("retain", "--keep", "400d", "--format", "parquet")
+    assert (code, "is no lake: dtx pipeline archive makes one" in said) == (Exit.FAILED, True)
+    assert not (here / "lake").exists(), "to look for a lake makes none"
 
 
 def test_the_example_can_be_used_as_it_is(here: Path) -> None:
