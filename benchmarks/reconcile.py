@@ -10,6 +10,7 @@ seconds of a processor say more than those of the clock.
 """
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -35,6 +36,9 @@ from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict
 
+_OUT_OF_MEMORY = 7
+"""The exit code of DuckDB's process."""
+_PARTS = (1, 4, 16)
 _LINES_OF_ONE = 4.6
 """Lines of a journal that a transaction has, on average."""
 
@@ -137,24 +141,39 @@ def by_spark(spark: SparkSession, fleet: Path, out: Path, rules: Rules) -> Answe
 
 
 def by_duckdb(spark: SparkSession, fleet: Path, out: Path, rules: Rules, memory: str) -> Answer | None:
-    """DuckDB's, in a process of its own; None where it ends with an error, which it has printed."""
+    """DuckDB's, in a process of its own; ``None`` where it ends with an error, which it has printed.
+
+    It keeps distinct values of a group in memory. Where that is not enough it is asked once more, for a part of the
+    transactions at a time; the time is that of the questions that were answered.
+    """
     program = (
-        "import duckdb, sys\n"
+        "import duckdb, json, sys\n"
         "db = duckdb.connect()\n"
-        f"db.execute(\"SET memory_limit = '{memory}'; SET temp_directory = '{out.parent}/duck'; SET threads = 2\")\n"
+        f"db.execute(\"SET memory_limit = '{memory}'; SET temp_directory = '{out.parent}/spilled'; SET threads = 2\")\n"
         "db.execute(\"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false\")\n"
-        "db.execute(sys.stdin.read())\n"
+        "try:\n"
+        "    [db.execute(question) for question in json.load(sys.stdin)]\n"
+        "except duckdb.OutOfMemoryException:\n"
+        f"    sys.exit({_OUT_OF_MEMORY})\n"
     )
-    begun, busy = time.perf_counter(), _waited_for()
-    with (
-        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process,
-        highest(process.pid) as peak,
-    ):
-        process.communicate(question(str(fleet), str(out), rules))
-    if process.returncode:
-        return None
-    taken, busy = time.perf_counter() - begun, _waited_for() - busy
-    return Answer("DuckDB", spark.read.parquet(str(out)), taken, busy, peak[0])
+    for parts in _PARTS:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        questions = [question(str(fleet), f"{out}/{part}.parquet", rules, (part, parts)) for part in range(parts)]
+        begun, busy = time.perf_counter(), _waited_for()
+        with (
+            subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process,
+            highest(process.pid) as peak,
+        ):
+            process.communicate(json.dumps(questions))
+        taken, busy = time.perf_counter() - begun, _waited_for() - busy
+        if process.returncode == 0:
+            who = "DuckDB" if parts == 1 else f"DuckDB ({parts} parts)"
+            return Answer(who, spark.read.parquet(str(out)), taken, busy, peak[0])
+        if process.returncode != _OUT_OF_MEMORY:
+            break
+        _say(f"DuckDB had not enough memory for {'all' if parts == 1 else f'a part of {parts}'}, after {taken:.1f} s")
+    return None
 
 
 def _waited_for() -> float:
@@ -180,7 +199,7 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
     write(generate(spark, plan), str(fleet))
     events = spark.read.parquet(str(fleet / "events"))
     count, branches = events.count(), events.select("rm", "gtrid", "bqual").distinct().count()
-    failed = []
+    failed: list[str] = []
 
     def tell(answer: Answer) -> None:
         _say(f"{answer.who} took {answer.taken:.1f} s; its verdicts beside the truth")
@@ -198,14 +217,13 @@ def measure(spark: SparkSession, directory: Path, lines: int, asked: argparse.Na
     _say(f"reconciling {count:,} lines of {branches:,} branches")
     tell(by_spark(spark, fleet, directory / "out", rules))
     if not asked.no_duckdb:
-        duck = by_duckdb(spark, fleet, directory / "duck.parquet", rules, f"{asked.memory}GB")
+        duck = by_duckdb(spark, fleet, directory / "duck", rules, f"{asked.memory}GB")
         if duck is None:
             failed.append(f"DuckDB, {count:,} lines: it ended with an error")
         else:
             tell(duck)
-    for written in (fleet, directory / "out"):
-        shutil.rmtree(written)
-    (directory / "duck.parquet").unlink(missing_ok=True)
+    for written in (fleet, directory / "out", directory / "duck"):
+        shutil.rmtree(written, ignore_errors=True)
     return failed
 
 
@@ -228,7 +246,7 @@ def main() -> None:
         with open_session(options) as spark:
             table = Table(
                 ("lines of journals", 18),
-                ["branches", "         who", "seconds", "of a processor", "lines/s", "peak GB", "found", "right"],
+                ["branches", "               who", "seconds", "of a processor", "lines/s", "peak GB", "found", "right"],
             )
             for lines in asked.lines:
                 failed += measure(spark, directory, lines, asked, table)

@@ -28,14 +28,16 @@ def _words(words: Iterable[object]) -> str:
     return ", ".join(f"'{word}'" for word in words)
 
 
-def question(directory: str, out: str, rules: Rules) -> str:
+def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0, 1)) -> str:
     """A COPY of one row for each transaction: ``format_id``, ``gtrid``, ``verdict``, ``since``, ``rms``, ``owners``.
 
     Args:
         directory: what :func:`dtx.pipeline.generate.write` has written.
         out: the Parquet file that is made.
         rules: what verdicts depend on.
+        part: its number, and of how many: of all transactions those that it is asked for.
     """
+    of_part = f"hash(gtrid) % {part[1]} = {part[0]}"
     event = _case("event", ((str(each), mark) for each, mark in EVENT_MARK.items()))
     outcome = _case("outcome", ((str(each), mark) for each, mark in HEURISTIC_MARK.items()))
     seen = _case("state", STATE_MARK.items())
@@ -87,7 +89,7 @@ WITH lines AS (
     SELECT format_id, gtrid, true AS is_branch, hash(source, rm, vhost, bqual) AS place, rm AS name, owner,
         {mark} AS mark, hash(branch_id) AS life,
         "at" AS moment, event = 'forgotten' AND actor <> owner AS taken_away
-    FROM read_parquet('{directory}/events/*.parquet')
+    FROM read_parquet('{directory}/events/*.parquet') WHERE {of_part}
 ), told AS (
     SELECT format_id, gtrid, is_branch, place, name, owner, mark AS marks, life,
         CASE WHEN {has(OPENED, "mark")} THEN moment END AS opened_at,
@@ -98,9 +100,9 @@ WITH lines AS (
     UNION ALL
     SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner, 0, NULL, NULL, NULL, NULL, NULL, {seen},
         since, kind = 'dtx'
-    FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)})
+    FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)}) AND {of_part}
 ), decisions AS (
-    SELECT * FROM read_parquet('{directory}/decisions/*.parquet')
+    SELECT * FROM read_parquet('{directory}/decisions/*.parquet') WHERE {of_part}
 ), named AS (
     SELECT decisions.* EXCLUDE (format_id), coalesce(decisions.format_id, known.format_id) AS format_id
     FROM decisions LEFT JOIN (

@@ -17,9 +17,13 @@ def tree(root: int) -> set[int]:
     while fresh:
         pid = fresh.pop()
         found.add(pid)
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the process ended
+        for thread in threads:
             try:
-                fresh += map(int, children.read_text().split())
+                fresh += map(int, (thread / "children").read_text().split())
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the thread ended
     return found
