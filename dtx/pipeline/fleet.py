@@ -16,7 +16,26 @@ DEFAULT_FILE: Final = Path("pipeline.toml")
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _POSTGRESQL: Final = ("postgresql://", "postgres://")
 _MYSQL: Final = ("mysql://", "mariadb://")
-Span = Annotated[timedelta, BeforeValidator(lambda value: timedelta(seconds=parse_duration(value)))]
+_LONGEST: Final = timedelta(days=36_500)
+_FILE_NAME: Final = 255
+"""Octets: what file systems take."""
+_AROUND: Final = len("batch=.0123456789abcdef.000000000")
+"""Letters that a batch has in its name beside that of its database."""
+
+
+def _span(value: object) -> timedelta:
+    seconds = parse_duration(value)
+    if seconds > _LONGEST.total_seconds():
+        raise ValueError(f"{value} is longer than a hundred years")
+    return timedelta(seconds=seconds)
+
+
+def _letters(letter: str) -> int:
+    """That the lake needs for it: each octet of what is no letter, digit or ``-`` is written as ``%25XX``."""
+    return 1 if letter.isascii() and (letter.isalnum() or letter == "-") else len("%25XX") * len(letter.encode())
+
+
+Span = Annotated[timedelta, BeforeValidator(_span)]
 """A time span in the words that settings take: ``10m``, ``90d``."""
 
 EXAMPLE: Final = """\
@@ -34,7 +53,7 @@ url = "postgresql://reader:${BANK_A_PASSWORD}@bank-a/dtx"
 
 [[participant]]          # other resource managers: who has what in doubt now
 name = "ledger"
-url = "postgresql://reader:${LEDGER_PASSWORD}@ledger/ledger"   # or mysql://
+url = "postgresql://reader:${LEDGER_PASSWORD}@ledger/ledger"   # or mysql://, with ?ssl_ca=/path for TLS
 
 [[decisions]]            # logs of transaction managers
 name = "orders"
@@ -65,6 +84,13 @@ class Database(_Table):
     url: str
     options: dict[str, str] = {}
 
+    @field_validator("name")
+    @classmethod
+    def _fits(cls, name: str) -> str:
+        if _AROUND + sum(map(_letters, name)) > _FILE_NAME:
+            raise ValueError(f"{name!r} is too long for the name of a directory: choose a shorter one")
+        return name
+
     @field_validator("url")
     @classmethod
     def _check(cls, url: str) -> str:
@@ -82,7 +108,7 @@ class Participant(_Table):
 
     Args:
         name: how it is called in results.
-        url: ``postgresql://…`` or ``mysql://…``.
+        url: ``postgresql://…`` or ``mysql://…``, see :class:`~dtx.pipeline.participants.Participant`.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
@@ -137,6 +163,13 @@ class Fleet(_Table):
     database: tuple[Database, ...] = ()
     participant: tuple[Participant, ...] = ()
     decisions: tuple[Decisions, ...] = ()
+
+    @field_validator("publish")
+    @classmethod
+    def _check(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith((*_POSTGRESQL, "postgresql+psycopg://")):
+            raise ValueError("does not start with postgresql://")
+        return url
 
     @model_validator(mode="after")
     def _names(self) -> "Fleet":

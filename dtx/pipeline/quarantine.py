@@ -1,7 +1,7 @@
 """What was not read: named, counted, with a sample. A run that has any of it ends with an exit code of its own."""
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +32,7 @@ class Quarantined:
         reason: why, lower case.
         count: how many rows or lines; ``None`` where that cannot be known, as of a database that is down.
         sample: the beginning of one of them, at most :data:`SAMPLE_LETTERS` letters, printable.
+        whole: whether that is a whole database, log or file, of which nothing else was read either.
     """
 
     source: str
@@ -39,6 +40,12 @@ class Quarantined:
     reason: str
     count: int | None = 1
     sample: str = ""
+    whole: bool = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody knows what else there was: of lines that are counted the others were read."""
+        return self.whole or self.count is None
 
     def __str__(self) -> str:
         count = "" if self.count is None else f" ({self.count:,})"
@@ -64,4 +71,5 @@ def exit_code(rows: Iterable[Quarantined]) -> ExitCode:
 
 def quarantine_frame(spark: "SparkSession", rows: Iterable[Quarantined]) -> "DataFrame":
     """*rows* as a DataFrame of :data:`SCHEMA`."""
-    return spark.createDataFrame([astuple(row) for row in rows], SCHEMA)
+    told = [(row.source, row.item, row.reason, row.count, row.sample) for row in rows]
+    return spark.createDataFrame(told, SCHEMA)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
+from dtx.config.values import redact
 from dtx.pipeline.decisions.atomikos import atomikos
 from dtx.pipeline.decisions.kinds import DECISIONS, DecisionLog, LogKind, kind_of
 from dtx.pipeline.decisions.neutral import csv_lines, json_lines
@@ -35,7 +36,7 @@ def read(
         except SPARK_ERRORS as error:
             text = str(error)
             reason = "there is no such file or directory" if "PATH_NOT_FOUND" in text else sample(text)
-            wrong.append(Quarantined(source=log.name, item=log.place, reason=reason, count=None))
+            wrong.append(Quarantined(source=log.name, item=redact(log.place), reason=reason, count=None))
             continue
         whole = whole.unionByName(frame)
         wrong += quarantined

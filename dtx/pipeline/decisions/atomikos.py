@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.decisions.lines import LINE, lines, quarantined, written
+from dtx.pipeline.decisions.lines import LINE, lines, one_object, quarantined, written
 from dtx.pipeline.quarantine import Quarantined
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, 
         )
         .withColumn("log_number", number)
     )
-    broken = sf.when(sf.col("is_json"), sf.col("json").isNull() | sf.col("json._corrupt").isNotNull()).otherwise(
+    no_json = ~one_object() | sf.col("json").isNull() | sf.col("json._corrupt").isNotNull()
+    broken = sf.when(sf.col("is_json"), no_json).otherwise(
         (sf.size("bars") < 3) | sf.get("bars", sf.lit(2)).try_cast("bigint").isNull()
     )
     length = sf.coalesce(sf.octet_length("id"), sf.lit(0))

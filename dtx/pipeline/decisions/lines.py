@@ -30,6 +30,16 @@ def written(column: str = LINE) -> "Column":
     return sf.length(sf.trim(sf.col(column))) > 0
 
 
+def one_object(column: str = LINE) -> "Column":
+    """Whether a line is one JSON object: of several, or of a list, Spark reads the first and says nothing of the rest.
+
+    A comma behind it is passed over: so stands an object on its line in a list of many lines.
+    """
+    text = sf.rtrim(sf.ltrim(sf.col(column), sf.lit(" \t")), sf.lit(" \t,"))
+    count = sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]")))
+    return sf.coalesce(text.startswith("{") & text.endswith("}") & (count == 1), sf.lit(False))
+
+
 def quarantined(name: str, every: "DataFrame", judged: "DataFrame") -> list[Quarantined]:
     """The lines that have a ``reason``: for each file and reason how many, and number and text of the first.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dtx.pipeline.decisions.lines import LINE, lines, quarantined, written
+from dtx.pipeline.decisions.lines import LINE, lines, one_object, quarantined, written
 from dtx.pipeline.quarantine import Quarantined, sample
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame
     every = lines(spark, place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     schema = StructType([StructField(column, StringType()) for column in (*_COLUMNS, _CORRUPT)])
-    parsed = every.where(written()).withColumn("row", sf.from_json(LINE, schema, options))
+    row = sf.when(one_object(), sf.from_json(LINE, schema, options))
+    parsed = every.where(written()).withColumn("row", row)
     judged = _judged(parsed, "not a JSON object")
     return _decisions(judged, name), quarantined(name, every, judged)
 
@@ -46,7 +47,14 @@ def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame,
             reason = f"the header lacks {', '.join(lacking)}, or has it twice"
             counts: dict[str, int] = dict(of_these.where(written()).groupBy("path").count().collect())
             wrong += [
-                Quarantined(source=name, item=f"{path}:1", reason=reason, count=counts[path] - 1, sample=sample(header))
+                Quarantined(
+                    source=name,
+                    item=f"{path}:1",
+                    reason=reason,
+                    count=counts[path] - 1,
+                    sample=sample(header),
+                    whole=True,
+                )
                 for path in sorted(paths)
             ]
             continue

@@ -15,7 +15,8 @@ from dtx.pipeline.quarantine import Quarantined, sample
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_REQUIRED: Final = ("gtrid", "decision", "time")
+_REQUIRED: Final = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
+_COLUMNS: Final = (*_REQUIRED, "tm", "format_id", "finished")
 _REASON: Final = 300
 _EMPTY: Final = "empty: 0 octets are no Parquet file"
 SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
@@ -24,69 +25,47 @@ SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 
 def parquet(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
     """Decisions of a file or a directory of files."""
-    whole, wrong = sound(spark, name, place, columns=_REQUIRED)
-    if whole is None:
-        return spark.createDataFrame([], DECISIONS), wrong
-    lacking = [column for column in _REQUIRED if column not in whole.columns]
-    if lacking:
-        reason = f"there is no column {', '.join(lacking)}"
-        return spark.createDataFrame([], DECISIONS), [
-            *wrong, Quarantined(source=name, item=place, reason=reason, count=whole.count())
-        ]  # fmt: skip
-    types = {field.name: field.dataType for field in whole.schema.fields}
-    wanted = {"gtrid": BinaryType(), "decision": StringType(), "time": TimestampType()}
-    other = [column for column, type_ in wanted.items() if types[column] != type_]
-    if other:
-        reason = f"column {other[0]} is {types[other[0]].simpleString()}, not {wanted[other[0]].simpleString()}"
-        return spark.createDataFrame([], DECISIONS), [
-            *wrong, Quarantined(source=name, item=place, reason=reason, count=whole.count())
-        ]  # fmt: skip
-    judged = whole.withColumn("reason", _reason(whole.columns)).withColumn("path", sf.col("_metadata.file_path"))
-    bad = (
-        judged.where("reason IS NOT NULL")
-        .groupBy("path", "reason")
-        .agg(sf.count("*").alias("n"), sf.min(sf.hex("gtrid")).alias("gtrid"))
-        .orderBy("path", "reason")
-    )
-    wrong += [
-        Quarantined(source=name, item=path, reason=reason, count=count, sample=sample(gtrid or ""))
-        for path, reason, count, gtrid in bad.limit(1_000).collect()
-    ]
-    there = set(whole.columns)
-    return judged.where("reason IS NULL").select(
-        (sf.coalesce(sf.col("tm"), sf.lit(name)) if "tm" in there else sf.lit(name)).alias("tm"),
-        (sf.col("format_id").cast("bigint") if "format_id" in there else sf.lit(None).cast("bigint")).alias(
-            "format_id"
-        ),
-        "gtrid",
-        "decision",
-        sf.col("time").alias("at"),
-        (sf.col("finished").cast("boolean") if "finished" in there else sf.lit(None).cast("boolean")).alias("finished"),
-        sf.lit(name).alias("source"),
-    ), wrong
+    found, wrong = sound(spark, name, place)
+    decisions = spark.createDataFrame([], DECISIONS)
+    for whole, item in found:
+        if reason := _refused(whole):
+            wrong.append(Quarantined(source=name, item=item, reason=reason, count=whole.count(), whole=True))
+            continue
+        judged = whole.withColumn("reason", _reason(whole.columns)).withColumn("path", sf.col("_metadata.file_path"))
+        bad = (
+            judged.where("reason IS NOT NULL")
+            .groupBy("path", "reason")
+            .agg(sf.count("*").alias("n"), sf.min(sf.hex("gtrid")).alias("gtrid"))
+            .orderBy("path", "reason")
+        )
+        wrong += [
+            Quarantined(source=name, item=path, reason=reason, count=count, sample=sample(gtrid or ""))
+            for path, reason, count, gtrid in bad.limit(1_000).collect()
+        ]
+        decisions = decisions.unionByName(_decisions(judged, name, set(whole.columns)))
+    return decisions, wrong
 
 
-def sound(
-    spark: "SparkSession", name: str, place: str, *, columns: tuple[str, ...] = ()
-) -> "tuple[DataFrame | None, list[Quarantined]]":
+def sound(spark: "SparkSession", name: str, place: str) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
     """The files of *place* that can be read to their end, and what is wrong with the others.
 
     Args:
         spark: a session.
         name: for the quarantine.
         place: a file or a directory.
-        columns: those that are looked at; empty: all.
 
     Returns:
-        A DataFrame, ``None`` where no file can be read.
+        DataFrames, each with what it was read from: several where files have columns of different types.
     """
     try:
-        whole = spark.read.option("recursiveFileLookup", "true").parquet(place)
-        _to_the_end(whole, columns)
+        # else the columns are those of one file, and what only others have is null
+        options = {"recursiveFileLookup": "true", "mergeSchema": "true"}
+        whole = spark.read.options(**options).parquet(place)
+        _to_the_end(whole)
         empty = _empty(spark, place)
     except SPARK_ERRORS as error:
-        return _one_by_one(spark, name, place, columns, error)
-    return whole, [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
+        return _one_by_one(spark, name, place, error)
+    return [(whole, place)], [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
 
 
 def _empty(spark: "SparkSession", place: str) -> list[str]:
@@ -99,32 +78,53 @@ def _empty(spark: "SparkSession", place: str) -> list[str]:
 
 
 def _one_by_one(
-    spark: "SparkSession", name: str, place: str, columns: tuple[str, ...], error: Exception
-) -> "tuple[DataFrame | None, list[Quarantined]]":
+    spark: "SparkSession", name: str, place: str, error: Exception
+) -> "tuple[list[tuple[DataFrame, str]], list[Quarantined]]":
     try:
         listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(place).select("path")
         paths = sorted(row["path"] for row in listed.collect())
         empty = _empty(spark, place)
     except SPARK_ERRORS:
-        return None, [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
-    good: list[str] = []
+        return [], [Quarantined(source=name, item=place, reason=_sentence(error), count=None)]
+    alike: dict[str, list[str]] = {}
     wrong = [Quarantined(source=name, item=path, reason=_EMPTY, count=None) for path in empty]
     for path in paths:
         try:
-            _to_the_end(spark.read.parquet(path), columns)
+            frame = spark.read.parquet(path)
+            _to_the_end(frame)
         except SPARK_ERRORS as refused:
             wrong.append(Quarantined(source=name, item=path, reason=_sentence(refused), count=None))
         else:
-            good.append(path)
+            # what is read together has columns of the same types, or Spark stops at the first that differs
+            types = [
+                f"{field.name} {field.dataType.simpleString()}" for field in frame.schema if field.name in _COLUMNS
+            ]
+            alike.setdefault(", ".join(sorted(types)), []).append(path)
     if not paths and not empty:
         wrong.append(Quarantined(source=name, item=place, reason="there are no files", count=0))
-    return (spark.read.parquet(*good) if good else None), wrong
+    found = [
+        (spark.read.parquet(*some), some[0] if len(some) == 1 else f"{some[0]} and {len(some) - 1:,} others like it")
+        for some in alike.values()
+    ]
+    return found, wrong
 
 
-def _to_the_end(frame: "DataFrame", columns: tuple[str, ...]) -> None:
-    """Read all of it: only then it is known that no page is damaged."""
-    wanted = [column for column in columns or frame.columns if column in frame.columns]
+def _to_the_end(frame: "DataFrame") -> None:
+    """Read all of it that is looked at: only then it is known that no page is damaged."""
+    wanted = [column for column in _COLUMNS if column in frame.columns]
     frame.agg(sf.count("*"), *(sf.bit_xor(sf.xxhash64(column)) for column in wanted)).collect()
+
+
+def _refused(frame: "DataFrame") -> str | None:
+    """Why no row of these files can be a decision; ``None``: each is judged for itself."""
+    lacking = [column for column in _REQUIRED if column not in frame.columns]
+    if lacking:
+        return f"there is no column {', '.join(lacking)}"
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    for column, wanted in _REQUIRED.items():
+        if types[column] != wanted:
+            return f"column {column} is {types[column].simpleString()}, not {wanted.simpleString()}"
+    return None
 
 
 def _reason(columns: list[str]) -> "Column":
@@ -136,7 +136,27 @@ def _reason(columns: list[str]) -> "Column":
     if "format_id" in columns:
         outside = ~sf.coalesce(sf.col("format_id").try_cast("bigint").between(0, 0xFFFFFFFF), sf.lit(False))
         reason = reason.when(sf.col("format_id").isNotNull() & outside, "format_id is not an unsigned 32 bit number")
+    if "finished" in columns:
+        neither = sf.col("finished").isNotNull() & sf.col("finished").try_cast("boolean").isNull()
+        reason = reason.when(neither, "finished is not true or false")
     return reason
+
+
+def _decisions(judged: "DataFrame", name: str, there: set[str]) -> "DataFrame":
+    """What is right of it. Types that others have chosen are tried, and never relied on."""
+
+    def tried(column: str, kind: str) -> "Column":
+        return (sf.col(column).try_cast(kind) if column in there else sf.lit(None).cast(kind)).alias(column)
+
+    return judged.where("reason IS NULL").select(
+        sf.coalesce(tried("tm", "string"), sf.lit(name)).alias("tm"),
+        tried("format_id", "bigint"),
+        "gtrid",
+        "decision",
+        sf.col("time").alias("at"),
+        tried("finished", "boolean"),
+        sf.lit(name).alias("source"),
+    )
 
 
 def _sentence(error: Exception) -> str:

@@ -24,7 +24,8 @@ class Participant:
     Args:
         kind: what it is.
         name: its configured name; of a database also the name of the resource manager.
-        url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``).
+        url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``; for TLS
+            ``?ssl_ca=/path`` and, where the server wants them, ``&ssl_cert=…&ssl_key=…``).
     """
 
     kind: ParticipantKind

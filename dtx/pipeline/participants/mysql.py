@@ -16,13 +16,15 @@ from dtx.pipeline.source.options import Waits
 _SYNTAX: Final = 1064
 _NO_PRIVILEGE: Final = (1227, 1401)
 _PORT: Final = 3306
+_PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
+"""Of a URL. With ``ssl_ca`` the connection is encrypted, and who is there has to prove that it is that host."""
 
 
 def look(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
     """What is prepared there; neither server says since when, or whose it is."""
     try:
         rows = _recover(participant.url, waits)
-    except (pymysql.MySQLError, OSError, SourceError) as error:
+    except (pymysql.MySQLError, OSError, RuntimeError, SourceError) as error:  # RuntimeError: a login lacks a package
         code = error.args[0] if error.args else None
         advice = "; the user needs XA_RECOVER_ADMIN there" if code in _NO_PRIVILEGE else ""
         text = str(error.args[1]) if isinstance(error, pymysql.MySQLError) and len(error.args) > 1 else str(error)
@@ -71,8 +73,13 @@ def connection_arguments(url: str) -> dict[str, Any]:
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
     }
-    sockets = parse_qs(parts.query).get("unix_socket")
-    return {**found, "unix_socket": sockets[0]} if sockets else found
+    for name, values in parse_qs(parts.query, keep_blank_values=True).items():
+        if name not in _PARAMETERS:
+            raise SourceError(f"the url has a parameter {name!r}: there are {', '.join(_PARAMETERS)}")
+        found[name] = values[-1]
+    if "ssl_ca" in found:
+        found |= {"ssl_verify_cert": True, "ssl_verify_identity": True}
+    return found
 
 
 def _recover(url: str, waits: Waits) -> list[tuple[int, int, int, bytes]]:

@@ -5,6 +5,7 @@ has to reach the databases, too; only the journal is read, since nobody can hand
 """
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import functions as sf
@@ -82,4 +83,6 @@ def connection(name: str, url: str, options: Options) -> tuple[str, dict[str, st
         "ApplicationName": "dtx pipeline",
         **({"sslmode": str(parts["sslmode"])} if parts.get("sslmode") else {}),
     }
-    return f"jdbc:postgresql://{host}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}", properties
+    place = f"[{host}]" if ":" in host else host
+    database = quote(str(parts.get("dbname") or ""), safe="")
+    return f"jdbc:postgresql://{place}:{parts.get('port') or 5432}/{database}", properties

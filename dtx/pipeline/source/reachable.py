@@ -40,7 +40,7 @@ def _look(name: str, url: str, waits: Waits) -> Quarantined | None:
     except SourceAway as error:
         return Quarantined(source=name, item="database", reason=f"it does not answer: {_rest(name, error)}", count=None)
     except SourceError as error:
-        return Quarantined(source=name, item="journal", reason=_rest(name, error), count=count)
+        return Quarantined(source=name, item="journal", reason=_rest(name, error), count=count, whole=True)
     return None
 
 

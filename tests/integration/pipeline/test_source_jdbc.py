@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.source import register, where
 from dtx.pipeline.source.errors import SourceError
-from dtx.pipeline.source.jdbc import journal_by_jdbc
+from dtx.pipeline.source.jdbc import connection, journal_by_jdbc
+from dtx.pipeline.source.options import parse
 from tests.support.debian import install
 from tests.support.journal import write
 from tests.support.processes import free_port
@@ -19,6 +20,18 @@ from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 DRIVER = Path("/usr/share/java/postgresql.jar")
+
+
+@pytest.mark.parametrize(
+    ("url", "jdbc"),
+    [
+        ("postgresql://h/d", "jdbc:postgresql://h:5432/d"),
+        ("postgresql://[::1]:77/a%20b%2Fc%3Fssl=off", "jdbc:postgresql://[::1]:77/a%20b%2Fc%3Fssl%3Doff"),
+    ],
+)
+def test_an_address_of_jdbc_is_that_of_the_url(url: str, jdbc: str) -> None:
+    """What stands in a name does not become a parameter."""
+    assert connection("a", url, parse({"url": url}))[0] == jdbc
 
 
 @pytest.fixture(scope="module")

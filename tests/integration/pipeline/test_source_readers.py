@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
 from dtx.pipeline.participants import Participant, ParticipantKind, observe
-from dtx.pipeline.participants.mysql import connection_arguments
+from dtx.pipeline.participants.mysql import connection_arguments, look
 from dtx.pipeline.quarantine import SCHEMA, Quarantined, quarantine_frame
 from dtx.pipeline.source import SourceError, Waits, register
 from dtx.xa.codes import Heuristic
@@ -106,6 +106,29 @@ def test_two_participants_of_one_name_are_refused(spark: SparkSession) -> None:
         observe(spark, twice)
 
 
+def test_a_url_of_mysql_may_ask_for_tls() -> None:
+    """Who asks for it has the server's name checked, too: a parameter that is misspelt is no encryption."""
+    found = connection_arguments("mysql://u:p%40w@h:77/?ssl_ca=/etc/ca.pem&ssl_key=/k")
+    assert found == {
+        "host": "h", "port": 77, "user": "u", "password": "p@w", "ssl_ca": "/etc/ca.pem", "ssl_key": "/k",
+        "ssl_verify_cert": True, "ssl_verify_identity": True,
+    }  # fmt: skip
+    with pytest.raises(SourceError, match="parameter 'ssl-ca': there are unix_socket, ssl_ca"):
+        connection_arguments("mysql://h/?ssl-ca=/etc/ca.pem")
+
+
+def test_a_login_that_lacks_a_package_is_one_database_that_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyMySQL says so with an error that is none of its own."""
+
+    def connect(**_: object) -> None:
+        raise RuntimeError("'cryptography' package is required")
+
+    monkeypatch.setattr(pymysql, "connect", connect)
+    (seen, (wrong,)) = look(Participant(kind=ParticipantKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
+    assert (seen, wrong.source, wrong.is_away) == ([], "stock", True)
+    assert "'cryptography' package is required" in wrong.reason
+
+
 @pytest.mark.parametrize("url", ["postgresql://x", "mysql://h:port", "x"])
 def test_a_url_that_is_none_of_mysql_is_refused(url: str) -> None:
     with pytest.raises(SourceError, match="the url"):
@@ -150,6 +173,26 @@ def test_lines_of_json_that_are_malformed_are_named_with_their_number(spark: Spa
     assert quarantine_frame(spark, wrong).count() == len(wrong)
 
 
+def test_no_object_of_a_line_is_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    """Of several on one line, and of a list, Spark reads the first and says nothing of the rest."""
+    one, two = (json.dumps(GOOD | {"gtrid": gtrid}) for gtrid in ("61", "62"))
+    alone = [json.dumps(GOOD | {"gtrid": gtrid}) for gtrid in ("63", "64", "65", "66")]
+    lines = [
+        f"[{one}, {two}]", f"{one}{two}", f"{one}, {two}", f"{one} and more", "null", '"text"',
+        "[", f"  {alone[0]},", f"\t{alone[1]} ,\t", alone[2], "]", alone[3],
+    ]  # fmt: skip
+    (tmp_path / "tm.jsonl").write_text("\n".join(lines))
+    frame, (wrong,) = read(spark, [DecisionLog(kind=LogKind.JSON, name="bank", place=str(tmp_path / "tm.jsonl"))])
+    assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"c", b"d", b"e", b"f"]
+    assert (wrong.reason, wrong.item.rpartition(":")[2], wrong.count) == ("not a JSON object", "1", 8)
+    entry = json.dumps({"id": "tm1", "wasCommitted": True, "participants": []})
+    (tmp_path / "tmlog1.log").write_text(f"{entry}{entry.replace('tm1', 'tm2')}\n{entry}\n")
+    logs = [DecisionLog(kind=LogKind.ATOMIKOS, name="shop", place=str(tmp_path / "tmlog1.log"))]
+    frame, (wrong,) = read(spark, logs)
+    assert [bytes(row["gtrid"]) for row in rows(frame)] == [b"tm1"]
+    assert (wrong.item.rpartition(":")[2], wrong.count) == ("1", 1)
+
+
 def test_a_line_far_into_a_divided_file_has_its_number(spark: SparkSession, tmp_path: Path) -> None:
     """Spark reads a large file in blocks: the number counts through all of them."""
     path = tmp_path / "large.jsonl"
@@ -174,10 +217,10 @@ def test_csv_has_its_columns_in_any_order_and_each_file_its_header(spark: SparkS
         ("bank", b"a", "commit", AT),
         ("other", b"c", "rollback", AT),
     ]
-    found = {one.item.rpartition("/")[2]: (one.reason, one.count) for one in wrong}
+    found = {one.item.rpartition("/")[2]: (one.reason, one.count, one.is_away) for one in wrong}
     assert found == {
-        "a.csv:3": ("time is not one of ISO 8601", 1),
-        "c.csv:1": ("the header lacks decision, time, or has it twice", 2),
+        "a.csv:3": ("time is not one of ISO 8601", 1, False),
+        "c.csv:1": ("the header lacks decision, time, or has it twice", 2, True),
     }
 
 
@@ -195,6 +238,48 @@ def test_a_parquet_file_that_is_cut_off_is_named_and_the_others_are_read(spark: 
     names = sorted(one.item.rpartition("/")[2] for one in wrong)
     assert names == ["cut.parquet", "damaged.parquet", "whole.parquet"]
     assert {one.count for one in wrong if one.item.endswith("whole.parquet")} == {1}
+
+
+def test_a_parquet_file_may_have_columns_that_others_have_not(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever Spark looks at first: ``finished`` that came with a new release must not be lost."""
+    most = {"gtrid": [b"a"], "decision": ["commit"], "time": pa.array([AT])}
+    others: list[dict[str, Any]] = [{}, {"gtrid": [b"b"], "finished": [False]}, {"gtrid": [b"c"]}]
+    for name, columns in enumerate(others):
+        pq.write_table(pa.table(most | columns), tmp_path / f"{name}.parquet")
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    assert wrong == []
+    assert [(bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
+        (b"a", None),
+        (b"b", False),
+        (b"c", None),
+    ]
+
+
+def test_parquet_files_with_columns_of_other_types_are_judged_each_for_itself(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What others have chosen stops nobody: neither when it is looked at nor when it is read."""
+    most = {"gtrid": [b"a"], "decision": ["commit"], "time": pa.array([AT])}
+    for name, columns in {
+        "numbers": {"gtrid": [b"n"], "tm": [7], "finished": [True], "format_id": ["8"]},
+        "words": {"gtrid": [b"w"], "tm": ["tm"], "finished": ["false"], "format_id": pa.array([9], pa.int32())},
+        "odd": {"gtrid": [b"o"], "finished": ["perhaps"]},
+        "text": {"gtrid": ["text"]},
+        "lacking": {"decision": None},
+    }.items():
+        table = {column: values for column, values in (most | columns).items() if values is not None}
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    frame, wrong = read(spark, [DecisionLog(kind=LogKind.PARQUET, name="bank", place=str(tmp_path))])
+    assert [(row["tm"], row["format_id"], bytes(row["gtrid"]), row["finished"]) for row in rows(frame)] == [
+        ("7", 8, b"n", True),
+        ("tm", 9, b"w", False),
+    ]
+    named = {one.item.rpartition("/")[2]: (one.reason, one.count, one.is_away) for one in wrong}
+    assert named == {
+        "odd.parquet": ("finished is not true or false", 1, False),
+        "text.parquet": ("column gtrid is string, not binary", 1, True),
+        "lacking.parquet": ("there is no column decision", 1, True),
+    }
 
 
 @pytest.mark.parametrize("others", [(), ("whole",), ("whole", "cut")], ids=["alone", "beside sound", "beside cut off"])

@@ -40,6 +40,10 @@ def test_relative_paths_begin_where_the_file_is_and_addresses_stay(tmp_path: Pat
         ('[[decisions]]\nname = "a"\nformat = "dtx"', "decisions 'a' need a path or a url, one of the two"),
         ('[[decisions]]\nname = "a"\nformat = "csv"\nurl = "postgresql://h/d"', 'a url is for format "dtx"'),
         ('[[decisions]]\nname = "a"\nformat = "xml"\npath = "x"', "decisions.0.format: Input should be"),
+        ('publish = "mysql://h/d"', "publish: does not start with postgresql://"),
+        ('skew = "9e9d"', "skew: '9e9d' is not a duration"),
+        ('skew = "99999999999d"', "skew: 99999999999d is longer than a hundred years"),
+        (f'[[database]]\nname = "{"北" * 20}"\nurl = "postgresql://h/d"', "is too long for the name of a directory"),
         ('orphan_after = "soon"', "orphan_after: 'soon' is not a duration"),
         (
             '[[database]]\nname = "a"\nurl = "postgresql://h/d"\n[[participant]]\nname = "a"\nurl = "mysql://h"',
