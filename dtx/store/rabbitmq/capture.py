@@ -7,6 +7,8 @@ from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.properties import Properties
 from dtx.xa.codes import ReplyCode, XaError
 
 _ADDED: Final = 1024
@@ -39,6 +41,10 @@ def check_publish(lane: Lane, own_user: str, exchange: bytes, routing_key: bytes
         raise XaError(
             ReplyCode.NOT_IMPLEMENTED, "direct reply-to cannot be part of a branch: it would outlive its connection"
         )
+    _check_user(lane, own_user, view)
+
+
+def _check_user(lane: Lane, own_user: str, view: Properties) -> None:
     user = view.user_id
     if user is not None and not lane.impersonates and user != own_user.encode():
         raise XaError(
@@ -65,9 +71,15 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
         delivery: not settled.
 
     Raises:
-        XaError: 540; 506, the branch is to be rolled back.
+        XaError: 406, 540; 506, the branch is to be rolled back.
     """
     check_settle(delivery)
+    try:
+        view = properties.read(delivery.properties)
+        view.headers  # noqa: B018 - raises where they cannot be written anew
+    except WireError as error:  # brokers take tables that are nested as deep as a frame has room for
+        raise XaError(ReplyCode.RESOURCE_ERROR, f"headers that cannot be put back: {error.reason}") from error
+    _check_user(lane, lane.broker.user, view)
     if not republishable(lane, delivery.properties):
         raise XaError(
             ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} octets are too large to be put back"

@@ -10,6 +10,7 @@ from uuid import UUID
 from dtx.log.records import Unit, Work, WorkKind
 from dtx.wire.amqp09 import keys, properties, requests
 from dtx.wire.amqp09.content import MANDATORY
+from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 
 ID: Final = b"x-dtx-id"
@@ -25,7 +26,10 @@ _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"
 
 def from_stream(raw: bytes) -> bool:
     """Whether properties are of a message that a stream delivered: it can be acknowledged, and not given back."""
-    return properties.has_header(raw, _STREAM_OFFSET)
+    try:
+        return properties.has_header(raw, _STREAM_OFFSET)
+    except WireError:  # brokers pass on what they do not read; where they add a header, they have read it
+        return False
 
 
 def message_id(branch_id: UUID, position: int) -> bytes:

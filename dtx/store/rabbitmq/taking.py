@@ -29,6 +29,8 @@ _log = get_logger(part="taking")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
 _TX_COMMIT: Final = requests.TX_COMMIT
+_NO_WAIT: Final = 1 << 4
+"""Of queue.declare."""
 _MAX_FORMER: Final = 64
 """Cancelled consumers that one channel remembers; what a broker had on its way comes at once."""
 _MAX_WAITING: Final = 1 << 20
@@ -145,6 +147,10 @@ class TakingChannel:
         self._consuming: deque[_Consumer] = deque()
         self._getting: deque[_Consumer] = deque()
         self._last_queue = last_queue
+        self._nameless: list[_Consumer] | None = None
+        """Who consumes from the last queue, while the broker has not said what it calls it."""
+        self._declaring: deque[list[_Consumer] | None] = deque()
+        """The same of each queue.declare that is not answered."""
         self._delivery: Delivery | None = None
         self._content: Content | None = None
         self._skip = False
@@ -172,19 +178,44 @@ class TakingChannel:
         match key:
             case keys.BASIC_CONSUME:
                 consume = content.consume(payload)
-                consumer = _Consumer(consume.queue or self._last_queue, consume.no_ack)
+                consumer = self._consumer(consume.queue, consume.no_ack)
                 if consume.no_wait:
                     self._consumers[consume.consumer_tag] = consumer
                 else:
                     self._consuming.append(consumer)
             case keys.BASIC_GET:
                 get = content.get(payload)
-                self._getting.append(_Consumer(get.queue or self._last_queue, get.no_ack))
+                self._getting.append(self._consumer(get.queue, get.no_ack))
             case keys.QUEUE_DECLARE:
-                self._last_queue = payload[7 : 7 + int.from_bytes(payload[6:7], "big")] or self._last_queue
+                self._declare(payload)
             case _:
                 pass
         self._send(method_frame(self.number, payload))
+
+    def _declare(self, payload: bytes) -> None:
+        """queue.declare: what comes behind it, and names no queue, means this one; also before its answer."""
+        end = 7 + int.from_bytes(payload[6:7], "big")
+        self._last_queue = payload[7:end]
+        self._nameless = None if self._last_queue else []
+        if not int.from_bytes(payload[end : end + 1], "big") & _NO_WAIT:
+            self._declaring.append(self._nameless)
+
+    def _declared(self, name: bytes) -> None:
+        """queue.declare-ok: the broker has chosen the name, where there was none."""
+        if not self._declaring:
+            self._last_queue = name  # it was declared before the channel was selected
+            return
+        meant = self._declaring.popleft()
+        for consumer in meant or ():
+            consumer.queue = name
+        if meant is not None and meant is self._nameless:
+            self._last_queue, self._nameless = name, None
+
+    def _consumer(self, queue: bytes, no_ack: bool) -> _Consumer:
+        consumer = _Consumer(queue or self._last_queue, no_ack)
+        if not queue and self._nameless is not None:
+            self._nameless.append(consumer)
+        return consumer
 
     @property
     def gets_replies(self) -> bool:
@@ -428,7 +459,7 @@ class TakingChannel:
                 if self._getting:
                     self._getting.popleft()
             case keys.QUEUE_DECLARE_OK:
-                self._last_queue = content.declare_ok(payload).queue
+                self._declared(content.declare_ok(payload).queue)
             case _:
                 pass
 

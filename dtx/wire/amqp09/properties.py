@@ -236,8 +236,13 @@ def build(values: Mapping[Property, bytes], headers: Mapping[bytes, bytes] | Non
 
 
 def has_header(raw: bytes, key: bytes) -> bool:
-    """Whether the headers table has an entry of that name. Raises WireError 502 when *raw* is malformed."""
-    return read(raw).header(key) is not None
+    """Whether the headers table has an entry of that name; what is nested in the others may be anything.
+
+    Raises:
+        WireError: 502 when *raw* is malformed.
+    """
+    table = read(raw).value(Property.HEADERS)
+    return table is not None and tables.has(table, key)
 
 
 def set_header(raw: bytes, key: bytes, value: bytes, kind: bytes = b"S") -> bytes:

@@ -13,6 +13,8 @@ MAX_DEPTH: Final = 64
 """Tables and arrays within each other; deeper than any program needs, far from the interpreter's own limit."""
 MAX_ENTRIES: Final = 65_536
 """Entries of one table: what a frame of 128 KiB can hold at all; bounds the memory that a walk takes."""
+MAX_SHORT: Final = 255
+"""Octets of a short string: its length is one octet."""
 
 _LONG: Final = struct.Struct(">I")
 _FIXED: Final = {
@@ -41,8 +43,8 @@ class Entry(NamedTuple):
     raw: bytes
 
 
-def _skip(data: bytes, position: int, end: int, depth: int) -> int:
-    """Where the value after the type letter at *position* ends; checks what is nested in it."""
+def _measure(data: bytes, position: int, end: int) -> tuple[int, int]:
+    """Where the value after the type letter at *position* starts and ends, its length not counted."""
     kind = data[position]
     position += 1
     size = _FIXED.get(kind)
@@ -54,6 +56,13 @@ def _skip(data: bytes, position: int, end: int, depth: int) -> int:
     stop: int = position + size
     if stop > end:
         raise syntax_error("field table value is truncated")
+    return position, stop
+
+
+def _skip(data: bytes, position: int, end: int, depth: int) -> int:
+    """Where the value after the type letter at *position* ends; checks what is nested in it."""
+    kind = data[position]
+    position, stop = _measure(data, position, end)
     if kind in _FIXED or kind in _STRING:
         return stop
     if kind not in (_TABLE, _ARRAY):
@@ -97,6 +106,25 @@ def entries(data: bytes) -> list[Entry]:
         if len(found) > MAX_ENTRIES:
             raise syntax_error(f"field table has more than {MAX_ENTRIES} entries")
     return found
+
+
+def has(data: bytes, key: bytes) -> bool:
+    """Whether a table has an entry of that name. Values are measured only: what is nested in them may be anything.
+
+    Args:
+        data: the table after its length.
+        key: the name.
+
+    Raises:
+        WireError: 502 when it is malformed.
+    """
+    position, end = 0, len(data)
+    while position < end:
+        letter = _skip_key(data, position, end)
+        if data[position + 1 : letter] == key:
+            return True
+        _, position = _measure(data, letter, end)
+    return False
 
 
 def items(data: bytes) -> list[Entry]:
@@ -161,7 +189,7 @@ def put_short(value: bytes) -> bytes:
     Raises:
         WireError: 502 when it is longer than 255 octets.
     """
-    if len(value) > 255:
+    if len(value) > MAX_SHORT:
         raise syntax_error(f"short string of {len(value)} octets")
     return bytes((len(value),)) + value
 

@@ -1,15 +1,18 @@
 """The channel that takes deliveries for branches, without a broker behind it."""
 
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
-from dtx.wire.amqp09.properties import EMPTY
-from dtx.wire.amqp09.tables import put_short
+from dtx.wire.amqp09.properties import EMPTY, Property, build
+from dtx.wire.amqp09.tables import MAX_DEPTH, entry, put_short
+from dtx.xa.codes import ReplyCode, XaError
 
 
 class Upstream:
@@ -63,3 +66,70 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
     assert [payload for payload in upstream.written if payload[:4] == keys.BASIC_NACK.to_bytes(4, "big")] == (
         [] if no_ack else [requests.nack(2, requeue=True)]
     )
+
+
+def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_later() -> None:
+    """A client need not wait for declare-ok: what is put back must not go to the queue before that."""
+    upstream: Any = Upstream()
+    taking = TakingChannel(upstream, 1, 1000, upstream, b"before", upstream)
+    taking.owner = SimpleNamespace(forward=lambda *_: None)
+
+    def say(key: int, payload: bytes) -> None:
+        frame = method_frame(1, payload)
+        taking.frame(key, frame, 0, len(frame))
+
+    def declared(name: bytes) -> None:
+        say(keys.QUEUE_DECLARE_OK, keys.QUEUE_DECLARE_OK.to_bytes(4, "big") + put_short(name) + bytes(8))
+
+    def consumed(tag: bytes) -> None:
+        say(keys.BASIC_CONSUME_OK, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(tag))
+
+    def consume(tag: bytes) -> None:
+        taking.request(keys.BASIC_CONSUME, requests.consume(b"", tag))
+
+    consume(b"a")
+    taking.request(keys.QUEUE_DECLARE, requests.queue_declare(b""))
+    consume(b"b")
+    taking.request(keys.QUEUE_DECLARE, requests.queue_declare(b"named"))
+    consume(b"c")
+    consumed(b"a")
+    declared(b"amq.gen-1")
+    consume(b"d")
+    consumed(b"b")
+    declared(b"named")
+    consumed(b"c")
+    consumed(b"d")
+    consume(b"e")
+    consumed(b"e")
+    for tag, consumer in enumerate((b"a", b"b", b"c", b"d", b"e"), 1):
+        for key, frame in delivery(consumer, tag):
+            taking.frame(key, frame, 0, len(frame))
+    found = {tag: taking.select(content.ack(requests.ack(tag)))[0].queue for tag in range(1, 6)}
+    assert found == {1: b"before", 2: b"amq.gen-1", 3: b"named", 4: b"named", 5: b"named"}
+
+
+DEEP = reduce(lambda inner, _: entry(b"k", b"F", inner), range(MAX_DEPTH + 2), b"")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [build({Property.HEADERS: DEEP}), b"\x00\x01", EMPTY + b"more"],
+    ids=["nested too deep", "a flag of no class", "octets behind the last"],
+)
+def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> None:
+    """Brokers pass such properties on."""
+    upstream: Any = Upstream()
+    taking = TakingChannel(upstream, 1, 10_000, upstream, b"q", upstream)
+    taking.owner = SimpleNamespace(forward=lambda *_: None)
+    taking.request(keys.BASIC_GET, requests.get(b"q"))
+    method = keys.BASIC_GET_OK.to_bytes(4, "big") + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
+    for key, frame in [(keys.BASIC_GET_OK, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
+        taking.frame(key, frame, 0, len(frame))
+    (found,) = taking.select(content.ack(requests.ack(7)))
+    lane: Any = SimpleNamespace(frame_max=1 << 17, impersonates=True, broker=SimpleNamespace(user="guest"))
+    with pytest.raises(XaError, match="cannot be put back") as refused:
+        check_consume(lane, found)
+    assert refused.value.code is ReplyCode.RESOURCE_ERROR
+    upstream.written.clear()
+    taking.detach()
+    assert requests.nack(7, requeue=True) in upstream.written
