@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dtx.log.reading import Detail, Holder, InDoubt, Line
 from dtx.log.records import BranchRecord, JournalEntry, Work
 from dtx.manager.operators import Done, Forecast, Step
 from dtx.telemetry import LaneNumbers
+from dtx.wire.amqp09.tables import MAX_SHORT
 
 Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Why; goes into journal and trail.")]
 
@@ -278,13 +279,23 @@ class DiscardForm(OrderForm):
     positions: Annotated[list[int], Field(min_length=1, max_length=100_000)]
 
 
+def _short(name: str) -> str:
+    if len(name.encode()) > MAX_SHORT:
+        raise ValueError(f"AMQP takes {MAX_SHORT} octets at most")
+    return name
+
+
+Short = Annotated[str, Field(max_length=MAX_SHORT), AfterValidator(_short)]
+"""A name or key as AMQP carries it: octets are counted there, and not characters."""
+
+
 class RedirectForm(OrderForm):
     """A message that phase two is stuck with goes elsewhere: to an exchange, or back to another queue."""
 
     position: int
-    exchange: Annotated[str, Field(max_length=255)] = ""
-    routing_key: Annotated[str, Field(max_length=255)] = ""
-    queue: Annotated[str, Field(max_length=255)] | None = None
+    exchange: Short = ""
+    routing_key: Short = ""
+    queue: Short | None = None
 
 
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]

@@ -25,6 +25,7 @@ from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -448,6 +449,8 @@ class Lane:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
                 return Refused(reason=words(closed.close), partial=closed.close.key == keys.TX_COMMIT)
+            except WireError as error:  # nothing was sent
+                return Refused(reason=f"a message cannot be written as AMQP has it: {error.reason}")
             finally:
                 work = ()
                 share.release()
@@ -465,7 +468,11 @@ class Lane:
     ) -> Applied:
         number = channel.number
         upstream = channel.upstream
-        frames = build(number, upstream.frame_max, branch_id, work)
+        try:
+            frames = build(number, upstream.frame_max, branch_id, work)
+        except BaseException:
+            self._give(channel)
+            raise
         receipt = b""
         if unit.receipt:
             receipt = messages.receipt(number, self.receipts.use(unit), messages.receipt_body(branch_id, unit))

@@ -1,0 +1,38 @@
+"""A message that cannot be written as AMQP has it: it is refused, and costs the lane nothing."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from dtx.log.records import Unit, Work, WorkKind
+from dtx.store.api import PhaseTwo, Refused
+from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.service import Broker
+from dtx.wire.amqp09.properties import EMPTY
+from tests.support.rabbitmq import RabbitNode
+
+CHANNELS = 2
+
+
+async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_others(rabbitmq: RabbitNode) -> None:
+    lane = Lane(Broker.from_url(rabbitmq.url()), "/", LaneSettings(rm="unwritable", channels=CHANNELS, replay="always"))
+
+    async def work() -> Sequence[Work]:
+        return [
+            Work(position=0, kind=WorkKind.PUBLISH, exchange=b"x" * 256, routing_key=b"", properties=EMPTY, body=b"")
+        ]
+
+    async def assign(unit: Unit) -> None:
+        """Nobody asks for it again."""
+
+    try:
+        await lane.ready(60)
+        for _ in range(CHANNELS + 1):
+            unit = lane.next_unit()
+            phase = PhaseTwo(branch_id=uuid4(), vhost="/", unit=unit, retry=False, size=1, work=work, assign=assign)
+            result = await lane.apply(phase)
+            assert isinstance(result, Refused)
+            assert "short string of 256 octets" in result.reason
+            assert not result.partial
+        assert lane.under_way == 0
+    finally:
+        await lane.close()

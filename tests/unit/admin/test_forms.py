@@ -1,0 +1,18 @@
+"""What the API takes, before anything is asked of the log."""
+
+import pytest
+from pydantic import ValidationError
+
+from dtx.admin.forms import RedirectForm
+
+LONGEST = "\u00e4" * 127 + "a"
+"""255 octets in 128 letters."""
+
+
+@pytest.mark.parametrize("name", ["exchange", "routing_key", "queue"])
+def test_a_name_that_amqp_cannot_carry_is_no_place_for_a_message(name: str) -> None:
+    """It counts octets, and not letters; the branch could not be completed any more."""
+    given = {"reason": "moved", "position": 1}
+    assert getattr(RedirectForm.model_validate({**given, name: LONGEST}), name) == LONGEST
+    with pytest.raises(ValidationError, match="255 octets at most"):
+        RedirectForm.model_validate({**given, name: LONGEST + "a"})
