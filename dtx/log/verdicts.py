@@ -13,6 +13,8 @@ from dtx.log.reading import LogReader
 from dtx.log.verdict_tables import reconciliation, verdict
 
 _NO_FORMAT: Final = -1
+_LINE: Final = ("source", "rm", "vhost", "bqual", "event", "outcome", "at", "actor", "id")
+"""Of a line of evidence; what is not written of it is null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ class Found:
 
     Args:
         format_id: ``None`` where nobody says it.
-        evidence: the lines that it rests on, oldest first.
+        evidence: the lines that it rests on, oldest first; each with ``source``, ``rm``, ``vhost``, ``bqual``,
+            ``event``, ``outcome``, ``at``, ``actor`` and ``id``, ``None`` where nothing is known.
     """
 
     format_id: int | None
@@ -154,7 +157,7 @@ def _found(row: Any) -> Found:
         told[name] = tuple(told[name])
     for name in ("since", "first_at", "last_at"):
         told[name] = None if told[name] is None else _time(told[name])
-    told["evidence"] = tuple(json.loads(told["evidence"]))
+    told["evidence"] = tuple(dict.fromkeys(_LINE) | line for line in json.loads(told["evidence"]))
     return Found(**told)
 
 

@@ -83,6 +83,7 @@ class Decision:
 
     Args:
         format_id: ``None`` where the log does not keep it: then of every format id that the gtrid is known with.
+        at: ``None`` where the log does not keep it.
         finished: whether every branch has acknowledged; ``None`` where the log does not say.
     """
 
@@ -91,7 +92,7 @@ class Decision:
     format_id: int | None
     gtrid: bytes
     decision: Choice
-    at: int
+    at: int | None
     finished: bool | None = None
 
 
@@ -181,7 +182,7 @@ class Judgement:
     Args:
         findings: all that match, in order of precedence; ``verdict`` is the first.
         since: when the first of the branches that are open was opened; ``None`` when none is.
-        first_at, last_at: of everything that is known about it.
+        first_at, last_at: of everything that is known about it; ``None``: nothing of that has a time.
         rms: names of the resource managers, in order.
         owners: of its branches, in order.
         branches: places where it has been.
@@ -193,8 +194,8 @@ class Judgement:
     gtrid: bytes
     findings: tuple[Verdict, ...]
     since: int | None
-    first_at: int
-    last_at: int
+    first_at: int | None
+    last_at: int | None
     rms: tuple[str, ...]
     owners: tuple[str, ...]
     branches: int
@@ -214,8 +215,8 @@ class Judgement:
             self.gtrid.hex().upper(),
             ",".join(self.findings),
             _number(self.since),
-            str(self.first_at),
-            str(self.last_at),
+            _number(self.first_at),
+            _number(self.last_at),
             _words(self.rms),
             _words(self.owners),
             str(self.branches),
@@ -282,7 +283,8 @@ class _Transaction:
         if made.finished is not None:
             mark |= Mark.DONE if made.finished else Mark.UNDONE
         self.decisions[key] = self.decisions.get(key, _NOTHING) | mark
-        self.times.append(made.at)
+        if made.at is not None:
+            self.times.append(made.at)
         self.decided_at = _later(self.decided_at, made.at)
 
     def facts(self) -> Facts:
@@ -315,8 +317,8 @@ class _Transaction:
             gtrid=key[1],
             findings=judge(facts, rules),
             since=facts.since,
-            first_at=min(self.times),
-            last_at=max(self.times),
+            first_at=min(self.times, default=None),
+            last_at=max(self.times, default=None),
             rms=tuple(sorted({rm for _, rm, _, _, _ in self.branches})),
             owners=tuple(sorted({owner for _, _, _, _, owner in self.branches})),
             branches=len({place[:4] for place in self.branches}),

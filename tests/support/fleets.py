@@ -111,7 +111,8 @@ def fleet_of(seed: int, transactions: int) -> Fleet:
     decisions = tuple(
         Decision(
             source=dice.choice(("log1", "log2")), tm=dice.choice(("tm1", "tm,2")),
-            format_id=dice.choice((None, *_FORMATS)), gtrid=gtrid(), decision=dice.choice(tuple(Choice)), at=at(),
+            format_id=dice.choice((None, *_FORMATS)), gtrid=gtrid(), decision=dice.choice(tuple(Choice)),
+            at=dice.choice((None, at(), at())),
             finished=dice.choice((None, True, False)),
         )
         for _ in range(transactions // 2)

@@ -24,7 +24,8 @@ _TYPES: Final = (
     "int8", "bytea", "text", "text[]", "timestamptz", "timestamptz", "timestamptz", "text[]", "text[]", "int4", "text",
     "text", "bytea", "text",
 )  # fmt: skip
-_TIMES: Final = ("since", "first_at", "last_at")
+_EDGES: Final = ("first_at", "last_at")
+_TIMES: Final = ("since", *_EDGES)
 
 
 class PublishingFailed(Exception):
@@ -69,7 +70,7 @@ def _replace(connection: psycopg.Connection[Any], rows: DataFrame, run: Run, say
         with cursor.copy(f"COPY dtx.verdict ({', '.join(_COLUMNS)}) FROM STDIN (FORMAT BINARY)") as copy:
             copy.set_types(_TYPES)
             for row in rows.toLocalIterator(prefetchPartitions=True):
-                copy.write_row(_values(row))
+                copy.write_row(_values(row, run))
                 count += 1
                 if count % 10_000 == 0:
                     say(f"published {count:,} verdicts")
@@ -120,16 +121,23 @@ def _ready(verdicts: DataFrame) -> DataFrame:
             for name in _COLUMNS
             if name != "evidence"
         ),
-        sf.to_json(lines).alias("evidence"),
+        # with what is null: pages ask each line for all of it
+        sf.to_json(lines, {"ignoreNullFields": "false"}).alias("evidence"),
     )
 
 
-def _values(row: Row) -> tuple[Any, ...]:
+def _values(row: Row, run: Run) -> tuple[Any, ...]:
     told = row.asDict()
+    for name in _EDGES:
+        # a decision in a log without times, about no branch that is known: it was heard of when it was looked at
+        told[name] = run.as_of if told[name] is None else told[name]
     for name in _TIMES:
         told[name] = None if told[name] is None else _time(told[name])
     # text of PostgreSQL has no NUL
     told["evidence"] = told["evidence"].replace("\\u0000", "\\ufffd")
+    for name in ("rms", "owners"):
+        told[name] = [word.replace("\0", "\ufffd") for word in told[name]]
+    told["tm"] = None if told["tm"] is None else told["tm"].replace("\0", "\ufffd")
     for name in ("gtrid", "fingerprint"):
         told[name] = bytes(told[name])
     return tuple(told[name] for name in _COLUMNS)

@@ -3,7 +3,9 @@
 What is looked at again: transactions with new lines; those whose decision has come, changed, or left its manager's log;
 those that a participant has in doubt, or had; and those that were open, since they age. For these the folded rows of
 earlier runs are taken up and folded on, so a line that arrives late corrects what was said about its time. All other
-verdicts stand as they are, and their lines are not read again.
+verdicts stand as they are, and their lines are not read again. With another ``skew`` all are judged again, and no line
+is read again. All lines are read again where what is known of them may be wrong: the lake is another one, or a file of
+it that was damaged is not any more, or is gone.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -28,11 +30,17 @@ from dtx.pipeline.verdicts import Mark, Rules
 
 _FEW: Final = 1_000_000
 """Gtrids, of up to 64 octets each, that every process of Spark may keep in memory."""
+_PREPARED: Final = ("source", "rm", "vhost", "format_id", "gtrid", "bqual")
+"""What tells one observation from the others."""
 _KEPT_COLUMNS: Final = (*VERDICT_COLUMNS, "lines", "facts")
 
 
 class Lines(Protocol):
-    """Where the lines of all journals are: :class:`dtx.pipeline.archive.Lake`."""
+    """Where the lines of all journals are: :class:`dtx.pipeline.archive.Lake`.
+
+    It may have an ``identity``, which says whether it is the one that was read before, and ``quarantined``: what of it
+    was not read.
+    """
 
     def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
         """Lines that came after *since* (``None``: all), and what to ask with the next time."""
@@ -48,6 +56,7 @@ def run(
     rules: Rules,
     *,
     logs_read: Collection[str] | None = None,
+    away: Collection[str] = (),
     full: bool = False,
     evidence: Evidence = Evidence.FINDINGS,
     say: Callable[[str], None] = lambda _: None,
@@ -62,8 +71,9 @@ def run(
             remembered.
         out: a directory that Spark can write to: the verdicts, and what the next run needs (see ``state``).
         rules: what verdicts depend on beside this.
-        logs_read: ``source`` of the decision logs that were read, also of those that are empty; ``None``: of those that
-            *decisions* has lines of. What is known of the others stays as it was.
+        logs_read: ``source`` of the decision logs that were read as a whole, also of those that are empty; ``None``: of
+            those that *decisions* has lines of. What is known of the others stays as it was.
+        away: ``source`` of participants that could not be asked: they have in doubt what they had the last time.
         full: read all lines again. Decisions are remembered all the same.
         evidence: which verdicts come with their lines.
         say: is told what is being done.
@@ -75,13 +85,29 @@ def run(
     before = state.runs()
     last = before[-1] if before else None
     number = last.number + 1 if last else 1
-    anew = full or last is None
+    lake = getattr(lines, "identity", None)
+    anew = full or last is None or lake != last.lake
     new_lines, token = lines.frame(spark, None if anew or last is None else last.token)
-    read = {row.source for row in decisions.select("source").distinct().collect()} | set(logs_read or ())
+    damaged = _damaged(lines)
+    if last is not None and not anew and not damaged.issuperset(last.damaged):
+        anew = True
+        new_lines, token = lines.frame(spark, None)
+        damaged = _damaged(lines)
+    if last is not None and not anew:
+        token = {**(last.token or {}), **token}  # a checkpoint that is lost says nothing of what it has brought
+    read = (
+        {row.source for row in decisions.select("source").distinct().collect()} if logs_read is None else set(logs_read)
+    )
+    if last is not None and state.has("observed", last.number):
+        observations = _since_when(observations, state.read("observed", last.number), away)
+    # once for all: whoever asks again may hear something else
+    observations = state.write(observations, "observed", number)
     given = _asked(observations, decisions)
     if last is not None:
         unread = ~sf.col("is_observation") & ~sf.col("log").isin(*sorted(read))
-        given = given.unionByName(state.read("asked", last.number).where(unread))
+        were = state.read("asked", last.number).where(unread)
+        if not were.isEmpty():
+            given = given.unionByName(were.exceptAll(given))  # of a log of several files some may have been read
     asked = state.write(given, "asked", number)
     told = rows_of_events(new_lines)
     decided = rows_of_decisions(decisions)
@@ -103,7 +129,9 @@ def run(
         assert kept is not None
         say("looking for what has changed")
         changed = _changed(state.read("asked", last.number), asked, read)
-        ageing = kept.where(sf.col("since").isNotNull()).select("gtrid")
+        # what has ended depends on no other rule
+        is_due = sf.col("since").isNotNull() if last.rules.get("skew") == rules.skew else sf.lit(True)
+        ageing = kept.where(is_due).select("gtrid")
         gtrids = told.select("gtrid").union(changed).union(ageing).distinct()
         touched = state.write(gtrids, "touched", number)
         count = touched.count()
@@ -149,6 +177,8 @@ def run(
             "skew": rules.skew,
             "decisions_read": int(rules.decisions_read),
         },
+        lake=lake,
+        damaged=sorted(damaged),
     )
     state.complete(done)
     return done
@@ -188,6 +218,27 @@ def current(spark: SparkSession, out: str) -> DataFrame:
     joined = verdicts.join(evidence, same, "left").drop("found_format_id", "found_gtrid")
     nothing = sf.array().cast(evidence.schema["evidence"].dataType)
     return joined.withColumn("evidence", sf.coalesce("evidence", nothing))
+
+
+def _damaged(lines: Lines) -> set[str]:
+    """What of the lines was not read."""
+    return {row.item for row in getattr(lines, "quarantined", ())}
+
+
+def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> DataFrame:
+    """What participants have in doubt, since when at least.
+
+    Who cannot be asked now has what it had the last time. Of who does not say since when something is prepared (MySQL,
+    MariaDB), it is what it was when it was seen first.
+    """
+    if away:
+        now = now.unionByName(before.where(sf.col("source").isin(*sorted(away))))
+    known = before.groupBy(*(sf.col(name).alias(f"known_{name}") for name in _PREPARED)).agg(
+        sf.min(sf.coalesce("since", "observed_at")).alias("seen_first")
+    )
+    same = reduce(lambda one, other: one & other, (now[name].eqNullSafe(known[f"known_{name}"]) for name in _PREPARED))
+    since = sf.coalesce("since", "seen_first").alias("since")
+    return now.join(known, same, "left").select(*(since if name == "since" else name for name in now.columns))
 
 
 def _facts(transactions: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@
     transactions/run=N/  the transactions that run N has judged, each with the folded rows it was judged by
     evidence/run=N/      the lines that its findings rest on
     touched/run=N/       the gtrids that it has looked at: what older runs say of these does not count any more
+    observed/run=N/      what participants had in doubt, when it was asked
     asked/run=N/         observations and decisions as they were given to it: the next run looks for what differs
 
 Nothing is ever changed. A run that dies leaves a directory without a line in ``runs``; the next one has its number and
@@ -13,7 +14,7 @@ replaces it. After :data:`MOST_LAYERS` runs one writes down all that counts, and
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -54,6 +55,8 @@ class Run:
         totals: by verdict, of all transactions there are.
         fingerprint: all fingerprints hashed and joined by "exclusive or".
         rules: orphan_after and skew in microseconds, and whether decisions were read.
+        lake: which one it was; ``None`` where it does not say.
+        damaged: files of the lake whose lines are missing.
     """
 
     number: int
@@ -66,6 +69,8 @@ class Run:
     totals: Mapping[str, Total]
     fingerprint: int
     rules: Mapping[str, int] = field(default_factory=dict)
+    lake: str | None = None
+    damaged: Collection[str] = ()
 
     @property
     def transactions(self) -> int:
@@ -136,6 +141,15 @@ class State:
     def read(self, name: str, number: int) -> DataFrame:
         """What run *number* has kept as *name*."""
         return self._spark.read.parquet(self._path(name, number))
+
+    def has(self, name: str, number: int) -> bool:
+        """Whether run *number* has kept anything as *name*: an older dtx kept less."""
+        try:
+            return bool(self.read(name, number).columns)
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return False
+            raise
 
     def latest(self, name: str, run: Run) -> DataFrame:
         """All rows of *name* that count after *run*: of each gtrid, those of the last run that has looked at it."""

@@ -41,7 +41,7 @@ class Figures:
     Args:
         as_of: up to when ages are counted.
         verdicts: transactions by verdict, all verdicts, in order of precedence.
-        days: transactions by day of their last event, and verdict.
+        days: transactions by day of their last event, and verdict; no day where nothing of them has a time.
         ages: transactions that are open, by age and verdict.
         latency: seconds from prepare to commit by resource manager: 50, 95 and 99 of 100 branches are quicker.
         heuristics: heuristic decisions by resource manager, outcome and who made them.
@@ -55,7 +55,7 @@ class Figures:
 
     as_of: datetime
     verdicts: Mapping[str, int]
-    days: Sequence[tuple[date, str, int]]
+    days: Sequence[tuple[date | None, str, int]]
     ages: Sequence[tuple[str, str, int]]
     latency: Sequence[tuple[str, int, float, float, float]]
     heuristics: Sequence[tuple[str, str, str, int]]

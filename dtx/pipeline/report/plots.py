@@ -67,7 +67,7 @@ _STYLE: Final = {
 }
 
 
-def days(rows: Sequence[tuple[date, str, int]]) -> str:
+def days(rows: Sequence[tuple[date | None, str, int]]) -> str:
     """What needs attention, by day and kind of trouble; a day is that of the last event."""
     return _bars_by_day(
         "Transactions that need attention, by day",
@@ -76,7 +76,7 @@ def days(rows: Sequence[tuple[date, str, int]]) -> str:
     )
 
 
-def endings(rows: Sequence[tuple[date, str, int]]) -> str:
+def endings(rows: Sequence[tuple[date | None, str, int]]) -> str:
     """What ended as it should, by day."""
     return _bars_by_day(
         "Transactions that ended everywhere the same way, by day",
@@ -134,10 +134,11 @@ def seconds(value: float) -> str:
 
 
 def _bars_by_day(
-    title: str, rows: Sequence[tuple[date, str, int]], groups: Mapping[str, tuple[str, Sequence[str]]]
+    title: str, rows: Sequence[tuple[date | None, str, int]], groups: Mapping[str, tuple[str, Sequence[str]]]
 ) -> str:
     wanted = {verdict for _, verdicts in groups.values() for verdict in verdicts}
-    there = [day for day, verdict, _ in rows if verdict in wanted]
+    # what has no time stands in the tables
+    there = [day for day, verdict, _ in rows if verdict in wanted and day is not None]
     if not there:
         return ""
     last = max(there)
@@ -149,7 +150,7 @@ def _bars_by_day(
         for name, (colour, verdicts) in groups.items():
             counted = dict.fromkeys(span, 0)
             for day, verdict, count in rows:
-                if day in counted and verdict in verdicts:
+                if day is not None and day in counted and verdict in verdicts:
                     counted[day] += count
             heights = list(counted.values())
             axes.bar(

@@ -125,6 +125,16 @@ def test_the_page_says_what_is_wrong_and_what_was_not_read() -> None:
     assert "Nothing needs attention: every transaction ended the same way everywhere." in render(EMPTY)
 
 
+def test_what_has_no_time_is_no_bar_and_in_the_tables_all_the_same(tmp_path: Path) -> None:
+    """The log of Atomikos has no times, and what it has decided may be about no branch that is known."""
+    days: list[tuple[date | None, str, int]] = [(None, "unfinished", 3), (None, "committed", 1)]
+    alone = replace(EMPTY, days=days, attention_total=3)
+    assert "Nothing of what needs attention has a time." in render(alone)
+    page = write_report(replace(FULL, days=[*days, *FULL.days]), tmp_path)
+    assert "by day of the last event</figcaption><svg" in page.read_text()
+    assert (page.parent / "days.csv").read_text().splitlines()[1:3] == [",unfinished,3", ",committed,1"]
+
+
 def test_tables_are_beside_the_page_and_no_cell_is_a_formula(tmp_path: Path) -> None:
     page = write_report(FULL, tmp_path / "new" / "report")
     assert page.read_text() == render(FULL)

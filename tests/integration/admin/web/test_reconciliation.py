@@ -40,17 +40,20 @@ def put(connection: psycopg.Connection, gtrid: bytes, **more: object) -> None:
 
 @pytest.fixture
 def published(site: StandaloneStage) -> Iterator[StandaloneStage]:
-    """A run with 72 verdicts that are shown."""
+    """A run with 73 verdicts that are shown."""
     with psycopg.connect(site.database) as connection:
         connection.execute(
             "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown)"
-            " VALUES (7, '2026-01-02Z', 5000000, -1, %s, 72)",
+            " VALUES (7, '2026-01-02Z', 5000000, -1, %s, 73)",
             (json.dumps(TOTALS),),
         )
         for number in range(70):
             put(connection, b"mixed-%02d" % number)
         put(connection, b"orphan", verdict="orphan", findings=["orphan"], since="2026-01-01Z", owners=["bob"])
         # two that differ in nothing but their format, of which one has none
+        # what is null of a line need not be written
+        few = json.dumps([{"source": "bank", "rm": "bank", "bqual": "", "event": "observed: prepared"}])
+        put(connection, b"seen", verdict="in-doubt", findings=["in-doubt"], rms=["bank"], evidence=few)
         put(connection, b"orphan", format_id=None, verdict="orphan", findings=["orphan"], decision="commit", tm="tm1")
     yield site
     with psycopg.connect(site.database) as connection:
@@ -70,7 +73,7 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
     rows = vera.page.locator("section[aria-labelledby=found] tbody tr")
     assert rows.count() == 50
     vera.follow("Next page")
-    assert rows.count() == 22
+    assert rows.count() == 23
     assert vera.page.get_by_role("link", name="Next page").count() == 0
     vera.follow("First page")
     assert rows.count() == 50
@@ -89,6 +92,9 @@ def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: Standalo
     vera.page.locator("summary").click()
     assert "committed in rm-1 <script>alert(1)</script>" in vera.text().replace("\n", " ")
     assert "\u202e" not in vera.text()
+    vera.open("reconciliation?gtrid=seen")
+    vera.page.locator("summary").click()
+    assert "observed: prepared in bank of bank, branch (empty)" in vera.text().replace("\n", " ")
     assert vera.open("reconciliation?cursor=nonsense").status == 400
     vera.require_peace()
 
@@ -99,11 +105,11 @@ def test_every_verdict_is_on_one_page(published: StandaloneStage) -> None:
     with LogReader(published.database) as log:
         run = reconciled(log)
         assert run is not None
-        assert (run.number, run.lines, run.shown, list(run.totals)) == (7, 5_000_000, 72, list(TOTALS))
+        assert (run.number, run.lines, run.shown, list(run.totals)) == (7, 5_000_000, 73, list(TOTALS))
         after = None
         while page := found(log, after=after, limit=1):
             (one,) = page
             seen.append((one.gtrid, one.format_id))
             after = Place.parse(str(Place(last_at=one.last_at, gtrid=one.gtrid, format_id=one.format_id)))
-    assert len(seen) == len(set(seen)) == 72
-    assert seen[-2:] == [(b"orphan", None), (b"orphan", 1)]
+    assert len(seen) == len(set(seen)) == 73
+    assert seen[-3:] == [(b"orphan", None), (b"orphan", 1), (b"seen", 1)]
