@@ -247,8 +247,9 @@ def archive(
 def compact(fleet_file: Path, least_files: int, form: str | None, spark: "SessionOptions") -> int:
     """Join the small files that many runs of 'archive' have left, day by day.
 
-    Readers and 'archive' may go on meanwhile. A run that was killed leaves the lake as it was, or is finished by
-    whoever comes next. A Delta table keeps the small files for those who read an older version of it: see 'retain'.
+    'archive' may go on meanwhile; while a 'reconcile' or a 'report' of this machine reads the lake, this is refused. A
+    run that was killed leaves the lake as it was, or is finished by whoever comes next. A Delta table keeps the small
+    files for those who read an older version of it: see 'retain'.
     """
     from dtx.pipeline import steps
     from dtx.pipeline.archive import Form
@@ -275,8 +276,11 @@ def retain(fleet_file: Path, keep: float, yes: bool, form: str | None) -> int:
     from dtx.pipeline import archive
     from dtx.pipeline.fleet import load
 
+    try:
+        before = (datetime.now(UTC) - timedelta(seconds=keep)).date()
+    except OverflowError:
+        raise click.UsageError("--keep reaches back to before the first day there is") from None
     fleet = load(fleet_file)
-    before = (datetime.now(UTC) - timedelta(seconds=keep)).date()
     with _sentences():
         is_table = archive.Form(form or fleet.form) is archive.Form.DELTA
         remove = archive.retain_table if is_table else archive.retain
@@ -325,10 +329,17 @@ def run_all(fleet_file: Path, to: Path | None, no_publish: bool, spark: "Session
     from dtx.pipeline import steps
     from dtx.pipeline.fleet import load
 
+    failed = None
     with steps.Steps(load(fleet_file), spark) as run:
         run.archive(())
-        run.reconcile(full=False, to_publish=not no_publish)
-        return _finish(run.report(to))
+        try:
+            run.reconcile(full=False, to_publish=not no_publish)
+        except steps.PublishingFailed as error:
+            failed = error  # the verdicts are there, and the report is of them
+        code = _finish(run.report(to))
+    if failed is not None:
+        raise failed
+    return code
 
 
 @pipeline.command("generate", epilog=_EPILOG)

@@ -80,6 +80,11 @@ class Progress:
         """
         self._doing, self._rows = doing, rows
 
+    def tell(self, line: str) -> None:
+        """Say something that stays, above what changes."""
+        self._output.write(f"{_CLEAR if self._terminal else ''}{line}\n")
+        self._output.flush()
+
     def _run(self) -> None:
         while not self._ended.wait(self._every):
             # a session that is ending, or a server that is away: the run itself says so

@@ -6,11 +6,14 @@ started with is the server's own.
 """
 
 import atexit
+import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -94,7 +97,21 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
         SparkMissing: pyspark is not installed.
         JavaMissing: Spark is to start here, and there is no Java for it.
     """
-    spark = make_session(options or SessionOptions())
+    root = logging.getLogger()
+    root.addFilter(_no_stack_of_py4j)
+    try:
+        with _session(options or SessionOptions()) as spark:
+            yield spark
+    finally:
+        root.removeFilter(_no_stack_of_py4j)
+
+
+@contextmanager
+def _session(options: SessionOptions) -> Iterator["SparkSession"]:
+    spark = make_session(options)
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's own asks Java to stop in the middle of whatever is being asked already, which fails and is told
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield spark
     except KeyboardInterrupt:
@@ -104,6 +121,11 @@ def open_session(options: SessionOptions | None = None) -> Iterator["SparkSessio
     finally:
         with suppress(Exception):  # the work is done or has failed: the end of Spark changes neither
             spark.stop()
+
+
+def _no_stack_of_py4j(record: logging.LogRecord) -> bool:
+    """py4j shows a stack when Ctrl-C or the end of Java cuts off what it asks; what it raises says that as well."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def make_session(options: SessionOptions) -> "SparkSession":
@@ -167,7 +189,8 @@ def _static(options: SessionOptions) -> dict[str, str]:
         "spark.driver.memory": f"{memory >> 20}m",
         "spark.python.authenticate.socketTimeout": "300s",  # loopback: whoever is slow there is starved, not away
         "spark.driver.extraJavaOptions": (
-            f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} {options.java_options}"
+            f"-Dlog4j2.configurationFile={_CONFIGURATION.as_uri()} -Ddtx.spark.log={options.log} "
+            f"-Ddtx.spark.log.told={'off' if options.log == LOG_LEVELS[0] else options.log} {options.java_options}"
         ),
         "spark.driver.maxResultSize": "1g",
         "spark.ui.enabled": str(options.ui).lower(),

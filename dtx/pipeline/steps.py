@@ -1,8 +1,8 @@
 """The steps of a run over a fleet: what the command line does, and programs may do as well."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from dtx.config import redact
 from dtx.pipeline import archive as lakes
 from dtx.pipeline.archive.files import Files
 from dtx.pipeline.decisions import DecisionLog, LogKind
@@ -18,7 +19,7 @@ from dtx.pipeline.fleet import Fleet
 from dtx.pipeline.participants import Participant, ParticipantKind, observe
 from dtx.pipeline.progress import Progress
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile import Run, current, publish, run
+from dtx.pipeline.reconcile import PublishingFailed, Run, current, publish, run
 from dtx.pipeline.report import collect, write_report
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import reachable, register
@@ -27,8 +28,11 @@ from dtx.pipeline.verdicts import Rules
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["PublishingFailed", "Steps"]
+
 _QUARANTINE: Final = "quarantine.json"
 _VERDICTS: Final = "verdicts"
+_LOCK: Final = "reconcile.lock"
 
 
 def _print(line: str) -> None:
@@ -89,11 +93,14 @@ class Steps:
         with Progress(self.spark, "archive") as progress:
             watch = partial(_watch, progress, len(sources))
             done = lakes.archive(self.spark, self._fleet.lake, sources, watch=watch, form=form or self._form)
-        self._say(f"archived {sum(result.rows for result in done):,} lines of {len(done):,} databases")
-        return self._note("archive", _unread(done))
+        unread = _unread(done)
+        read = f"{len(done) - len(unread):,} of {len(done):,}" if unread else f"{len(done):,}"
+        self._say(f"archived {sum(result.rows for result in done):,} lines of {read} databases")
+        self._note("archive", unread, others=[one.name for one in self._fleet.database if one.name not in sources])
+        return unread
 
     def follow(self, names: Sequence[str], interval: float, form: lakes.Form | None = None) -> list[Quarantined]:
-        """As :meth:`archive`, but go on until Ctrl-C.
+        """As :meth:`archive`, but go on until Ctrl-C. A database that cannot be read is named at once, on stderr.
 
         Args:
             names: of databases.
@@ -102,8 +109,16 @@ class Steps:
         """
         sources = self._fleet.sources(tuple(names))
         self._say(f"following {len(sources):,} databases; Ctrl-C ends it")
+        told: dict[str, str | None] = {}
         with Progress(self.spark, "archive") as progress:
-            watch = partial(_watch, progress, len(sources))
+
+            def watch(done: Sequence[lakes.Archived]) -> None:
+                _watch(progress, len(sources), done)
+                for result in done:
+                    if result.error != told.get(result.source):
+                        told[result.source] = result.error
+                        progress.tell(_change(result))
+
             wanted = form or self._form
             done = lakes.follow(self.spark, self._fleet.lake, sources, interval=interval, watch=watch, form=wanted)
         return _unread(done)
@@ -140,50 +155,11 @@ class Steps:
             to_publish: whether to publish them where the fleet says.
 
         Raises:
-            LakeError, StateDamaged, PublishingFailed: see there.
+            LakeError, StateDamaged: see there.
+            PublishingFailed: the verdicts are kept all the same.
         """
-        logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
-        kinds = {False: ParticipantKind.POSTGRESQL, True: ParticipantKind.MYSQL}
-        participants = [
-            Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
-        ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
-        published = 0
-        lake = self._lake()
-        with Progress(self.spark, "reconcile") as progress:
-            progress.note("asking who has what in doubt")
-            observations, unseen = observe(self.spark, participants)
-            decisions, unread = read_decisions(self.spark, logs)
-            away = {row.source for row in unread if row.count is None}
-            rules = Rules(
-                as_of=_micros(datetime.now(UTC)),
-                orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
-                skew=round(self._fleet.skew.total_seconds() * 1_000_000),
-                # nobody is an orphan because of a log that nobody read
-                decisions_read=bool(logs) and not away,
-            )
-            done = run(
-                self.spark,
-                lake,
-                observations,
-                decisions,
-                self._results.path(_VERDICTS),
-                rules,
-                logs_read={log.name for log in logs} - away,
-                full=full,
-                say=progress.note,
-            )
-            if to_publish and self._fleet.publish is not None:
-                progress.note("publishing")
-                published = self._publish(done, progress.note)
-        self._say(
-            f"reconciled {done.transactions:,} transactions from {done.lines:,} lines, {done.lines_read:,} of them new"
-        )
-        for verdict, total in done.totals.items():
-            if total.transactions:
-                self._say(f"  {verdict:<18} {total.transactions:>15,}")
-        if to_publish and self._fleet.publish is not None:
-            self._say(f"published {published:,} verdicts")
-        return self._note("reconcile", [*unseen, *unread, *lake.quarantined])
+        with self._results.alone(_LOCK):
+            return self._reconcile(full=full, to_publish=to_publish)
 
     def report(self, to: Path | None) -> list[Quarantined]:
         """Make the page and the CSVs.
@@ -198,10 +174,13 @@ class Steps:
             LakeError, StateDamaged: nothing has been archived or reconciled yet.
         """
         directory = to or (Path(self._fleet.results) / "report" if self._results.is_local else Path("report"))
-        with Progress(self.spark, "report") as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(self.spark, "report"))
+            lake = self._lake()
+            progress.note("waiting until the lake is compacted")
+            stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
             progress.note("looking for queues in open branches")
             there, away = reachable({one.name: one.url for one in self._fleet.database})
-            lake = self._lake()
             events, _ = lake.frame(self.spark)
             rows = list(dict.fromkeys((*self._noted(), *away, *lake.quarantined)))
             work = (
@@ -221,6 +200,55 @@ class Steps:
         self._say(f"report: {page}")
         return rows
 
+    def _reconcile(self, *, full: bool, to_publish: bool) -> list[Quarantined]:
+        """:meth:`reconcile`, while nobody else is at it."""
+        logs = [_log(log.name, log.format, log.path, log.url) for log in self._fleet.decisions]
+        kinds = {False: ParticipantKind.POSTGRESQL, True: ParticipantKind.MYSQL}
+        participants = [
+            Participant(kind=ParticipantKind.DTX, name=one.name, url=one.url) for one in self._fleet.database
+        ] + [Participant(kind=kinds[one.is_mysql], name=one.name, url=one.url) for one in self._fleet.participant]
+        lake = self._lake()
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(self.spark, "reconcile"))
+            progress.note("waiting until the lake is compacted")
+            stack.enter_context(lake.kept() if isinstance(lake, lakes.Lake) else nullcontext())
+            progress.note("asking who has what in doubt")
+            observations, unseen = observe(self.spark, participants)
+            decisions, unread = read_decisions(self.spark, logs)
+            away = {row.source for row in unread if row.is_away}
+            rules = Rules(
+                as_of=_micros(datetime.now(UTC)),
+                orphan_after=round(self._fleet.orphan_after.total_seconds() * 1_000_000),
+                skew=round(self._fleet.skew.total_seconds() * 1_000_000),
+                # nobody is an orphan because of a log that nobody read
+                decisions_read=bool(logs) and not away,
+            )
+            done = run(
+                self.spark,
+                lake,
+                observations,
+                decisions,
+                self._results.path(_VERDICTS),
+                rules,
+                logs_read={log.name for log in logs} - away,
+                away={row.source for row in unseen if row.is_away},
+                full=full,
+                say=progress.note,
+            )
+        self._say(
+            f"reconciled {done.transactions:,} transactions from {done.lines:,} lines, {done.lines_read:,} of them new"
+        )
+        for verdict, total in done.totals.items():
+            if total.transactions:
+                self._say(f"  {verdict:<18} {total.transactions:>15,}")
+        wrong = [*unseen, *unread, *lake.quarantined]
+        self._note("reconcile", wrong)
+        if to_publish and self._fleet.publish is not None:
+            with Progress(self.spark, "publish") as progress:
+                published = self._publish(done, progress.note)
+            self._say(f"published {published:,} verdicts")
+        return wrong
+
     def _lake(self) -> lakes.Lake | lakes.DeltaLake:
         """What the journals are read from."""
         return (lakes.DeltaLake if self._form is lakes.Form.DELTA else lakes.Lake)(self._fleet.lake)
@@ -234,11 +262,11 @@ class Steps:
         assert self._fleet.publish is not None
         return publish(current(self.spark, self._results.path(_VERDICTS)), done, self._fleet.publish, say=say)
 
-    def _note(self, step: str, rows: list[Quarantined]) -> list[Quarantined]:
-        """Keep for the report what a step has not read."""
+    def _note(self, step: str, rows: list[Quarantined], others: Collection[str] = ()) -> None:
+        """Keep for the report what a step has not read; of *others*, which it did not look at, what was known."""
         noted = self._results.read(_QUARANTINE) or {}
-        self._results.write(_QUARANTINE, {**noted, step: [asdict(row) for row in rows]})
-        return rows
+        known = [row for row in noted.get(step, ()) if row["source"] in others]
+        self._results.write(_QUARANTINE, {**noted, step: [*known, *(asdict(row) for row in rows)]})
 
     def _noted(self) -> list[Quarantined]:
         noted = self._results.read(_QUARANTINE) or {}
@@ -256,6 +284,13 @@ def _log(name: str, kind: str, path: str | None, url: str | None) -> DecisionLog
 
 def _watch(progress: Progress, sources: int, done: Sequence[lakes.Archived]) -> None:
     progress.note(f"{len(done):,} of {sources:,} databases begun", sum(result.rows for result in done))
+
+
+def _change(result: lakes.Archived) -> str:
+    """What is said of a database that fails from now on, or in another way, or does not any more."""
+    if result.error is None:
+        return f"{result.source}: it is read again"
+    return redact(f"not read: {result.source}: {result.error.removeprefix(f'{result.source}: ')}; it is tried again")
 
 
 def _unread(done: Iterable[lakes.Archived]) -> list[Quarantined]:

@@ -154,10 +154,14 @@ class Files:
             return
 
     @contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def alone(self, name: str, *, shared: bool = False) -> Iterator[None]:
         """Keep others out who ask for the same *name*, as long as this lasts and no longer than this process lives.
 
         On file systems other than this machine's there is no such lock: there the operator has to see to it.
+
+        Args:
+            name: of a file.
+            shared: keep out only those who want to be alone; if one is there, wait until he is through.
 
         Raises:
             LakeError: somebody else is at it.
@@ -170,7 +174,7 @@ class Files:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LakeError(f"another process is at work in {self.uri} ({name}): wait until it has ended") from None
             yield

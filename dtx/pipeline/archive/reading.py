@@ -1,7 +1,8 @@
 """Reading a lake, as it is between two batches and between two upkeeps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -59,13 +60,16 @@ class Lake:
                 f"the lake {root} has layout {marker['version']} and this dtx knows {VERSION}: use the newer dtx"
             )
         self._exists = marker is not None
+        self.identity: str | None = None if marker is None else marker.get("id")
+        """Which lake it is, wherever it is moved; ``None`` of one that an older dtx has made."""
         self.damaged: dict[str, str] = {}
         """What the last look found damaged: names of files, and why they were left out."""
 
     def create(self) -> None:
         """Mark the directory as a lake, where it is none yet."""
         if not self._exists:
-            self.files.write(MARKER, {"version": VERSION})
+            self.identity = uuid4().hex
+            self.files.write(MARKER, {"version": VERSION, "id": self.identity})
             self._exists = True
 
     @property
@@ -115,6 +119,15 @@ class Lake:
         if since is not None:
             whole = whole.where(~reached("origin", since))
         return whole.select(EVENTS.names), progress
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """As long as this lasts, nobody compacts it or removes days: Spark reads files later than it lists them.
+
+        Where somebody is at that already, wait until that has ended.
+        """
+        with self.files.alone(LOCK, shared=True) if self._exists else nullcontext():
+            yield
 
     def stored(self, spark: "SparkSession") -> "tuple[DataFrame, dict[str, int]]":
         """All rows, also of batches that are being written, with the columns of files and directories; and progress.
@@ -176,10 +189,20 @@ def damaged(files: Files, directories: list[str]) -> dict[str, str]:
         elif files.is_local:
             whole.append(name)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for name, tail in zip(whole, pool.map(lambda name: files.tail(name, len(_MAGIC)), whole), strict=True):
-            if tail != _MAGIC:
-                found[name] = "cut off, or no Parquet file: its end is missing"
-    return found
+        endings = zip(whole, pool.map(lambda name: ending(files, name), whole), strict=True)
+        return found | {name: reason for name, reason in endings if reason is not None}
+
+
+def ending(files: Files, name: str) -> str | None:
+    """What is wrong with the end of a data file; ``None``: nothing.
+
+    Raises:
+        FileNotFoundError: it has just been replaced.
+    """
+    tail = files.tail(name, len(_MAGIC))
+    if not tail:
+        return "empty: 0 octets"
+    return None if tail == _MAGIC else "cut off, or no Parquet file: its end is missing"
 
 
 def plans(files: Files) -> list[str]:

@@ -47,6 +47,9 @@ _POLL_SECONDS: Final = 0.5
 _NO_WORKER: Final = "Python worker failed to connect back"
 """Spark gives a Python process ten seconds to start, which on a busy machine is too little. Nothing was done then."""
 _STARTS: Final = 10
+_CALLED: Final = "An error occurred while calling "
+"""So begins what py4j has no class of its own for; it goes on with the stack of Java."""
+_CAUSE: Final = "Caused by: "
 LONGEST_LIFE: Final = 300.0
 """Seconds that Spark has to end when the process is gone that it works for: it does so by itself, at once."""
 _JAVA: Final = f"{CHECKPOINTS}/java.json"
@@ -177,7 +180,7 @@ def follow(
                     if ended:
                         del queries[source]
                         failures[source] += 1
-                        again[source] = time.monotonic() + min(_LONGEST_WAIT, interval * 2 ** failures[source])
+                        again[source] = time.monotonic() + _pause(interval, failures[source])
                 if watch is not None:
                     watch(list(results.values()))
                 time.sleep(_POLL_SECONDS)
@@ -188,6 +191,13 @@ def follow(
 
 _LONGEST_WAIT: Final = 300.0
 """Seconds between two tries of a database that keeps failing."""
+_MOST_DOUBLINGS: Final = 30
+"""Of the pause: whoever is away for days fails more often than a number of seconds can be doubled."""
+
+
+def _pause(interval: float, failures: int) -> float:
+    """Seconds until a database is tried again that has failed so often in a row."""
+    return min(_LONGEST_WAIT, interval * 2.0 ** min(failures, _MOST_DOUBLINGS))
 
 
 def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, source: str, rejoin: bool) -> None:
@@ -322,10 +332,15 @@ def _stop(queries: "Iterable[StreamingQuery]") -> None:
 
 
 def explain(error: BaseException) -> str:
-    """The sentence in Spark's words about *error*: what was raised in a Python worker, without the stack around it."""
+    """The sentence in Spark's words about *error*, without the stack around it: what was raised in a Python worker, or
+    what was at the bottom of it in Java.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         kind, colon, sentence = line.partition(": ")
         if colon and kind.startswith("dtx.") and sentence:
             return sentence
+    if lines and lines[0].startswith(_CALLED):
+        causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+        return causes[-1] if causes else " ".join(lines[:2])
     return lines[0] if lines else type(error).__name__

@@ -181,6 +181,37 @@ def test_a_spark_that_lives_longer_than_its_program_is_waited_for(
     assert in_lake(session, tmp_path / "lake") == journal(database)
 
 
+def test_a_lake_is_the_same_wherever_it_is_moved_and_another_in_its_place_is_not(tmp_path: Path) -> None:
+    here, there = (Lake(str(tmp_path / name)) for name in ("here", "there"))
+    for lake in (here, there):
+        assert lake.identity is None
+        lake.create()
+    (tmp_path / "here").rename(tmp_path / "elsewhere")
+    assert Lake(str(tmp_path / "elsewhere")).identity == here.identity != there.identity
+    assert here.identity is not None
+
+
+def test_who_has_been_away_for_weeks_is_still_tried() -> None:
+    """The pause is twice as long each time: after a thousand times there was no number for it."""
+    assert [writing._pause(10.0, failures) for failures in (1, 2, 100_000)] == [20, 40, writing._LONGEST_WAIT]
+    assert writing._pause(0.1, 3) == pytest.approx(0.8)
+
+
+def test_what_java_says_is_its_last_cause_and_no_stack() -> None:
+    stack = "An error occurred while calling o7.parquet.\n: a.SparkException: Job aborted\n\tat a.b(c)\n"
+    assert writing.explain(Exception(f"{stack}Caused by: a.A: first\n\tat d\nCaused by: a.B: disk full\n\tat e")) == (
+        "a.B: disk full"
+    )
+    assert (
+        writing.explain(Exception(stack))
+        == "An error occurred while calling o7.parquet. : a.SparkException: Job aborted"
+    )
+    assert writing.explain(
+        Exception("[STREAM_FAILED] it\n\tat x\ndtx.a.b.SourceAway: bank: gone\n SQLSTATE: 38000")
+    ) == ("bank: gone")
+    assert writing.explain(Exception("")) == "Exception"
+
+
 @pytest.mark.parametrize("name", ["prod", "bank a/b", "..", "a.b", "é%", "_x", ".hidden"])
 def test_every_name_of_a_source_is_the_name_of_a_directory(name: str) -> None:
     word = path_word(name)

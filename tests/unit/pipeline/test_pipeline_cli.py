@@ -10,6 +10,7 @@ from dtx.cli.errors import Exit, explain
 from dtx.cli.pipeline import pipeline
 from dtx.pipeline.archive import Form
 from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.reconcile import PublishingFailed
 
 
 @pytest.fixture
@@ -79,6 +80,27 @@ def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise
         assert "Default: what 'form' in pipeline.toml says, and that is what 'reconcile' and 'report' read" in said
 
 
+def test_a_report_is_made_of_verdicts_that_could_not_be_published(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the exit code is that of the error."""
+    made = []
+
+    class Run(Recorded):
+        def archive(self, _: tuple[str, ...], __: Form | None = None) -> list[Quarantined]:
+            return []
+
+        def reconcile(self, **_: bool) -> list[Quarantined]:
+            raise PublishingFailed("the database is away")
+
+        def report(self, to: Path | None) -> list[Quarantined]:
+            made.append(to)
+            return []
+
+    monkeypatch.setattr("dtx.pipeline.steps.Steps", Run)
+    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
+    assert call("run") == (Exit.FAILED, "the database is away")
+    assert made == [None]
+
+
 def test_old_days_are_removed_from_the_form_that_is_asked_for(here: Path) -> None:
     (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')
     code, said = call("retain", "--keep", "400d")
@@ -110,6 +132,7 @@ def test_without_a_fleet_a_sentence_says_how_to_get_one(here: Path) -> None:
         (("report", "--memory", "much"), "is not a size"),
         (("report", "--set", "colour=blue"), "is not spark.NAME=VALUE"),
         (("archive", "--interval", "soon"), "is not a duration"),
+        (("retain", "--keep", "99999999d"), "--keep reaches back to before the first day"),
         (("generate", "x", "--transactions", "5", "--anomalies", "9"), "anomalies of each of"),
     ],
 )

@@ -1,0 +1,131 @@
+"""What the steps say, note and keep others out of; what they do with Spark: tests/integration/pipeline."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtx.pipeline import steps as module
+from dtx.pipeline.archive import Archived, Lake, LakeError
+from dtx.pipeline.archive.files import Files
+from dtx.pipeline.archive.reading import LOCK
+from dtx.pipeline.fleet import Fleet, load
+from dtx.pipeline.quarantine import Quarantined
+from dtx.pipeline.reconcile import Run
+from dtx.pipeline.session import SessionOptions
+from dtx.pipeline.steps import Steps
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    databases = "".join(f'[[database]]\nname = "{name}"\nurl = "postgresql://h/{name}"\n' for name in ("a", "b"))
+    (tmp_path / "pipeline.toml").write_text(f'lake = "lake"\nresults = "results"\n{databases}')
+    return load(tmp_path / "pipeline.toml")
+
+
+def steps(fleet: Fleet, said: list[str]) -> Steps:
+    """Without Spark."""
+    made = Steps(fleet, SessionOptions(), say=said.append)
+    made.__dict__["spark"] = None
+    return made
+
+
+def failed(source: str, error: str | None) -> Archived:
+    return Archived(source, error=error and f"{source}: {error}")
+
+
+def test_who_follows_is_told_at_once_of_a_database_that_fails(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each time that something changes, and not at every look; passwords are left out."""
+
+    def follow(*_: object, watch: Callable[[Sequence[Archived]], None], **__: object) -> list[Archived]:
+        for error in (None, "gone", "gone", "gone postgresql://u:pw@h/d", None, None):
+            watch([failed("a", None), failed("b", error)])
+        return []
+
+    monkeypatch.setattr("dtx.pipeline.archive.follow", follow)
+    said: list[str] = []
+    steps(fleet, said).follow((), 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "not read: b: gone; it is tried again",
+        "not read: b: gone postgresql://u:***@h/d; it is tried again",
+        "b: it is read again",
+    ]
+
+
+def test_what_was_not_read_stays_noted_until_it_is(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run over some of the databases says nothing of the others."""
+    results: list[Archived] = []
+    monkeypatch.setattr("dtx.pipeline.archive.archive", lambda *_, **__: results)
+    said: list[str] = []
+    run = steps(fleet, said)
+
+    def noted(*done: Archived, names: tuple[str, ...] = ()) -> list[str]:
+        results[:] = done
+        run.archive(names)
+        return [row.source for row in run._noted()]
+
+    assert noted(failed("a", None), failed("b", "gone")) == ["b"]
+    assert said == ["archived 0 lines of 1 of 2 databases"]
+    assert noted(failed("a", "gone"), names=("a",)) == ["b", "a"]
+    assert noted(failed("a", None), names=("a",)) == ["b"]
+    assert noted(failed("a", None), failed("b", None)) == []
+    assert said[-1] == "archived 0 lines of 2 databases"
+
+
+def test_two_do_not_reconcile_into_the_same_results(fleet: Fleet) -> None:
+    with (
+        Files(fleet.results).alone(module._LOCK),
+        pytest.raises(LakeError, match="another process is at work"),
+    ):
+        steps(fleet, []).reconcile(full=False, to_publish=False)
+
+
+def test_a_lake_that_is_read_is_not_compacted(tmp_path: Path) -> None:
+    """Spark reads files later than it lists them; readers keep none of each other out."""
+    lake = Lake(str(tmp_path / "lake"))
+    with lake.kept():
+        assert not (tmp_path / "lake").exists(), "to look for a lake makes none"
+    lake.create()
+    with (
+        lake.kept(),
+        Lake(str(tmp_path / "lake")).kept(),
+        pytest.raises(LakeError, match="another process is at work"),
+        lake.files.alone(LOCK),
+    ):
+        pass
+    with lake.files.alone(LOCK):
+        pass
+
+
+def test_verdicts_that_cannot_be_published_are_said_and_noted(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Run(
+        number=1, base=1, as_of=1, token=None, lines_read=2, lines=3, touched=0, totals={}, fingerprint=0
+    )  # fmt: skip
+    given: dict[str, Any] = {}
+
+    def run(*_: object, **words: Any) -> Run:
+        given.update(words)
+        return done
+
+    def publish(*_: object, **__: object) -> int:
+        raise module.PublishingFailed("the database is away")
+
+    away = [
+        Quarantined(source="a", item="journal", reason="newer", count=7, whole=True),
+        Quarantined(source="b", item="pg_prepared_xacts", reason="no xids", count=2),
+    ]
+    monkeypatch.setattr(module, "observe", lambda *_: (None, away))
+    monkeypatch.setattr(module, "read_decisions", lambda *_: (None, []))
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "publish", publish)
+    monkeypatch.setattr(module, "current", lambda *_: None)
+    said: list[str] = []
+    wanted = steps(fleet.model_copy(update={"publish": "postgresql://h/d"}), said)
+    with pytest.raises(module.PublishingFailed):
+        wanted.reconcile(full=False, to_publish=True)
+    assert said == ["reconciled 0 transactions from 3 lines, 2 of them new"]
+    assert wanted._noted() == away
+    assert given["away"] == {"a"}, "of b everything was read"
