@@ -222,6 +222,32 @@ def test_a_day_with_a_damaged_file_is_left_as_it_is_and_named(
     assert in_table(tmp_path, "rm=spoilt") == files
 
 
+def test_a_damaged_file_of_the_table_is_named_and_the_others_are_read(
+    session: SparkSession, database: str, tmp_path: Path
+) -> None:
+    """As those of the lake are: one file stops nobody. A table that nothing has come into yet is an empty one."""
+    assert run(session, tmp_path, database) == 0
+    empty, token = DeltaLake(str(tmp_path)).frame(session)
+    assert (empty.count(), token) == (0, {})
+    for name in ("sound", "cut", "gone"):
+        write(database, 2, rm=name)
+    run(session, tmp_path, database)
+    (cut,), (gone,) = ([*(tmp_path / "delta" / f"rm={name}").rglob("*.parquet")] for name in ("cut", "gone"))
+    cut.write_bytes(cut.read_bytes()[:100])
+    gone.unlink()
+    lake = DeltaLake(str(tmp_path))
+    frame, _ = lake.frame(session)
+    assert {row["rm"] for row in frame.collect()} == {"sound"}
+    assert sorted((told.item, told.reason.partition(",")[0]) for told in lake.quarantined) == [
+        (str(cut.relative_to(tmp_path)), "cut off"),
+        (str(gone.relative_to(tmp_path)), "it is not there"),
+    ]
+    assert lake.identity is not None
+    (tmp_path / "delta").rename(tmp_path / "before")
+    run(session, tmp_path, database)
+    assert DeltaLake(str(tmp_path)).identity not in {None, lake.identity}
+
+
 def test_old_days_leave_the_table_and_their_files_when_its_time_is_over(
     session: SparkSession, database: str, tmp_path: Path
 ) -> None:
