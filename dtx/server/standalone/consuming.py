@@ -248,6 +248,8 @@ class Consuming:
     def _get(self, name: bytes, no_ack: bool) -> None:
         channel = self._channel
         queue = channel.connection.vhost.find_queue(name, channel.connection)
+        if not no_ack and len(self.unsettled) >= MAX_UNACKED:
+            raise XaError(ReplyCode.PRECONDITION_FAILED, f"{MAX_UNACKED} deliveries are not acknowledged: settle some")
         channel.occupy()
         getter = Get(self, no_ack)
         self._getting = getter, queue

@@ -18,8 +18,8 @@ and who sends them does not wait for it."""
 MAX_CONSUMERS: Final = 10_000
 """Consumers of one channel: each costs memory that no other limit bounds."""
 MAX_UNACKED: Final = 100_000
-"""Deliveries of one channel that are not settled. Consumers get no more until some are: without a prefetch a client
-would otherwise take a queue of any length into the memory of dtx."""
+"""Deliveries of one channel that are not settled. Consumers get no more until some are, and basic.get is refused: a
+client would otherwise take a queue of any length into the memory of dtx."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
