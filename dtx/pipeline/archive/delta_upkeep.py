@@ -158,4 +158,4 @@ def _sweep(table: "DeltaTable") -> None:
 
 def _first(error: Exception) -> str:
     """The sentence of an error, without what it was in."""
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
