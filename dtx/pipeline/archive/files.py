@@ -1,5 +1,6 @@
 """The files beside Spark: small ones, and whole directories that are moved or removed. Local, HDFS, S3, GCS, Azure."""
 
+import errno
 import fcntl
 import json
 import os
@@ -157,7 +158,8 @@ class Files:
     def alone(self, name: str, *, shared: bool = False) -> Iterator[None]:
         """Keep others out who ask for the same *name*, as long as this lasts and no longer than this process lives.
 
-        On file systems other than this machine's there is no such lock: there the operator has to see to it.
+        On file systems other than this machine's there is no such lock: there the operator has to see to it. Nor is
+        there one for who may not write, where nobody has made it yet.
 
         Args:
             name: of a file.
@@ -166,12 +168,10 @@ class Files:
         Raises:
             LakeError: somebody else is at it.
         """
-        if not self.is_local:
+        descriptor = _lock_file(Path(self._full(name)), to_read=shared) if self.is_local else None
+        if descriptor is None:
             yield
             return
-        path = Path(self._full(name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,6 +183,20 @@ class Files:
 
     def _full(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+
+def _lock_file(path: Path, *, to_read: bool) -> int | None:
+    """A descriptor of the file, which is made; ``None`` where whoever wants to read finds none and may not make it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if not to_read or error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
+    try:
+        return os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
 
 
 def _sync(path: Path) -> None:

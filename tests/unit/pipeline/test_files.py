@@ -1,10 +1,13 @@
 """Small files and whole directories of a lake, where nobody can move a directory."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from dtx.pipeline.archive.files import Files
+from dtx.pipeline.archive.layout import LakeError
 from tests.integration.pipeline import elsewhere
 from tests.integration.pipeline.elsewhere import ROOT
 
@@ -92,3 +95,30 @@ def test_s3_is_known_by_the_name_that_spark_has_for_it(monkeypatch: pytest.Monke
     assert Files("s3a://bucket/lake/").uri == "s3a://bucket/lake"
     assert Files("s3://bucket/lake").path("rm=a") == "s3://bucket/lake/rm=a"
     assert asked == ["s3://bucket/lake"] * 2
+
+
+def test_who_may_only_read_reads_with_the_lock_that_is_there_or_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake that is mounted to be read, or belongs to somebody else; root may do everything, so it is played."""
+    files = Files(str(tmp_path))
+    opens = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return opens(path, flags, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dtx.pipeline.archive.files.os.open", read_only)
+        with files.alone("lock", shared=True):
+            pass
+        with pytest.raises(OSError, match="Read-only"), files.alone("lock"):
+            pass
+    with files.alone("lock"):
+        pass
+    monkeypatch.setattr("dtx.pipeline.archive.files.os.open", read_only)
+    with files.alone("lock", shared=True):
+        monkeypatch.undo()
+        with pytest.raises(LakeError, match="another process is at work"), files.alone("lock"):
+            pass
