@@ -68,7 +68,10 @@ def question(directory: str, out: str, rules: Rules, part: tuple[int, int] = (0,
             "forgotten_at IS NOT NULL AND (open > 0 OR undone"
             f" OR coalesce(decided_at > forgotten_at + INTERVAL {rules.skew} MICROSECONDS, false))"
         ),
-        Verdict.UNFINISHED: f"undone OR (open > 0 AND {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)})",
+        Verdict.UNFINISHED: (
+            f"NOT coalesce({rules.as_of} - epoch_us(latest) < {rules.skew}, false)"
+            f" AND (undone OR (open > 0 AND {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}))"
+        ),
         Verdict.ORPHAN: (
             f"{str(rules.decisions_read).lower()} AND open > 0 AND NOT {has(DECIDED | TO_COMMIT | TO_ROLL_BACK)}"
             f" AND {rules.as_of} - epoch_us(since) > {rules.orphan_after}"
@@ -98,8 +101,8 @@ WITH lines AS (
         NULL::TIMESTAMPTZ AS seen_since, true AS of_dtx
     FROM lines
     UNION ALL
-    SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner, 0, NULL, NULL, NULL, NULL, NULL, {seen},
-        since, kind = 'dtx'
+    SELECT format_id, gtrid, true, hash(source, rm, vhost, bqual), rm, owner, 0, NULL, NULL, NULL, NULL,
+        coalesce(since, observed_at), {seen}, since, kind = 'dtx'
     FROM read_parquet('{directory}/observations/*.parquet') WHERE state IN ({_words(STATE_MARK)}) AND {of_part}
 ), decisions AS (
     SELECT * FROM read_parquet('{directory}/decisions/*.parquet') WHERE {of_part}
@@ -144,7 +147,7 @@ WITH lines AS (
     SELECT format_id, gtrid, bit_or(marks) AS marks, bool_or(reused) AS reused, bool_or(unknown) AS unknown,
         count(*) FILTER (is_open) AS open, min(opened) FILTER (is_open) AS since, min(forgotten_at) AS forgotten_at,
         min(owner) FILTER (of_dtx) <> max(owner) FILTER (of_dtx) AS owners_differ,
-        max(last_at) FILTER (NOT is_branch) AS decided_at, bool_or(undone) AS undone,
+        max(last_at) FILTER (NOT is_branch) AS decided_at, max(last_at) AS latest, bool_or(undone) AS undone,
         count(*) FILTER (is_branch) AS rows,
         count(DISTINCT place) FILTER (is_branch) AS branches,
         list_sort(list(DISTINCT name) FILTER (is_branch)) AS rms,

@@ -45,7 +45,7 @@ results = "results"      # verdicts, their totals, the report
 # form = "delta"         # what reconcile and report read, and run archives: parquet (default), or the table LAKE/delta
 # publish = "postgresql://dtx:${PASSWORD}@db/dtx"   # where the admin pages of a dtx show the verdicts
 orphan_after = "1h"      # a branch in doubt that no transaction manager knows is no orphan before that
-skew = "5m"              # how far the clocks of the databases may be apart
+skew = "5m"              # how far the clocks of the databases may be apart; what moved so lately is not unfinished yet
 
 [[database]]             # the databases of dtx: their journals are archived, their branches looked at
 name = "bank-a"

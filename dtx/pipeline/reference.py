@@ -307,6 +307,7 @@ class _Transaction:
             owners_differ=len(self.dtx_owners) > 1,
             decided_at=self.decided_at,
             undone=any(mark & Mark.UNDONE and not mark & Mark.DONE for mark in self.decisions.values()),
+            last_at=max(self.times, default=None),
         )
 
     def judged(self, key: Key, rules: Rules) -> Judgement:

@@ -163,7 +163,8 @@ class Rules:
     Args:
         as_of: microseconds since the epoch; ages are counted up to then.
         orphan_after: microseconds; a branch that is in doubt for so long would be known to its transaction manager.
-        skew: microseconds by which clocks of different machines may differ.
+        skew: microseconds by which clocks of different machines may differ. What has happened so lately is under way
+            still: lines, decisions and what participants say are not of one moment.
         decisions_read: whether the logs of the transaction managers were read: else nothing is an orphan.
     """
 
@@ -191,6 +192,7 @@ class Facts:
         owners_differ: dtx's branches of it have different owners.
         decided_at: the latest decision.
         undone: a transaction manager says that it has not finished.
+        last_at: when anything was last heard of it.
     """
 
     marks: Mark
@@ -202,6 +204,7 @@ class Facts:
     owners_differ: bool = False
     decided_at: int | None = None
     undone: bool = False
+    last_at: int | None = None
 
     def has(self, mark: Mark) -> bool:
         """Whether any branch has any of these marks."""
@@ -240,8 +243,9 @@ def _forgotten_early(facts: Facts, rules: Rules) -> bool:
     return facts.open > 0 or facts.undone or decided_later
 
 
-def _unfinished(facts: Facts, _: Rules) -> bool:
-    return facts.undone or (facts.open > 0 and facts.decided)
+def _unfinished(facts: Facts, rules: Rules) -> bool:
+    under_way = facts.last_at is not None and rules.as_of - facts.last_at < rules.skew
+    return not under_way and (facts.undone or (facts.open > 0 and facts.decided))
 
 
 def _orphan(facts: Facts, rules: Rules) -> bool:
@@ -312,7 +316,7 @@ RULES: Final = (
     Rule(
         Verdict.UNFINISHED,
         "The decision is known, from a log or from another branch, and a branch is still open; or the transaction"
-        " manager says itself that it has not finished.",
+        " manager says itself that it has not finished; and nothing has happened for five minutes.",
         _unfinished,
     ),
     Rule(
@@ -327,7 +331,7 @@ RULES: Final = (
     ),
     Rule(
         Verdict.IN_DOUBT,
-        "A branch has voted and waits for a decision that nobody is known to have made yet.",
+        "A branch has voted and waits for a decision, or for what has just been decided.",
         lambda facts, _: facts.open > 0,
     ),
     Rule(

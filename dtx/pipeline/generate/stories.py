@@ -191,6 +191,7 @@ INJECTED: Final = (
         others=_COMMITTED,
         decided=Decided(choice=Choice.COMMIT, finished=False),
         seen=True,
+        age=(1_200, 86_400),
     ),
     Story(
         name="orphan",

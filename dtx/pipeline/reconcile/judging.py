@@ -76,6 +76,19 @@ def verdicts_of(
     return with_evidence(judged, wanted, events, observations, decisions)
 
 
+def ages(transactions: DataFrame) -> Column:
+    """Whether the verdict may become another one though nothing happens: what is open, or is not finished yet.
+
+    Args:
+        transactions: as :func:`judged_of` returns them.
+    """
+    undone = sf.exists(
+        transactions["facts"],
+        lambda fact: ~fact["is_branch"] & _has(fact["marks"], Mark.UNDONE) & ~_has(fact["marks"], Mark.DONE),
+    )
+    return transactions["since"].isNotNull() | undone
+
+
 def findings(judged: DataFrame) -> DataFrame:
     """Those that somebody has to look at."""
     return judged.where(~sf.col("verdict").isin(*(str(verdict) for verdict in sorted(PLAIN))))
@@ -229,6 +242,7 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
     to_commit, to_roll_back = _has(marks, Mark.DECIDED_COMMIT), _has(marks, Mark.DECIDED_ROLLBACK)
     by_hand, back_by_hand = _has(marks, Mark.HEURISTIC_COMMITTED), _has(marks, Mark.HEURISTIC_ROLLED_BACK)
     decided = _has(marks, DECIDED | TO_COMMIT | TO_ROLL_BACK)
+    under_way = sf.coalesce((sf.lit(rules.as_of) - sf.col("last_at")) < rules.skew, sf.lit(False))
     return {
         Verdict.XID_REUSED: sf.col("life_reused") | (sf.col("rows") > sf.col("branches")),
         Verdict.MIXED: committed & rolled_back,
@@ -244,7 +258,7 @@ def rule_columns(rules: Rules) -> dict[Verdict, Column]:
             | sf.col("undone")
             | sf.coalesce(sf.col("decided_at") > sf.col("forgotten_at") + sf.lit(rules.skew), sf.lit(False))
         ),
-        Verdict.UNFINISHED: sf.col("undone") | ((open_ > 0) & decided),
+        Verdict.UNFINISHED: ~under_way & (sf.col("undone") | ((open_ > 0) & decided)),
         Verdict.ORPHAN: sf.lit(rules.decisions_read)
         & (open_ > 0)
         & ~decided

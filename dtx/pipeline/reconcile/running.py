@@ -24,7 +24,7 @@ from dtx.pipeline.reconcile.folding import (
     rows_of_observations,
     with_format_ids,
 )
-from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, findings, judged_of
+from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, ages, findings, judged_of
 from dtx.pipeline.reconcile.state import MOST_LAYERS, Run, State, StateDamaged, Total
 from dtx.pipeline.verdicts import Mark, Rules
 
@@ -130,7 +130,7 @@ def run(
         say("looking for what has changed")
         changed = _changed(state.read("asked", last.number), asked, read)
         # what has ended depends on no other rule
-        is_due = sf.col("since").isNotNull() if last.rules.get("skew") == rules.skew else sf.lit(True)
+        is_due = ages(kept) if last.rules.get("skew") == rules.skew else sf.lit(True)
         ageing = kept.where(is_due).select("gtrid")
         gtrids = told.select("gtrid").union(changed).union(ageing).distinct()
         touched = state.write(gtrids, "touched", number)

@@ -129,6 +129,29 @@ def test_what_leaves_its_log_and_what_nobody_sees_any_more(
     assert [(bytes(each.gtrid), each.decision, each.tm) for each in row] == [(b"kept", "commit", "tm")]
 
 
+def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Lines are older than the log that is read after them: what commits in between is open, and is decided."""
+    lake, out, at = Batches(), str(tmp_path / "verdicts"), 1_000_000_000
+    begun = [_line(b"open", "prepared", at - 1), _line(b"ended", "prepared", at - 1), _line(b"ended", "committed", at)]
+    lake.batches.append(events_frame(spark, begun))
+    made = [
+        Decision(source="log", tm="tm", format_id=1, gtrid=gtrid, decision=Choice.COMMIT, at=at, finished=False)
+        for gtrid in (b"open", b"ended")
+    ]
+
+    def verdicts(later: int) -> dict[bytes, str]:
+        rules = Rules(as_of=at + later, skew=1_000)
+        run(spark, lake, observations_frame(spark, ()), decisions_frame(spark, made), out, rules, logs_read=["log"])
+        return {bytes(row.gtrid): row.verdict for row in current(spark, out).collect()}
+
+    assert verdicts(0) == {b"open": "in-doubt", b"ended": "committed"}
+    assert verdicts(999) == {b"open": "in-doubt", b"ended": "committed"}
+    assert verdicts(1_000) == {b"open": "unfinished", b"ended": "unfinished"}
+    lake.batches.append(events_frame(spark, [_line(b"open", "committed", at + 1)], 10))
+    made = [replace(each, finished=True) for each in made]
+    assert verdicts(5_000) == {b"open": "committed", b"ended": "committed"}
+
+
 def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: SparkSession, tmp_path: Path) -> None:
     """A database that is down has lost nothing; a log of which a part was read has finished nothing."""
     lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)

@@ -23,6 +23,8 @@ from dtx.xa.codes import Heuristic
 
 NOW = 100_000 * MICROS
 RULES_NOW = Rules(as_of=NOW)
+JUST_NOW = 99_701.0
+"""Seconds: a little less than five minutes ago."""
 E, V = JournalEvent, Verdict
 
 
@@ -147,6 +149,13 @@ CASES: dict[str, tuple[Verdict, tuple[Known, ...]]] = {
     "another branch shows the decision": (V.UNFINISHED, (OPEN, *rolled_back("rm2"))),
     "told to commit and stuck": (V.UNFINISHED, (OPEN, seen("committing", 1))),
     "not finished, says the manager": (V.UNFINISHED, (*committed("rm1"), decided(Choice.COMMIT, finished=False))),
+    "decided just now": (V.IN_DOUBT, (OPEN, decided(Choice.COMMIT, JUST_NOW))),
+    "decided some time ago": (V.UNFINISHED, (OPEN, decided(Choice.COMMIT, JUST_NOW - 1))),
+    "another branch has just shown the decision": (V.IN_DOUBT, (OPEN, *committed("rm2", JUST_NOW))),
+    "committed just now, and the manager has not noted it yet": (
+        V.COMMITTED,
+        (*committed("rm1", JUST_NOW), decided(Choice.COMMIT, finished=False)),
+    ),
     "not finished, says an older line": (
         V.COMMITTED,
         (*committed("rm1"), decided(Choice.COMMIT, finished=False), decided(Choice.COMMIT, finished=True)),
