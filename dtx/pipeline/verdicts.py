@@ -316,7 +316,7 @@ RULES: Final = (
     Rule(
         Verdict.UNFINISHED,
         "The decision is known, from a log or from another branch, and a branch is still open; or the transaction"
-        " manager says itself that it has not finished; and nothing has happened for five minutes.",
+        " manager says itself that it has not finished; and nothing has happened lately.",
         _unfinished,
     ),
     Rule(
