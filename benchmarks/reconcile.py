@@ -46,6 +46,9 @@ _LINES_OF_ONE = 4.6
 class Stored:
     """The lines of a fleet that was written."""
 
+    identity = None
+    quarantined = ()
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 

@@ -10,7 +10,6 @@ of deleted rows, other names of columns) is refused.
 """
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -18,7 +17,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from dtx.pipeline.archive.layout import EVENTS, MARKER, ORIGIN, Batch, LakeError
-from dtx.pipeline.archive.reading import Lake, Progress, ending, reached
+from dtx.pipeline.archive.reading import Lake, Progress, cut_off, reached
 from dtx.pipeline.quarantine import Quarantined
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ _LOCAL: Final = "file://"
 _OCTET: Final = re.compile("%([0-9A-Fa-f]{2})")
 _STORED: Final = StructType([*EVENTS.fields, ORIGIN])
 """The columns of the table."""
-_AT_ONCE: Final = 16
 _READER: Final = 1
 """The version of Delta's reader protocol in which the files that a table names have its rows, and nothing else."""
 
@@ -90,7 +88,8 @@ class DeltaLake:
         # of this version of the table, not of the checkpoints: a commit comes before its batch is checkpointed
         numbers = {stream: table.transaction_version(stream) for stream in self._lake.progress()}
         names, misread = _files(table)
-        self._damaged = self._looked_at(names)
+        ours = [name for name in names if "://" not in name] if self.files.is_local else []
+        self._damaged = cut_off(self.files, ours, missing="it is not there, and the table's log says that it is")
         files = [name if "://" in name else self.files.path(name) for name in names if name not in self._damaged]
         reader = spark.read.schema(_STORED).option("basePath", place)
         found = reader.parquet(*files) if files else spark.createDataFrame([], _STORED)
@@ -110,19 +109,6 @@ class DeltaLake:
             Quarantined(source="lake", item=f"{TABLE}/{name}", reason=reason, count=None)
             for name, reason in self._damaged.items()
         ]
-
-    def _looked_at(self, names: list[str]) -> dict[str, str]:
-        """Which of these files cannot be whole, and why; as :func:`~dtx.pipeline.archive.reading.damaged` does."""
-        ours = [name for name in names if "://" not in name] if self.files.is_local else []
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = dict(zip(ours, pool.map(self._ending, ours), strict=True))
-        return {name: reason for name, reason in found.items() if reason is not None}
-
-    def _ending(self, name: str) -> str | None:
-        try:
-            return ending(self.files, name)
-        except FileNotFoundError:
-            return "it is not there, and the table's log says that it is"
 
 
 def write_batch(frame: "DataFrame", number: int, *, root: str, stream: str, source: str, rejoin: bool) -> None:

@@ -188,17 +188,35 @@ def damaged(files: Files, directories: list[str]) -> dict[str, str]:
             found[name] = "empty: 0 octets" if size == 0 else f"cut off: {size} octets are no Parquet file"
         elif files.is_local:
             whole.append(name)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        endings = zip(whole, pool.map(lambda name: ending(files, name), whole), strict=True)
-        return found | {name: reason for name, reason in endings if reason is not None}
+    return found | cut_off(files, whole)
 
 
-def ending(files: Files, name: str) -> str | None:
-    """What is wrong with the end of a data file; ``None``: nothing.
+def cut_off(files: Files, names: list[str], *, missing: str | None = None) -> dict[str, str]:
+    """Which of some data files do not end as such files do, and why.
+
+    Args:
+        files: of the lake.
+        names: of these.
+        missing: why one that is not there is not whole; ``None``: that is an error.
 
     Raises:
-        FileNotFoundError: it has just been replaced.
+        FileNotFoundError: one has just been replaced.
     """
+
+    def look(name: str) -> str | None:
+        try:
+            return _ending(files, name)
+        except FileNotFoundError:
+            if missing is None:
+                raise
+            return missing
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = zip(names, pool.map(look, names), strict=True)
+        return {name: reason for name, reason in found if reason is not None}
+
+
+def _ending(files: Files, name: str) -> str | None:
     tail = files.tail(name, len(_MAGIC))
     if not tail:
         return "empty: 0 octets"

@@ -8,13 +8,14 @@ is read again. All lines are read again where what is known of them may be wrong
 it that was damaged is not any more, or is gone.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile.evidence import evidence_of
 from dtx.pipeline.reconcile.folding import (
     KEPT,
@@ -36,11 +37,17 @@ _KEPT_COLUMNS: Final = (*VERDICT_COLUMNS, "lines", "facts")
 
 
 class Lines(Protocol):
-    """Where the lines of all journals are: :class:`dtx.pipeline.archive.Lake`.
+    """Where the lines of all journals are: :class:`dtx.pipeline.archive.Lake`."""
 
-    It may have an ``identity``, which says whether it is the one that was read before, and ``quarantined``: what of it
-    was not read.
-    """
+    @property
+    def identity(self) -> str | None:
+        """Whether it is the one that was read before; ``None`` where nobody says so."""
+        ...
+
+    @property
+    def quarantined(self) -> Sequence[Quarantined]:
+        """What of it the last look has not read."""
+        ...
 
     def frame(self, spark: SparkSession, since: Mapping[str, int] | None = None) -> tuple[DataFrame, dict[str, int]]:
         """Lines that came after *since* (``None``: all), and what to ask with the next time."""
@@ -85,8 +92,7 @@ def run(
     before = state.runs()
     last = before[-1] if before else None
     number = last.number + 1 if last else 1
-    lake = getattr(lines, "identity", None)
-    anew = full or last is None or lake != last.lake
+    anew = full or last is None or lines.identity != last.lake
     new_lines, token = lines.frame(spark, None if anew or last is None else last.token)
     damaged = _damaged(lines)
     if last is not None and not anew and not damaged.issuperset(last.damaged):
@@ -177,7 +183,7 @@ def run(
             "skew": rules.skew,
             "decisions_read": int(rules.decisions_read),
         },
-        lake=lake,
+        lake=lines.identity,
         damaged=sorted(damaged),
     )
     state.complete(done)
@@ -222,7 +228,7 @@ def current(spark: SparkSession, out: str) -> DataFrame:
 
 def _damaged(lines: Lines) -> set[str]:
     """What of the lines was not read."""
-    return {row.item for row in getattr(lines, "quarantined", ())}
+    return {row.item for row in lines.quarantined}
 
 
 def _since_when(now: DataFrame, before: DataFrame, away: Collection[str]) -> DataFrame:

@@ -51,7 +51,6 @@ _OURS: Final = frozenset((b"x-exchange", b"x-routing-key", DELIVERY_COUNT))
 _ROUTING: Final = frozenset((b"CC", b"BCC"))
 """Headers that would route the message: no business of application properties."""
 _DEFAULT_PRIORITY: Final = 4
-_MAX_SHORT: Final = 255
 _MAX_TTL: Final = 2**32 - 1
 _MAX_COUNT: Final = 2**32 - 1
 _TEXTS: Final = {0xA0: 2, 0xB0: 5, 0xA1: 2, 0xB1: 5}
@@ -134,7 +133,9 @@ def _fields(said: Properties) -> dict[Property, bytes]:
         Property.USER_ID: said.user_id,
         Property.REPLY_TO: None if said.reply_to is None else addresses.reply_name(said.reply_to),
     }
-    fields = {which: octets for which, octets in texts.items() if octets is not None and len(octets) <= _MAX_SHORT}
+    fields = {
+        which: octets for which, octets in texts.items() if octets is not None and len(octets) <= tables.MAX_SHORT
+    }
     if said.creation_time is not None and said.creation_time >= 0:
         fields[Property.TIMESTAMP] = (said.creation_time // 1000).to_bytes(8, "big")
     return fields
@@ -155,7 +156,7 @@ def _named(named: dict[str, Any]) -> _Table:
     found: _Table = {}
     for name, value in named.items():
         key, field = name.encode(), to_field(value)
-        if field is not None and len(key) <= _MAX_SHORT and key not in _ROUTING and not is_annotation(key):
+        if field is not None and len(key) <= tables.MAX_SHORT and key not in _ROUTING and not is_annotation(key):
             found[key] = field
     return found
 
@@ -165,7 +166,7 @@ def annotated(annotations: dict[str, Any]) -> _Table:
     found: _Table = {}
     for name, value in annotations.items():
         key, field = name.encode(), to_field(value)
-        if field is not None and len(key) <= _MAX_SHORT and is_annotation(key) and not is_ours(key):
+        if field is not None and len(key) <= tables.MAX_SHORT and is_annotation(key) and not is_ours(key):
             found[key] = field
     return found
 

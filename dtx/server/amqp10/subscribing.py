@@ -21,8 +21,6 @@ COPY: Final = "copy"
 """The distribution mode in which messages stay at their node for others (std-dist-mode, 3.5.7)."""
 MOVE: Final = "move"
 """That in which they do not."""
-_MAX_NAME: Final = 255
-"""Octets of a routing key and of a header's name: what AMQP 0-9 can say."""
 
 
 class _Filter(StrEnum):
@@ -161,7 +159,7 @@ def _known(asked: dict[str, Any] | None) -> list[tuple[str, _Known]]:
         if which is _Filter.HEADERS:
             if isinstance(each.value, dict) and _table((which, each.value)) is not None:
                 found.append((name, (which, each.value)))
-        elif which is not None and isinstance(each.value, str) and len(each.value.encode()) <= _MAX_NAME:
+        elif which is not None and isinstance(each.value, str) and len(each.value.encode()) <= tables.MAX_SHORT:
             found.append((name, (which, each.value)))
     return found
 
@@ -191,7 +189,7 @@ def _table(found: _Known) -> bytes | None:
     for name, value in found[1].items():
         field = to_field(value)
         key = str(name).encode()
-        if not isinstance(name, str) or field is None or len(key) > _MAX_NAME:
+        if not isinstance(name, str) or field is None or len(key) > tables.MAX_SHORT:
             return None
         entries.append(tables.entry(key, *field))
     return b"".join(entries)

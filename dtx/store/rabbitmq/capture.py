@@ -76,7 +76,7 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
     check_settle(delivery)
     try:
         view = properties.read(delivery.properties)
-        view.headers  # noqa: B018 - raises where they cannot be written anew
+        _ = view.headers  # raises where they cannot be written anew
     except WireError as error:  # brokers take tables that are nested as deep as a frame has room for
         raise XaError(ReplyCode.RESOURCE_ERROR, f"headers that cannot be put back: {error.reason}") from error
     _check_user(lane, lane.broker.user, view)

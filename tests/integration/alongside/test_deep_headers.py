@@ -5,11 +5,11 @@ from typing import Any
 
 import pika
 import pytest
-from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
 from dtx.wire.amqp09.tables import MAX_DEPTH
 from tests.conftest import ServiceFactory
+from tests.integration.alongside.refusals import is_not_consumed
 from tests.support.client import bodies, connected, fresh_queue, new_xid
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -68,15 +68,7 @@ def test_such_a_message_cannot_be_consumed_in_a_branch_but_outside_of_one(
     with fresh_queue(rabbitmq) as queue:
         put(rabbitmq, queue)
         with connected(service.url()) as connection:
-            channel = connection.channel()
-            xa, xid = XAResource(channel), new_xid()
-            xa.start(xid)
-            method = channel.basic_get(queue)[0]
-            assert method is not None
-            channel.basic_ack(method.delivery_tag)
-            with pytest.raises(ChannelClosedByBroker, match="cannot be put back") as refused:
-                channel.queue_declare(queue, passive=True)
-            assert refused.value.reply_code == 506
+            xid = is_not_consumed(connection, queue, code=506, match="cannot be put back")
             XAResource(connection.channel()).rollback(xid)
             wait_until(lambda: rabbitmq.count(queue) == 2, what="the message being back")
             again = connection.channel()

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pika
 import pytest
-from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XaFlag, XAResource
 from tests.conftest import ServiceFactory
+from tests.integration.alongside.refusals import is_not_consumed
 from tests.support.client import bodies, connected, fresh_queue, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
@@ -33,15 +33,7 @@ def test_a_message_of_a_user_is_not_consumed_in_a_branch_that_could_not_give_it_
             channel.confirm_delivery()
             channel.basic_publish("", queue, b"of guest", pika.BasicProperties(user_id="guest"))
             channel.basic_publish("", queue, b"of nobody")
-        channel = connection.channel()
-        xa, xid = XAResource(channel), new_xid()
-        xa.start(xid)
-        method = channel.basic_get(queue)[0]
-        assert method is not None
-        channel.basic_ack(method.delivery_tag)
-        with pytest.raises(ChannelClosedByBroker, match="impersonator") as refused:
-            channel.queue_declare(queue, passive=True)
-        assert refused.value.reply_code == 406
+        xid = is_not_consumed(connection, queue, code=406, match="impersonator")
         other = XAResource(connection.channel())
         other.rollback(xid)
         wait_until(lambda: rabbitmq.count(queue) == 2, what="the message being back")
