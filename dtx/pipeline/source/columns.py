@@ -49,6 +49,8 @@ _SPARK: Final[dict[Kind, DataType]] = {
     Kind.UUID: StringType(),
     Kind.XID8: LongType(),
 }
+_SHOWN: Final = {Kind.UUID: "{}::text", Kind.XID8: "{}::text::bigint"}
+_SENT: Final = {Kind.UUID: "uuid_send({})", Kind.XID8: "xid8send({})"}
 _ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -78,12 +80,23 @@ class Readable:
         return StructType([*fields, StructField(SOURCE, StringType())])
 
     def select(self, names: Sequence[str]) -> str:
-        """SQL of a select list.
+        """SQL of a select list: columns as Spark has them, for whoever reads them as they come (JDBC).
 
         Args:
             names: of columns; the source is left out, since the database does not know it.
         """
-        found = [f'{_expression(name, self.columns[name])} AS "{name}"' for name in names if name != SOURCE]
+        return self._list(names, _SHOWN)
+
+    def sent(self, names: Sequence[str]) -> str:
+        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.shaping`.
+
+        Args:
+            names: as of :meth:`select`.
+        """
+        return self._list(names, _SENT)
+
+    def _list(self, names: Sequence[str], forms: dict[Kind, str]) -> str:
+        found = [f'{forms.get(self.columns[name], "{}").format(name)} AS "{name}"' for name in names if name != SOURCE]
         # a schema of the source alone still needs a row for each row
         return ", ".join(found) or 'true AS "nothing"'
 
@@ -120,16 +133,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(
         [pa.field(field.name, _ARROW[field.dataType.simpleString()], field.nullable) for field in schema.fields]
     )
-
-
-def _expression(name: str, kind: Kind) -> str:
-    match kind:
-        case Kind.UUID:
-            return f"{name}::text"
-        case Kind.XID8:
-            return f"{name}::text::bigint"
-        case _:
-            return name
 
 
 def _kind(column: Column[object]) -> Kind:

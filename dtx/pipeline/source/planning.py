@@ -129,7 +129,7 @@ def cuts(server: Server, options: Options) -> list[str]:
     since = 0.0
     for leaf in sorted(leaves, key=lambda leaf: leaf.bounds or ("", "")):
         pieces = round(leaf.rows / target)
-        if leaf.bounds is not None and since and since + leaf.rows > target:
+        if leaf.bounds is not None and leaf.rows and since and since + leaf.rows > target:
             points.append(leaf.bounds[0])
             since = 0.0
         if pieces > 1:
@@ -188,4 +188,4 @@ def _places(server: Server, options: Options) -> list[tuple[str, ...]]:
 def statement(table: Readable, names: list[str], conditions: tuple[str, ...]) -> str:
     """The SQL that reads a part."""
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return f"SELECT {table.select(names)} FROM dtx.{table.name}{where}"
+    return f"SELECT {table.sent(names)} FROM dtx.{table.name}{where}"

@@ -148,6 +148,14 @@ def test_ranges_have_every_line_once_whatever_partition_of_the_journal_it_is_in(
             assert len(found) >= 5
 
 
+def test_days_without_lines_make_no_ranges(url: str, writer: psycopg.Connection) -> None:
+    write(writer, 1, 4000, datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0))
+    writer.execute("VACUUM ANALYZE dtx.journal")
+    found = parts(url, schema=NUMBER, partitions=4)
+    assert len(found) == 4
+    assert all(found)
+
+
 def test_columns_are_chosen_by_schema(url: str, writer: psycopg.Connection) -> None:
     write(writer, 1, 3)
     assert sorted(load(url, schema=StructType([SOURCE, StructField("gtrid", BinaryType())])), key=str) == [
