@@ -129,12 +129,14 @@ class ClientConnection(ABC):
         if self.stage is Stage.ENDED:
             return
         self._transport = None
-        self._leave(Stage.ENDED)
-        if self._login is not None:
-            self._login.cancel()  # verifying passwords for nobody would keep others waiting
-        self._cancel_timer()
-        self.outbox.abort()
-        self._gone()
+        try:
+            self._leave(Stage.ENDED)
+        finally:
+            if self._login is not None:
+                self._login.cancel()  # verifying passwords for nobody would keep others waiting
+            self._cancel_timer()
+            self.outbox.abort()
+            self._gone()
 
     @abstractmethod
     def _leave(self, stage: Stage) -> None:

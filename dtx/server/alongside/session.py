@@ -7,6 +7,7 @@ frames of channels that did not select dtx are passed on as slices of what was r
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from enum import Enum
 from itertools import count
 from typing import Final
@@ -326,11 +327,14 @@ class Session:
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
             self._plain.discard(channel.number)
-            self._unwatch(channel)
-            self.metrics.channels.dec()
-            if channel.mode is Mode.DISTRIBUTED:
-                self.metrics.selected_channels.dec()
+            self._discount(channel)
         self._end_if_done()
+
+    def _discount(self, channel: Channel) -> None:
+        self._unwatch(channel)
+        self.metrics.channels.dec()
+        if channel.mode is Mode.DISTRIBUTED:
+            self.metrics.selected_channels.dec()
 
     def _unwatch(self, channel: Channel) -> None:
         if channel.tally is not None:
@@ -541,19 +545,22 @@ class Session:
             if opening:
                 _log.debug("the client left during the handshake", connection=self.id)
                 self.upstream.end("the client left during the handshake")
-            self._let_channels_go()
-            self._end_if_done()
+            try:
+                self._let_channels_go()
+            finally:
+                self._end_if_done()
 
     def _let_channels_go(self) -> None:
-        channels = list(self.channels.values())
-        self.channels.clear()
-        self._plain.clear()
-        for channel in channels:
-            self._unwatch(channel)
-            channel.let_go()
-            self.metrics.channels.dec()
-            if channel.mode is Mode.DISTRIBUTED:
-                self.metrics.selected_channels.dec()
+        """All of them, also where one raises: what the others are associated with would belong to nobody."""
+        with ExitStack() as every:
+            for channel in reversed(self.channels.values()):
+                every.callback(self._let_go, channel)
+            self.channels.clear()
+            self._plain.clear()
+
+    def _let_go(self, channel: Channel) -> None:
+        self._discount(channel)
+        channel.let_go()
 
     def _end_if_done(self) -> None:
         if self.stage is not Stage.DETACHED:

@@ -8,6 +8,7 @@ Events of one read are handled in one pass; what they bring goes on together, as
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -419,9 +420,11 @@ class Connection(ClientConnection):
         self._forget_all([place for place in self._links if place[0] == session], by_client=by_client)
 
     def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> None:
-        """First the receivers: what transactions give back must not be delivered to them again."""
-        for place in sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing)):
-            self._forget(place, by_client=by_client)
+        """First the receivers: what transactions give back must not be delivered to them again. Each, if one raises."""
+        ordered = sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing))
+        with ExitStack() as every:
+            for place in reversed(ordered):
+                every.callback(self._forget, place, by_client=by_client)
 
     def _on_delivered(self, event: Delivered) -> None:
         shell = self._links.get((event.session, event.link))
@@ -546,8 +549,9 @@ class Connection(ClientConnection):
         self.stage = stage
         if not running:
             return
-        self._forget_all(self._links)
-        self.nodes.leave(then)
+        with ExitStack() as also_then:
+            also_then.callback(self.nodes.leave, then)
+            self._forget_all(self._links)
 
     def _gone(self) -> None:
         self._charge(0)

@@ -8,6 +8,7 @@ is not read from until that has changed.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -345,12 +346,15 @@ class Connection(ClientConnection):
         if not running:
             return
         self.writes.flush()
-        channels = list(self.channels.values())
-        self.channels.clear()
-        for channel in channels:
-            channel.let_go()
-            self.metrics.channels.dec()
-        self.remove(self.vhost.disconnected(self))
+        with ExitStack() as every:  # also where one raises: what the others are associated with would belong to nobody
+            every.callback(lambda: self.remove(self.vhost.disconnected(self)))
+            for channel in reversed(self.channels.values()):
+                every.callback(self._let_go, channel)
+            self.channels.clear()
+
+    def _let_go(self, channel: Channel) -> None:
+        self.metrics.channels.dec()
+        channel.let_go()
 
     def _client_closes(self) -> None:
         self._leaving = True

@@ -9,9 +9,12 @@ from dtx.server.alongside.channel import Mode
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
+from dtx.server.standalone.channel import Phase
+from dtx.server.standalone.connection import Connection
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import Protocol, method_frame
+from tests.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
 
 class Socket:
@@ -37,18 +40,29 @@ class Socket:
     def abort(self) -> None: ...
 
 
-@pytest.mark.parametrize("waited", [False, True], ids=["at once", "behind a call"])
-async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error(
-    capsys: pytest.CaptureFixture[str], waited: bool
-) -> None:
-    """The frame before it counts; the words of the error are for the log alone."""
-    socket = Socket()
+def running(socket: Socket) -> Session:
+    """A session in front of a broker that is not there."""
     nothing: Any = SimpleNamespace(broker=None)
     limits = SessionLimits(
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )
     session = Session(nothing, nothing, Metrics(), limits, socket, Protocol.AMQP_0_9_1.value)
     session.stage = Stage.RUNNING
+    return session
+
+
+def breaks() -> None:
+    """What nobody has foreseen."""
+    raise RuntimeError("a mistake of ours")
+
+
+@pytest.mark.parametrize("waited", [False, True], ids=["at once", "behind a call"])
+async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error(
+    capsys: pytest.CaptureFixture[str], waited: bool
+) -> None:
+    """The frame before it counts; the words of the error are for the log alone."""
+    socket = Socket()
+    session = running(socket)
     came = []
 
     def fail(key: int, *_: object) -> None:
@@ -72,3 +86,30 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
     said = content.close(socket.sent[7:-1])
     assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")
     assert "a secret of ours" in capsys.readouterr().out
+
+
+async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go() -> None:
+    session = running(Socket())
+    gone: list[int] = []
+    for number, let_go in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
+        channel: Any = SimpleNamespace(let_go=let_go, mode=Mode.PLAIN, tally=None, number=number)
+        session.channels[number] = channel
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        session.client_gone()
+    assert gone == [2, 4]
+    assert not session.channels
+
+
+async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_either() -> None:
+    async with whole() as (parts, _):
+        wire = Wire()
+        connection = Connection(parts, wire)
+        await connection.connect()
+        for data in (START_OK, ENTER, TWO_CHANNELS):
+            await hear(connection, wire, data)
+        first, second = connection.channels.values()
+        first.let_go = breaks  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            connection.client_gone()
+        assert second.phase is Phase.GONE
+        assert not connection.channels

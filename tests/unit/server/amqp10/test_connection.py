@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dtx.server.amqp10.incoming import Incoming
 from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10.events import Attached, Closed
@@ -67,3 +68,29 @@ async def test_what_fails_behind_the_scenes_ends_the_connection_and_nobody_waits
     client.engine.close()
     await client.turn()
     assert not client.wire.open
+
+
+async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being_let_go(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the connection from its end: what the others hold would belong to nobody."""
+    parts.broker.virtual_host("/").declare_queue(b"q", None, durable=True)
+    client = Inside(parts)
+    await client.open()
+    session = await client.begin()
+    links = [await client.sender(session, "q", name) for name in ("first", "second", "third")]
+    gone: list[int] = []
+    let_go = Incoming.let_go
+
+    def break_once(shell: Incoming, **options: Any) -> None:
+        gone.append(shell.place[1])
+        let_go(shell, **options)
+        if len(gone) == 1:
+            raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(Incoming, "let_go", break_once)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        client.server.client_gone()
+    assert gone == [link.handle for link in links]
+    async with asyncio.timeout(10):
+        await client.server.ended
