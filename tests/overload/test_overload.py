@@ -141,7 +141,7 @@ class Watch:
 
 
 @pytest.mark.slow
-@pytest.mark.short_form(f"a crowd of {CHOSEN.connections:,} clients (make overload)")
+@pytest.mark.short_form(f"a crowd of {CHOSEN.connections:,} clients (make overload)", unless=CHOSEN is LONG)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["alongside", "standalone"])
 def test_a_healthy_client_hardly_notices_a_crowd(

@@ -11,7 +11,8 @@ LEFT_OUT = "left out"
 SHORT_FORM = "short form"
 """The same, where it is a long run's short form: what there was of it, and the make target that plays more.
 
-Tests say it by the marker ``short_form("a minute of this and that (make that)")``.
+Tests say it by the marker ``short_form("a minute of this and that (make that)")``; ``unless=True`` where this is the
+long form itself.
 """
 
 
@@ -32,7 +33,11 @@ class Exercised:
         """Where a test runs: note of what it is the short form."""
         report = yield
         if call.when == "call" and not report.skipped:
-            report.user_properties += [(SHORT_FORM, marker.args[0]) for marker in item.iter_markers("short_form")]
+            report.user_properties += [
+                (SHORT_FORM, marker.args[0])
+                for marker in item.iter_markers("short_form")
+                if not marker.kwargs.get("unless")
+            ]
         return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -52,6 +52,10 @@ def test_a_full_run_says_so(tmp_path: Path) -> None:
             "everything was exercised. In short form only: a second of rain (make rain)",
         ),
         (
+            "import pytest\n@pytest.mark.short_form('a second of rain', unless=True)\ndef test_a(): pass",
+            "everything was exercised",
+        ),
+        (
             "import pytest\n@pytest.mark.short_form('a second (make rain)')\ndef test_a(): pytest.skip('no moon')",
             "not exercised: 1 test (no moon)",
         ),

@@ -63,7 +63,7 @@ def compact_table(
     Raises:
         LakeError: there is no table, another upkeep is under way, or the table was changed by something else.
     """
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
     with _alone(root) as table:
         due = [(key, day) for key, day in sorted(_days(table).items()) if day.files >= least_files]
@@ -77,14 +77,16 @@ def compact_table(
                     target_size=file_bytes,
                     max_concurrent_tasks=_AT_ONCE,
                 )
-                _check(table, version)
+            except CommitFailedError:
+                raise  # the files are sound: somebody else has taken them out of the table
             except DeltaError as error:
                 damaged = Quarantined(source="lake", item=f"rm={rm}/day={day_}", reason=_first(error), count=None)
                 done += Upkeep(quarantined=(damaged,))
-                continue
-            if told["numFilesRemoved"]:
-                kept = told["totalFilesSkipped"]
-                done += Upkeep(days=1, before=day.files, after=told["numFilesAdded"] + kept, rows=day.rows)
+            else:
+                _check(table, version)
+                if told["numFilesRemoved"]:
+                    kept = told["totalFilesSkipped"]
+                    done += Upkeep(days=1, before=day.files, after=told["numFilesAdded"] + kept, rows=day.rows)
             if watch is not None:
                 watch(number, len(due))
         _sweep(table)

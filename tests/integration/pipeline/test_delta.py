@@ -214,8 +214,10 @@ def test_a_day_with_a_damaged_file_is_left_as_it_is_and_named(
     damaged = next((tmp_path / "delta/rm=spoilt").rglob("*.parquet"))
     damaged.write_bytes(damaged.read_bytes()[:100])
     files = in_table(tmp_path, "rm=spoilt")
-    done = compact_table(str(tmp_path), least_files=2)
+    seen: list[tuple[int, int]] = []
+    done = compact_table(str(tmp_path), least_files=2, watch=lambda *days: seen.append(days))
     assert (done.days, done.before, done.after, done.rows) == (1, 2, 1, 4)
+    assert seen == [(1, 2), (2, 2)], "progress counts it, too"
     (told,) = done.quarantined
     assert (told.source, told.item) == ("lake", f"rm=spoilt/day={MONDAY.date()}")
     assert "arquet" in told.reason

@@ -73,7 +73,9 @@ def until(following: subprocess.Popen[bytes], condition: Callable[[], bool]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.short_form(f"{KILLS} kill of the archive and {KILLS} of who writes the journal (make pipeline)")
+@pytest.mark.short_form(
+    f"{KILLS} kill of the archive and {KILLS} of who writes the journal (make pipeline)", unless=LONG
+)
 def test_journal_and_lake_agree_whoever_is_killed(
     session: SparkSession, migrated_postgres_url: str, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(3600 if LONG else 1800)
 
 
 @pytest.mark.slow
-@pytest.mark.short_form("archive and reconcile through Spark Connect, and on no cluster (make pipeline)")
+@pytest.mark.short_form("archive and reconcile through Spark Connect, and on no cluster (make pipeline)", unless=LONG)
 def test_spark_connect_has_the_results_of_one_process(spark: SparkSession, migrated_postgres_url: str) -> None:
     fill(migrated_postgres_url, 500)
     with short_directory("places") as directory, environment() as env:

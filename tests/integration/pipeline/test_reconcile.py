@@ -59,7 +59,7 @@ def require_same(verdicts: DataFrame, fleet: Fleet, rules: Rules) -> None:
         )
 
 
-@pytest.mark.short_form(f"{FLEETS} fleet at random in Spark and the reference (make pipeline)")
+@pytest.mark.short_form(f"{FLEETS} fleet at random in Spark and the reference (make pipeline)", unless=LONG)
 @settings(max_examples=FLEETS, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), rules=_RULES)
 def test_spark_and_the_reference_agree(spark: SparkSession, seed: int, rules: Rules) -> None:
