@@ -15,7 +15,12 @@ from dtx.config.values import ConfigError, redact
 
 ENV_PREFIX: Final = "DTX_"
 DEFAULT_FILE: Final = Path("dtx.toml")
-_NOT_SETTINGS: Final = frozenset({"DTX_API", "DTX_API_CA", "DTX_CONFIG", "DTX_DEBUG", "DTX_TOKEN", "DTX_TOKEN_FILE"})
+_NOT_SETTINGS: Final = frozenset(
+    {
+        *("DTX_API", "DTX_API_CA", "DTX_CONFIG", "DTX_DEBUG", "DTX_TOKEN", "DTX_TOKEN_FILE"),
+        *("DTX_PYTHON", "DTX_XA_LOG"),  # of the switch for C, in the environment of a whole domain of programs
+    }
+)
 # Kubernetes and container links put these in for a service that is called "dtx"; nobody wrote them as settings.
 _SERVICE_LINK: Final = re.compile(r"DTX_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)")
 

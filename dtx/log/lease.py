@@ -118,11 +118,12 @@ class Lease:
         """Whether nobody else can have the lease at this moment."""
         return clock() < self._valid_until and not self.lost.is_set()
 
-    async def take(self, *, wait: bool = True) -> int:
+    async def take(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> int:
         """Wait until nobody else holds the lease, take it, and keep it renewed.
 
         Args:
             wait: ``False`` to give up where somebody else holds it.
+            on_standby: told of each holder that is waited for.
 
         Returns:
             The new epoch.
@@ -152,6 +153,7 @@ class Lease:
                 raise LeaseHeld(holder)
             if holder != told:
                 log.info("another dtx is active, standing by", holder=holder, rm=self._rm)
+                on_standby(holder)
                 told = holder
             await asyncio.sleep(POLL_SECONDS)
         failpoint.at(Point.LEASE_TAKE_AFTER)

@@ -83,11 +83,12 @@ class PostgresLog:
         self._messages: MessageReader | None = None
         self._maintenance: asyncio.Task[None] | None = None
 
-    async def open(self, *, wait: bool = True) -> None:
+    async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
         """Check the server, take the lease, connect.
 
         Args:
             wait: as long as another dtx holds the lease.
+            on_standby: told of each dtx that is waited for.
 
         Raises:
             LeaseHeld: another dtx holds the lease, and it is not waited for.
@@ -104,7 +105,7 @@ class PostgresLog:
             on_lost=self._on_lease_lost,
         )
         try:
-            await self._lease.take(wait=wait)
+            await self._lease.take(wait=wait, on_standby=on_standby)
             self._writer = Writer(
                 self._dsn,
                 self._rm,

@@ -15,7 +15,12 @@ def say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
     listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
     api = "" if admin is None else f" admin={admin}"
     print(f"READY listen={listen}{api} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
-    notify("READY=1")
+    notify(f"READY=1\nSTATUS=serving at {listen}")
+
+
+def say_standing_by(holder: str) -> None:
+    """Notify systemd that all is well here, and that another dtx serves: whoever waits for a start must not kill it."""
+    notify(f"READY=1\nSTATUS=standing by, {holder} is active")
 
 
 def notify(state: str) -> None:

@@ -233,7 +233,7 @@ async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _
         on_failed=stop.log_failed,
     )
     _log.info("taking the lease", rm=settings.rm, database=redact(url))
-    await log.open()
+    await log.open(on_standby=notify.say_standing_by)
     stack.push_async_callback(log.close)
     return log
 

@@ -1,6 +1,7 @@
 """``dtx doctor`` about a dtx and its standby."""
 
 import json
+import socket
 
 import pytest
 
@@ -8,6 +9,8 @@ from dtx.cli import run
 from tests.support.crash import StandaloneStage
 from tests.support.heirs import Pair
 from tests.support.postgres import PostgresServer
+from tests.support.processes import short_directory
+from tests.support.service import DtxService
 
 
 def checks(stage: StandaloneStage, *words: str) -> dict[str, tuple[str, str]]:
@@ -31,6 +34,24 @@ def test_doctor_sees_who_is_active_and_who_stands_by(postgres: PostgresServer) -
         after = checks(stage)
         assert f":{pair.standby.pid} (epoch " in after["lease"][1]
         assert "no other dtx stands by" in after["ha.standby"][1]
+
+
+def test_systemd_does_not_wait_for_a_standby(postgres: PostgresServer) -> None:
+    """It has started: a unit of Type=notify would be ended after 90 seconds, though all is well."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        short_directory("notify") as directory,
+        StandaloneStage(postgres) as stage,
+    ):
+        systemd.bind(str(directory / "notify"))
+        systemd.settimeout(30)
+        environment = {"NOTIFY_SOCKET": str(directory / "notify")}
+        with DtxService(database=stage.database, env=environment, start=False) as standby:
+            standby.start(wait=False)
+            holder = f"{socket.gethostname()}:{stage.service.pid}"
+            assert systemd.recv(199).decode() == f"READY=1\nSTATUS=standing by, {holder} is active"
+            stage.service.stop()
+            assert systemd.recv(199).startswith(b"READY=1\nSTATUS=serving at 127.0.0.1:")
 
 
 @pytest.mark.parametrize(

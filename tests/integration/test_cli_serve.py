@@ -108,9 +108,9 @@ def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[...,
         systemd.bind(name.replace("@", "\0", 1))
         systemd.settimeout(30)
         service = dtx_service(env={"NOTIFY_SOCKET": name})
-        assert systemd.recv(64) == b"READY=1"
+        assert systemd.recv(99) == b"READY=1\nSTATUS=serving at 127.0.0.1:%d" % service.port
         assert service.stop() == 0
-        assert systemd.recv(64) == b"STOPPING=1"
+        assert systemd.recv(99) == b"STOPPING=1"
 
 
 def test_nobody_at_the_notification_socket_is_no_reason_not_to_serve(dtx_service: Callable[..., DtxService]) -> None:

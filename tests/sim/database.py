@@ -450,12 +450,12 @@ class SimLog(PostgresLog):
         )  # fmt: skip
         self.database = database
 
-    async def open(self, *, wait: bool = True) -> None:
+    async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
         """Take the lease, begin to write; waits while another dtx has it."""
         assert wait, "no command runs in the simulation"
         self._lease = lease_ = _SimLease(self._dsn, RM, self._holder, ttl=self._lease_ttl, on_lost=self._on_lease_lost)
         lease_.database = self.database
-        await lease_.take()
+        await lease_.take(on_standby=on_standby)
         self._writer = Writer(
             self._dsn, RM, lease_, durable=True, retry_window=RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
             on_failed=self._on_failed,

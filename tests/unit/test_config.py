@@ -93,7 +93,8 @@ def test_variables_that_a_container_platform_sets_for_a_service_called_dtx_are_n
 ) -> None:
     for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_AMQP", "PORT", "PORT_5673_TCP", "PORT_5673_TCP_ADDR"):
         monkeypatch.setenv(f"DTX_{name}", "tcp://10.0.0.1:5673")
-    monkeypatch.setenv("DTX_DEBUG", "1")
+    for name in ("DTX_DEBUG", "DTX_PYTHON", "DTX_XA_LOG"):
+        monkeypatch.setenv(name, "1")
     assert Settings.load() == Settings()
 
 
