@@ -84,7 +84,7 @@ class Coordination(ABC):
         return self._do(calls.forget(xid))
 
     def get_timeout(self, xid: Xid) -> int:
-        """The timeout of a branch in seconds, from its start to its prepare; 0 is none."""
+        """The timeout of a branch in seconds, from its start or the last `set_timeout` to its prepare; 0 is none."""
         return self._do(calls.get_timeout(xid))
 
     def set_timeout(self, xid: Xid, seconds: int) -> None:

@@ -159,7 +159,7 @@ class Settings(BaseSettings):
     database: DatabaseUrl | None = _setting(
         None,
         _Group.DATABASE,
-        "PostgreSQL that keeps the transaction log, postgresql://user:password@host:port/name. "
+        "PostgreSQL, 13 or newer, that keeps the transaction log, postgresql://user:password@host:port/name. "
         "Without it dtx runs an embedded PostgreSQL in data_dir.",
     )
     data_dir: Path = _setting(
@@ -176,7 +176,11 @@ class Settings(BaseSettings):
         "the others stand by.",
     )
     journal_retention: Duration = _setting(
-        90.0 * DAY, _Group.DATABASE, "How long the journal remembers what became of each branch.", ge=DAY
+        90.0 * DAY,
+        _Group.DATABASE,
+        "How long the journal remembers what became of each branch, in whole days; "
+        "of several rm in one database the longest counts.",
+        ge=DAY,
     )
     archive_retention: Duration = _setting(
         90.0 * DAY,
@@ -239,7 +243,8 @@ class Settings(BaseSettings):
     frame_max: Size = _setting(
         128 * KIB,
         _Group.LIMITS,
-        "Largest frame offered to clients, 4KiB to 2MiB; 0 for what the broker offers (16MiB at most).",
+        "Largest frame offered to clients, 4KiB to 2MiB; "
+        "0 for what the broker offers (16MiB at most), 2MiB without one.",
     )
     max_branch_bytes: Size = _setting(
         64 * MIB, _Group.LIMITS, "Messages that one branch may hold; beyond it the branch is rolled back.", ge=1

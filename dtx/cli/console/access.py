@@ -21,8 +21,8 @@ _MOST_TOKEN: Final = 4096
 HOW: Final = """\b
 Whom this asks:
   --api URL (or DTX_API)      that API, and no database is needed
-  else, where a dtx runs      the API of that dtx, at --admin-listen
-  else                        the database: nothing runs, so the command does it itself
+  else, to look               the database, whether a dtx serves or not
+  else, to change something   the dtx that is active, at --admin-listen; where none is, the command does it itself
 
 \b
 The token for an API is the first of:

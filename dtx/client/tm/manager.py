@@ -154,7 +154,8 @@ class Transaction(BaseTransaction):
         Raises:
             RolledBack: a resource could not; nothing has happened. TimedOut: it took too long.
             HeuristicOutcome: somebody completed branches otherwise than was decided.
-            OutcomeUnknown: whether it is committed is not known here; recovery completes it.
+            OutcomeUnknown: whether it is committed is not known here. Where the log of decisions was out of reach,
+                recovery completes it; of a resource that committed alone no log has anything.
             Misuse: it is over.
         """
         return drive(self._committing())
