@@ -18,7 +18,7 @@ class Dsn:
         LogError: it is not a URL that libpq understands; the message does not repeat it.
     """
 
-    __slots__ = ("_secrets", "conninfo", "shown")
+    __slots__ = ("_secrets", "conninfo", "first", "shown")
 
     def __init__(self, url: str) -> None:
         if not url.startswith(SCHEMES):
@@ -35,6 +35,8 @@ class Dsn:
         user = f"{parts['user']}@" if parts.get("user") else ""
         self.shown = f"postgresql://{user}{where}/{parts.get('dbname') or ''}"
         """The URL for people and logs."""
+        self.first = 0
+        """Of its hosts: the one to be tried first, see :mod:`dtx.log.connecting`."""
 
     def __repr__(self) -> str:
         return f"Dsn({self.shown!r})"

@@ -23,15 +23,18 @@ import psycopg
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
+from dtx.log.connecting import bury, connect
 from dtx.log.dsn import Dsn
 from dtx.log.keeping import Keep
 from dtx.log.process import is_dead, this_process
-from dtx.log.session import application_name, connect, session_settings
+from dtx.log.session import application_name, session_settings
 from dtx.telemetry import get_logger
 
 POLL_SECONDS: Final = 0.25
 """How often a standby asks: the delay of a handover after a clean close."""
 _RETRY_SECONDS: Final = 0.5
+_FAREWELL: Final = 5.0
+"""Seconds for giving the lease back: without it a standby waits for its end."""
 
 _PATIENCE: Final = 1.0
 """Seconds that a standby waits for the lock on the lease before it looks who has it; a quarter of a shorter lease."""
@@ -99,6 +102,7 @@ class Lease:
         self._dsn = dsn
         self._rm = rm
         self._ttl = ttl
+        self._farewell = min(ttl, _FAREWELL)
         self._on_lost = on_lost
         self.instance: UUID = uuid4()
         self._parameters = {
@@ -133,7 +137,7 @@ class Lease:
             LogUnavailable: the database cannot be reached (at first; later a standby outlives that).
             LogError: the tables are missing, or not for us.
         """
-        await self._connect()
+        await self._connect(self._ttl)
         failpoint.at(Point.LEASE_TAKE_BEFORE)
         told = ""
         while True:
@@ -163,7 +167,7 @@ class Lease:
 
     async def _try(self) -> tuple[int | None, str]:
         """The new epoch, or ``None`` and who has the lease."""
-        connection = await self._connect()
+        connection = await self._connect(self._ttl)
         row = await (await connection.execute(_HOLDER, self._parameters)).fetchone()
         holder, instance, dead = "", None, None
         if row is not None:
@@ -188,11 +192,12 @@ class Lease:
         # The margin covers two clocks that run at different speeds, and what follows the look at this one.
         self._valid_until = asked + self._ttl * 0.9
 
-    async def _connect(self) -> psycopg.AsyncConnection:
+    async def _connect(self, seconds: float) -> psycopg.AsyncConnection:
+        """The connection; *seconds* are what the caller has."""
         if self._connection is None or self._connection.closed:
             try:
                 self._connection = await connect(
-                    self._dsn, session_settings("lease", self.instance, statement_timeout=self._ttl), timeout=self._ttl
+                    self._dsn, session_settings("lease", self.instance, statement_timeout=self._ttl), timeout=seconds
                 )
             except (psycopg.Error, OSError) as error:
                 raise LogUnavailable(f"cannot connect to {self._dsn.shown}: {self._dsn.explain(error)}") from None
@@ -222,7 +227,7 @@ class Lease:
             LeaseLost: another dtx has it.
             LogUnavailable, psycopg.Error: not known.
         """
-        connection = await self._connect()
+        connection = await self._connect(self._ttl / 3)
         failpoint.at(Point.LEASE_RENEW_BEFORE)
         asked = clock()
         row = await (await connection.execute(_RENEW, self._parameters)).fetchone()
@@ -253,13 +258,13 @@ class Lease:
         if held:
             failpoint.at(Point.LEASE_RELEASE_BEFORE)
             with suppress(psycopg.Error, OSError, LogUnavailable, TimeoutError):
-                await self._within(min(self._ttl, 5.0), self._end())
+                await self._within(self._farewell, self._end())
             failpoint.at(Point.LEASE_RELEASE_AFTER)
         await self._disconnect()
         await asyncio.gather(*self._given_up)
 
     async def _end(self) -> None:
-        await (await self._connect()).execute(_RELEASE, self._parameters)
+        await (await self._connect(self._farewell)).execute(_RELEASE, self._parameters)
 
     async def _within(self, seconds: float, attempt: Coroutine[None, None, _T]) -> _T:
         """What *attempt* returns, which uses the connection.
@@ -287,14 +292,7 @@ class Lease:
 
 
 async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection | None) -> None:
-    """End an attempt that nobody waits for, and its connection.
-
-    Cancelled, psycopg asks the server to cancel the statement and waits for its answer, for ever where the server
-    stands still; cancelled once more it gives that up too.
-    """
-    while not attempt.done():
-        attempt.cancel()
-        await asyncio.wait((attempt,), timeout=_RETRY_SECONDS)
-    await asyncio.gather(attempt, return_exceptions=True)  # whatever it was: somebody was told of the time-out
+    """End an attempt that nobody waits for, and its connection."""
+    await bury(attempt)
     if connection is not None:
         await connection.close()

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from dtx.log import binary
 from dtx.log.api import LogUnavailable
+from dtx.log.connecting import connect
 from dtx.log.dsn import Dsn
 from dtx.log.records import (
     ENDINGS,
@@ -49,7 +50,7 @@ from dtx.log.records import (
     Work,
     WorkKind,
 )
-from dtx.log.session import connect, session_settings
+from dtx.log.session import session_settings
 from dtx.log.tables import archive, branch, journal, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from dtx.log.connecting import connect
 from dtx.log.dsn import Dsn
 from dtx.log.statement import Bound, Statement
 
@@ -279,27 +280,6 @@ class Session:
         """Close the connection; harmless when it is closed already."""
         self._lose("closed")
         await self._connection.close()
-
-
-async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
-    """A connection in autocommit with *settings* made.
-
-    Raises:
-        psycopg.Error, OSError: no connection, or one to a standby, which may not have all that was written.
-    """
-    connection = await psycopg.AsyncConnection.connect(
-        dsn.conninfo, autocommit=True, connect_timeout=max(2, round(timeout))
-    )
-    try:
-        if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
-            raise psycopg.OperationalError("this server is a read-only standby")
-        pairs = [part for pair in settings.items() for part in pair]
-        calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
-        await connection.execute(f"SELECT {calls}", pairs)
-    except BaseException:
-        await connection.close()
-        raise
-    return connection
 
 
 def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> dict[str, str]:

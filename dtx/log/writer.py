@@ -157,7 +157,7 @@ class Writer:
             LogUnavailable, LeaseLost.
         """
         try:
-            await self._connect()
+            await self._connect(self._answer_timeout)
         except (psycopg.Error, OSError, Refused, SessionLost) as error:
             raise LogUnavailable(f"cannot write to {self._dsn.shown}: {self._dsn.explain(error)}") from None
         self._task = asyncio.create_task(self._run(), name="log writer")
@@ -427,8 +427,8 @@ class Writer:
         else:
             pending.answer(LogUnavailable(f"the database refused the record: {error.message}"))
 
-    async def _connect(self) -> None:
-        """A new session under a new epoch: no earlier session of ours writes any more."""
+    async def _connect(self, seconds: float) -> None:
+        """A new session under a new epoch: no earlier session of ours writes any more; *seconds* are what there is."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -436,7 +436,7 @@ class Writer:
             self._dsn,
             (*PREPARED, *fence.STATEMENTS),
             settings=self._settings,
-            timeout=self._answer_timeout,
+            timeout=seconds,
             answer_timeout=self._answer_timeout,
             durable=self._durable,
         )
@@ -450,7 +450,7 @@ class Writer:
     async def _reconnect(self) -> None:
         try:
             async with asyncio.timeout(self._retry_window):
-                await self._connect()
+                await self._connect(self._retry_window)
         except LeaseLost as error:
             self._lease.lose()
             self._stop(error)

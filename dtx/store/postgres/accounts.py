@@ -19,9 +19,10 @@ from psycopg import IsolationLevel
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, LogUnavailable
+from dtx.log.connecting import connect
 from dtx.log.dsn import Dsn
 from dtx.log.queries import Query
-from dtx.log.session import connect, session_settings
+from dtx.log.session import session_settings
 from dtx.store.postgres.editing import AccountEditor
 from dtx.store.postgres.passwords import Verifier
 from dtx.store.postgres.permissions import Permission, allows, allows_topic, expand

@@ -1,0 +1,129 @@
+"""Connections to a database that may be one of several hosts, in the time that there is for it.
+
+libpq tries the hosts of a URL one after another, from the first on, and gives each of them the whole time-out. Who has
+less time than that would never reach the second one where the first is silent (a machine that is gone refuses nothing).
+Here each gets its part, and whoever comes next begins with the host that answered last, or behind one that did not.
+"""
+
+import asyncio
+import math
+import socket
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dtx.log.dsn import Dsn
+
+_LEAST: Final = 1.0
+"""Seconds for one host, however many there are."""
+_PATIENCE: Final = 1.0
+_PORT: Final = 5432
+_Place = dict[str, Any]
+"""Parameters of libpq that say where: ``host``, ``hostaddr``, ``port``."""
+
+
+async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
+    """A connection in autocommit with *settings* made.
+
+    Args:
+        dsn: the database; it remembers which of its hosts answers.
+        settings: of PostgreSQL, by name.
+        timeout: seconds for all hosts together.
+
+    Raises:
+        psycopg.Error, OSError: no connection, or only one to a standby, which may not have all that was written.
+    """
+    places = [each for place in split(dsn.conninfo) for each in await _addresses(place)]
+    # one part more than there are places is for what the caller does then
+    seconds = timeout if len(places) == 1 else max(_LEAST, timeout / (len(places) + 1))
+    begin, failures = dsn.first, []
+    for number in range(begin, begin + len(places)):
+        place = places[number % len(places)]
+        dsn.first = number + 1  # who is cancelled now, or comes meanwhile, does not wait here, too
+        try:
+            connection = await _within(seconds, _one(dsn, place, settings, seconds))
+        except (psycopg.Error, OSError) as error:
+            if len(places) == 1:
+                raise
+            failures.append(f"{place.get('host') or place.get('hostaddr')}: {dsn.explain(error)}")
+        else:
+            dsn.first = number % len(places)
+            return connection
+    raise psycopg.OperationalError("; ".join(failures))
+
+
+def split(conninfo: str) -> list[_Place]:
+    """The hosts of *conninfo*, one by one; a single empty one where libpq's defaults say where, or it is nonsense."""
+    given = conninfo_to_dict(conninfo)
+    lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key) is not None}
+    count = max((len(lists[key]) for key in ("host", "hostaddr") if key in lists), default=0)
+    if "port" in lists and len(lists["port"]) == 1:
+        lists["port"] *= count
+    if not count or any(len(each) != count for each in lists.values()):
+        return [{}]  # psycopg has a sentence for it
+    return [{key: each[number] for key, each in lists.items()} for number in range(count)]
+
+
+async def _addresses(place: _Place) -> list[_Place]:
+    """*place* at each address that its name has."""
+    host = place.get("host", "")
+    if place.get("hostaddr") or not host or host.startswith(("/", "@")):
+        return [place]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, place.get("port") or _PORT, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+    except OSError:
+        return [place]  # it will be said when its turn comes, which may not be necessary
+    return [{**place, "hostaddr": address} for address in dict.fromkeys(str(info[4][0]) for info in found)]
+
+
+async def _one(dsn: Dsn, place: _Place, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
+    conninfo = make_conninfo("", **{**conninfo_to_dict(dsn.conninfo), **place}) if place else dsn.conninfo
+    connection = await psycopg.AsyncConnection.connect(
+        conninfo, autocommit=True, connect_timeout=max(2, math.ceil(seconds))
+    )
+    try:
+        if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
+            raise psycopg.OperationalError("this server is a read-only standby")
+        pairs = [part for pair in settings.items() for part in pair]
+        calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
+        await connection.execute(f"SELECT {calls}", pairs)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def _within(seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection]) -> psycopg.AsyncConnection:
+    task = asyncio.ensure_future(attempt)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+    finally:
+        if not task.done():
+            burial = asyncio.ensure_future(bury(task))
+            _burials.add(burial)
+            burial.add_done_callback(_burials.discard)
+    if not task.done():
+        raise TimeoutError(f"no answer within {seconds:.3g} seconds")
+    return task.result()
+
+
+_burials: Final[set["asyncio.Task[None]"]] = set()
+
+
+async def bury(attempt: "asyncio.Task[Any]") -> None:
+    """End an attempt that nobody waits for, with a connection that it may have made meanwhile.
+
+    Cancelled, psycopg asks the server to cancel the statement and waits for its answer, for ever where the server
+    stands still; cancelled once more it gives that up too.
+    """
+    while not attempt.done():
+        attempt.cancel()
+        await asyncio.wait((attempt,), timeout=_PATIENCE)
+    if not attempt.cancelled() and attempt.exception() is None:  # an error: somebody was told of the time-out
+        made = attempt.result()
+        if isinstance(made, psycopg.AsyncConnection):
+            await made.close()
