@@ -36,10 +36,21 @@ def is_dead(process: str | None) -> bool:
     try:
         state, found = _state(int(pid))
     except FileNotFoundError:
-        return True
+        return not _there(int(pid))
     except (OSError, ValueError):
         return False
     return state in _DEAD or found != started
+
+
+def _there(pid: int) -> bool:
+    """Whether a process of which ``/proc`` says nothing exists: it may hide those of other users (``hidepid``)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _state(pid: int) -> tuple[str, str]:

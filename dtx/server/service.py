@@ -66,7 +66,7 @@ async def serve(settings: Settings) -> int:
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            return OK
+            return stop.code
         service = await starting
         await stop.asked.wait()
         stopping.cancel()

@@ -102,14 +102,16 @@ class PostgresServer:
 
     def pause(self) -> None:
         """Stop every process of the server (SIGSTOP): its sockets accept and nothing answers."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError):  # a worker that has ended since
-                os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # somebody's session, which has ended since
+                os.kill(pid, number)
 
     def _pids(self) -> list[int]:
         postmaster = self.embedded.pid

@@ -54,3 +54,27 @@ def test_what_cannot_be_told_counts_as_alive(part: int) -> None:
     assert process.is_dead(identity)
     assert not process.is_dead("/".join(parts))
     assert not process.is_dead(None)
+
+
+def test_a_process_that_is_hidden_from_us_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``hidepid`` there is nothing under /proc about processes of other users."""
+    child, identity = another()
+    state = process._state
+
+    def hides(pid: int) -> tuple[str, str]:
+        if pid == child.pid:
+            raise FileNotFoundError
+        return state(pid)
+
+    monkeypatch.setattr(process, "_state", hides)
+    assert not process.is_dead(identity)
+    monkeypatch.setattr(os, "kill", refuses)
+    assert not process.is_dead(identity)
+    monkeypatch.undo()
+    end(child)
+    assert process.is_dead(identity)
+
+
+def refuses(pid: int, number: int) -> None:
+    """What the system says of other users' processes."""
+    raise PermissionError
