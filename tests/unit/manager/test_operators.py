@@ -1,7 +1,7 @@
 """Operators decide: what is durable first, what is done, what the transaction manager is told, what is archived."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -29,6 +29,8 @@ class Broker:
 
     seen: list[tuple[bytes, bytes]] = field(default_factory=list)
     refused: dict[bytes, Refused] = field(default_factory=dict)
+    on_refused: Callable[[], None] | None = None
+    """Called with the first refusal, which alone settles something."""
     answering: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -64,7 +66,12 @@ class Broker:
         for item in work:
             where = item.exchange if item.queue is None else item.queue
             if where in self.refused:
-                return self.refused[where]
+                on_refused, self.on_refused = self.on_refused, None
+                if on_refused is None:
+                    return self.refused[where]
+                on_refused()
+                now, self.refused[where] = self.refused[where], replace(self.refused[where], settled=())
+                return now
         self.seen += [((item.exchange if item.queue is None else item.queue), item.body) for item in work]
         return Applied()
 
@@ -429,6 +436,18 @@ async def test_a_message_that_cannot_be_put_back_is_given_up(stand: Stand) -> No
     await stand.do(Action.REDIRECT, redirect=Redirect(position=1, queue=b"gone too"))
     assert (await stand.do(Action.DISCARD, positions=(1,))).answer == "xa-heurmix"
     assert stand.fates == {0: Fate.PUT_BACK, 1: Fate.DISCARDED}
+
+
+async def test_what_was_put_back_is_known_though_the_log_was_away_when_it_was(stand: Stand) -> None:
+    """Or an operator would give up what is in its queue, and the answer would be that all was committed."""
+    stand.broker.refused[b"gone"] = Refused(reason="312 NO_ROUTE", settled=(0,))
+    await stand.holds(a_consume(0, queue=b"q"), a_consume(1, queue=b"gone"))
+    stand.broker.on_refused = lambda: stand.log.faults.append(Fault.REFUSED)
+    assert await stand.ask(Operation.ROLLBACK) is ReplyCode.INTERNAL_ERROR
+    while stand.record is None or stand.record.stuck is None:
+        await asyncio.sleep(0.01)
+    assert stand.fates == {0: Fate.PUT_BACK, 1: None}
+    assert (await stand.do(Action.DISCARD, positions=(1,))).answer == "xa-heurmix"
 
 
 async def test_an_order_goes_on_without_whoever_gave_it(stand: Stand) -> None:
