@@ -232,6 +232,7 @@ class Transactions:
         """The answer to the commit in one phase."""
         if isinstance(answer, XaError):
             self._done(ending, amqp_error(answer))
+            ending.work.end_for_good(ending.work.xid)  # where that is still possible: nobody else knows its name
         else:
             self._done(ending, None if answer in (XaFlag.OK, XaFlag.RDONLY) else rolled_back(answer))
 

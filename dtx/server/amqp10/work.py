@@ -139,8 +139,19 @@ class Work:
         self._demarcate(left, Operation.END)
         self.xid, self.entry, self.local = xid, branch, False
         # It has nothing to vote about any more, and so it ends.
-        self._connection.manager.ask(self._connection.who, left, Operation.PREPARE, _nobody)
+        self._connection.manager.ask(self._connection.who, left, Operation.PREPARE, partial(self._emptied, left))
         return True
+
+    def _emptied(self, xid: Xid, answer: XaFlag | XaError) -> None:
+        if isinstance(answer, XaError):
+            self.end_for_good(xid)
+
+    def end_for_good(self, xid: Xid) -> None:
+        """Roll back the branch *xid*, of which nobody else will: the log was away when it was asked to end.
+
+        It waits until the log is there again. A branch that has committed after all is not known any more.
+        """
+        self._connection.manager.ask(self._connection.who, xid, Operation.ROLLBACK, _nobody)
 
     def end(self, *, fail: bool) -> XaFlag | None:
         """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it."""

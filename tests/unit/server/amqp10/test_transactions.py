@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dtx.log.memory import MemoryLog
+from dtx.log.memory import Fault, MemoryLog
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
@@ -209,3 +209,34 @@ async def test_a_commit_in_one_phase_that_fails_gives_deliveries_back_and_tells_
         assert list(links[0].unsettled) == ([] if part else [0])
         assert (links[1].told, list(links[1].unsettled)) == ([], [1])
         assert links[0].retired == links[1].retired == {}
+
+
+async def test_a_local_transaction_that_ended_while_the_log_was_away_holds_nothing_for_ever() -> None:
+    """Nobody else knows the name of its branch, and there may be no time-out."""
+    link = Source()
+    async with declared(None, Limits(default_timeout=0), Taking(set())) as (place, transactions, asked, entry):
+        taken = Delivery(link.node, 7, b"q", b"", b"q", False, b"\x00\x00", b"body", 6)
+        source: Any = link
+        transactions.work(asked.transaction).retire(source, 0, taken, ACCEPTED, settled=False, kind=Kind.RETIREMENT)
+        log: Any = place.manager.log
+        log.faults.append(Fault.REFUSED)
+        transactions.discharge(asked)
+        async with asyncio.timeout(30):
+            while entry in place.manager.entries():
+                await asyncio.sleep(0.01)
+        (answer,) = place.said
+        assert isinstance(answer.outcome, Rejected)
+        assert list(link.unsettled) == [0]
+
+
+async def test_a_branch_that_was_promoted_while_the_log_was_away_leaves_no_empty_one_behind() -> None:
+    async with declared(None, Limits(default_timeout=0), Taking(set())) as (place, transactions, asked, entry):
+        log: Any = place.manager.log
+        log.faults.append(Fault.REFUSED)
+        xid = Xid(1, uuid4().bytes, b"b")
+        promotion = PromoteAsked(control=CONTROL, delivery_id=2, transaction=asked.transaction, global_id=xid.to_wire())
+        transactions.promote(promotion)
+        async with asyncio.timeout(30):
+            while entry in place.manager.entries():
+                await asyncio.sleep(0.01)
+        assert transactions.work(asked.transaction).entry.branch.state is State.ACTIVE
