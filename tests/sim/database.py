@@ -355,7 +355,7 @@ class _SimLease(Lease):
 
     database: SimDatabase
 
-    async def _connect(self) -> Any:
+    async def _connect(self, seconds: float) -> Any:
         if self._connection is None or self._connection.closed:
             try:
                 await self.database.connect()
