@@ -4,7 +4,6 @@ import sys
 from contextlib import closing
 
 import click
-import psycopg
 
 from dtx.admin.shown.text import safe
 from dtx.cli.connect import database_at_hand
@@ -53,9 +52,10 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
 
 
 def _refuse_while_served(url: str) -> None:
+    from dtx.log.connecting import connect_now
     from dtx.log.dsn import Dsn
 
-    with closing(psycopg.connect(Dsn(url).conninfo, connect_timeout=10)) as connection:
+    with closing(connect_now(Dsn(url))) as connection:
         row = connection.execute("SELECT to_regclass('dtx.lease') IS NOT NULL").fetchone()
         if row is None or not row[0]:
             raise CommandError(Exit.FAILED, "there are no tables to take back")

@@ -6,6 +6,7 @@ from typing import Final
 import psycopg
 
 from dtx.log.api import LogError, LogUnavailable
+from dtx.log.connecting import connect_now
 from dtx.log.dsn import Dsn
 
 MINIMUM_VERSION: Final = 130_000
@@ -50,7 +51,7 @@ def examine(dsn: Dsn) -> list[Check]:
     """
     try:
         # a pooler may lose what was prepared before it is known that there is one
-        with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10, prepare_threshold=None) as connection:
+        with connect_now(dsn, autocommit=True, prepare_threshold=None) as connection:
             return [*_examine(connection), _pooling(connection, dsn)]
     except (psycopg.Error, OSError) as error:
         raise LogUnavailable(f"cannot connect to {dsn.shown}: {dsn.explain(error)}") from None
@@ -102,7 +103,7 @@ def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
     before = connection.execute(question).fetchone()
     if before == (connection.info.backend_pid,):
         return Check(name="pooling", found="none")
-    with psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10, prepare_threshold=None) as other:
+    with connect_now(dsn, autocommit=True, prepare_threshold=None) as other:
         theirs = other.execute(question).fetchone()
         after = connection.execute(question).fetchone()
     if before == after != theirs:

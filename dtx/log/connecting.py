@@ -8,7 +8,8 @@ Here each gets its part, and whoever comes next begins with the host that answer
 import asyncio
 import math
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -18,10 +19,14 @@ from dtx.log.dsn import Dsn
 
 _LEAST: Final = 1.0
 """Seconds for one host, however many there are."""
-_PATIENCE: Final = 1.0
+_AGAIN: Final = 1.0
 _PORT: Final = 5432
+_NOW: Final = 10.0
+"""Seconds for whoever is asked by somebody who waits."""
 _Place = dict[str, Any]
 """Parameters of libpq that say where: ``host``, ``hostaddr``, ``port``."""
+_Info = tuple[Any, ...]
+"""As ``getaddrinfo`` has it."""
 
 
 async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
@@ -35,23 +40,60 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
     Raises:
         psycopg.Error, OSError: no connection, or only one to a standby, which may not have all that was written.
     """
-    places = [each for place in split(dsn.conninfo) for each in await _addresses(place)]
-    # one part more than there are places is for what the caller does then
-    seconds = timeout if len(places) == 1 else max(_LEAST, timeout / (len(places) + 1))
-    begin, failures = dsn.first, []
-    for number in range(begin, begin + len(places)):
-        place = places[number % len(places)]
-        dsn.first = number + 1  # who is cancelled now, or comes meanwhile, does not wait here, too
+    places = [each for place in split(dsn.conninfo) for each in _at_each(place, await _look_up(place))]
+    seconds = _part(timeout, len(places))
+    failures: list[str] = []
+    for at in _turns(dsn, len(places)):
         try:
-            connection = await _within(seconds, _one(dsn, place, settings, seconds))
+            connection = await _within(seconds, _one(dsn, places[at], settings, seconds), places[at])
         except (psycopg.Error, OSError) as error:
             if len(places) == 1:
                 raise
-            failures.append(f"{place.get('host') or place.get('hostaddr')}: {dsn.explain(error)}")
+            failures.append(dsn.explain(error))
         else:
-            dsn.first = number % len(places)
+            dsn.first = at
             return connection
-    raise psycopg.OperationalError("; ".join(failures))
+    raise psycopg.OperationalError("; ".join(dict.fromkeys(failures)))
+
+
+def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.Connection[Any]:
+    """As :func:`connect`, in a thread that waits, also to a standby.
+
+    Args:
+        dsn: the database.
+        timeout: seconds for all hosts together.
+        options: of :func:`psycopg.connect`.
+
+    Raises:
+        psycopg.Error, OSError: no connection.
+    """
+    places = [each for place in split(dsn.conninfo) for each in _at_each(place, _look_up_now(place))]
+    seconds = max(2, math.ceil(_part(timeout, len(places))))
+    failures: list[str] = []
+    for at in _turns(dsn, len(places)):
+        try:
+            connection = psycopg.connect(_conninfo(dsn, places[at]), connect_timeout=seconds, **options)
+        except (psycopg.Error, OSError) as error:
+            if len(places) == 1:
+                raise
+            failures.append(dsn.explain(error))
+        else:
+            dsn.first = at
+            return connection
+    raise psycopg.OperationalError("; ".join(dict.fromkeys(failures)))
+
+
+def _part(timeout: float, places: int) -> float:
+    """Seconds for one of them; one part more is for what the caller does then."""
+    return timeout if places == 1 else max(_LEAST, timeout / (places + 1))
+
+
+def _turns(dsn: Dsn, count: int) -> Iterator[int]:
+    """Places in the order of the tries. Who gives up at one, or comes meanwhile, does not wait there, too."""
+    begin = dsn.first
+    for number in range(begin, begin + count):
+        dsn.first = number + 1
+        yield number % count
 
 
 def split(conninfo: str) -> list[_Place]:
@@ -66,24 +108,42 @@ def split(conninfo: str) -> list[_Place]:
     return [{key: each[number] for key, each in lists.items()} for number in range(count)]
 
 
-async def _addresses(place: _Place) -> list[_Place]:
-    """*place* at each address that its name has."""
+def _named(place: _Place) -> tuple[str, str | int] | None:
+    """The name that has to be looked up, with the port."""
     host = place.get("host", "")
     if place.get("hostaddr") or not host or host.startswith(("/", "@")):
-        return [place]
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, place.get("port") or _PORT, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )
-    except OSError:
-        return [place]  # it will be said when its turn comes, which may not be necessary
-    return [{**place, "hostaddr": address} for address in dict.fromkeys(str(info[4][0]) for info in found)]
+        return None
+    return host, place.get("port") or _PORT
+
+
+async def _look_up(place: _Place) -> Sequence[_Info]:
+    if (named := _named(place)) is None:
+        return []
+    with suppress(OSError):  # it will be said when its turn comes, which may not be necessary
+        return await asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
+    return []
+
+
+def _look_up_now(place: _Place) -> Sequence[_Info]:
+    if (named := _named(place)) is None:
+        return []
+    with suppress(OSError):
+        return socket.getaddrinfo(*named, type=socket.SOCK_STREAM)
+    return []
+
+
+def _at_each(place: _Place, found: Sequence[_Info]) -> list[_Place]:
+    """*place* at each address that its name has."""
+    return [{**place, "hostaddr": address} for address in dict.fromkeys(str(info[4][0]) for info in found)] or [place]
+
+
+def _conninfo(dsn: Dsn, place: _Place) -> str:
+    return make_conninfo("", **{**conninfo_to_dict(dsn.conninfo), **place}) if place else dsn.conninfo
 
 
 async def _one(dsn: Dsn, place: _Place, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
-    conninfo = make_conninfo("", **{**conninfo_to_dict(dsn.conninfo), **place}) if place else dsn.conninfo
     connection = await psycopg.AsyncConnection.connect(
-        conninfo, autocommit=True, connect_timeout=max(2, math.ceil(seconds))
+        _conninfo(dsn, place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
     )
     try:
         if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
@@ -97,7 +157,9 @@ async def _one(dsn: Dsn, place: _Place, settings: dict[str, str], seconds: float
     return connection
 
 
-async def _within(seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection]) -> psycopg.AsyncConnection:
+async def _within(
+    seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection], place: _Place
+) -> psycopg.AsyncConnection:
     task = asyncio.ensure_future(attempt)
     try:
         await asyncio.wait((task,), timeout=seconds)
@@ -107,7 +169,8 @@ async def _within(seconds: float, attempt: Coroutine[None, None, psycopg.AsyncCo
             _burials.add(burial)
             burial.add_done_callback(_burials.discard)
     if not task.done():
-        raise TimeoutError(f"no answer within {seconds:.3g} seconds")
+        where = place.get("hostaddr") or place.get("host") or "the database"
+        raise TimeoutError(f"{where}: no answer within {seconds:.3g} seconds")
     return task.result()
 
 
@@ -122,7 +185,7 @@ async def bury(attempt: "asyncio.Task[Any]") -> None:
     """
     while not attempt.done():
         attempt.cancel()
-        await asyncio.wait((attempt,), timeout=_PATIENCE)
+        await asyncio.wait((attempt,), timeout=_AGAIN)
     if not attempt.cancelled() and attempt.exception() is None:  # an error: somebody was told of the time-out
         made = attempt.result()
         if isinstance(made, psycopg.AsyncConnection):

@@ -6,6 +6,7 @@ import psycopg
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
+from dtx.log.connecting import connect_now
 from dtx.log.dsn import Dsn
 
 
@@ -25,7 +26,7 @@ def connected(dsn: Dsn, *, autocommit: bool = False) -> psycopg.Connection[Any]:
     Raises:
         psycopg.Error, OSError: no connection.
     """
-    connection = psycopg.connect(dsn.conninfo, autocommit=True, connect_timeout=10)
+    connection = connect_now(dsn, autocommit=True)
     try:
         connection.execute("SET DateStyle = 'ISO'")
         connection.autocommit = autocommit

@@ -14,6 +14,7 @@ from dtx.cli.revisions import known_revisions
 from dtx.config import Settings
 from dtx.log import checks, migrate
 from dtx.log.api import LogError
+from dtx.log.connecting import connect_now
 from dtx.log.dsn import Dsn
 from dtx.log.reading import Filter, LogReader
 
@@ -45,8 +46,8 @@ def check_database(settings: Settings) -> Iterator[Check]:
         url = settings.database.get_secret_value()
     dsn = Dsn(url)
     try:
-        connection = psycopg.connect(dsn.conninfo, connect_timeout=_TIMEOUT_SECONDS, autocommit=True)
-    except psycopg.Error as error:
+        connection = connect_now(dsn, timeout=_TIMEOUT_SECONDS, autocommit=True)
+    except (psycopg.Error, OSError) as error:
         yield failed(
             "database.reachable",
             f"{dsn.shown} cannot be used ({dsn.explain(error)}): start PostgreSQL, or correct the database URL",
