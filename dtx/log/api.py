@@ -97,8 +97,17 @@ class TransactionLog(Protocol):
     async def read_archive(self, xid: Xid) -> list[Archived]:
         """Messages that nobody got, of branches with *xid* that were forgotten, in their order."""
 
-    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
-        """What the log says about *xid* now. Raises LeaseLost when the lease is not valid: see "never 404 in doubt"."""
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """What the log says about *xid* now.
+
+        Args:
+            vhost: where.
+            xid: of the branch.
+            branch_id: the ending of this one alone counts; else the last of all that ever had this xid, as clocks say.
+
+        Raises:
+            LeaseLost: the lease is not valid: see "never 404 in doubt".
+        """
 
     async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
         """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""

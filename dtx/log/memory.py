@@ -334,8 +334,8 @@ class MemoryLog:
         found = [message for rm, message in self.database.archive if rm == self._rm and message.xid == xid]
         return sorted(found, key=lambda message: (message.at, message.position))
 
-    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
-        """What the log says about *xid* now.
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """What the log says about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
 
         Raises:
             LeaseLost: the lease is not valid.
@@ -346,7 +346,11 @@ class MemoryLog:
         row = self._row(vhost, xid)
         if row is not None:
             return Lookup(branch=row.branch)
-        lines = [line for line in await self.history(vhost, xid) if line.event in ENDINGS]
+        lines = [
+            line
+            for line in await self.history(vhost, xid)
+            if line.event in ENDINGS and branch_id in {None, line.branch_id}
+        ]
         if not lines:
             return Lookup()
         last = lines[-1]

@@ -186,8 +186,8 @@ class PostgresLog:
         """Messages that nobody got, of branches with *xid* that were forgotten."""
         return await self._reader().read_archive(xid)
 
-    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
-        """What the log says about *xid* now.
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """What the log says about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
 
         Raises:
             LeaseLost: the lease is not valid: a successor might know better.
@@ -196,7 +196,7 @@ class PostgresLog:
         if self._writer is None:
             raise LogUnavailable("the log is not open")
         await self._writer.settled()
-        found = await self._reader().lookup(vhost, xid)
+        found = await self._reader().lookup(vhost, xid, branch_id)
         # asked after reading: it was valid all the while
         if not self.lease_valid:
             raise LeaseLost("the lease has run out, or another dtx has it")

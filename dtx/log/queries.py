@@ -145,7 +145,7 @@ LOAD_UNITS: Final = Query(
 )
 UNITS: Final = Query(select(*UNIT_COLUMNS).where(unit.c.branch_id == _BRANCH_ID).order_by(unit.c.number))
 FIND: Final = Query(select(*BRANCH_COLUMNS).where(branch.c.rm == _RM, branch.c.vhost == _VHOST, *_is_xid(branch)))
-ENDING: Final = Query(
+_ENDING: Final = (
     select(journal.c.event, journal.c.at, journal.c.branch_id, journal.c.owner, journal.c.outcome)
     .where(
         journal.c.rm == _RM,
@@ -156,6 +156,8 @@ ENDING: Final = Query(
     .order_by(journal.c.at.desc(), journal.c.id.desc())
     .limit(1)
 )
+ENDING: Final = Query(_ENDING)
+ENDING_OF_BRANCH: Final = Query(_ENDING.where(journal.c.branch_id == _BRANCH_ID))
 WORK: Final = Query(select(*WORK_COLUMNS).where(work.c.branch_id == _BRANCH_ID).order_by(work.c.position))
 _HISTORY: Final = (
     select(*JOURNAL_COLUMNS).where(journal.c.rm == _RM, *_is_xid(journal)).order_by(journal.c.at, journal.c.id)
@@ -400,16 +402,17 @@ class Readers:
             ) in await self.fetch(ARCHIVED, **key)
         ]  # fmt: skip
 
-    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
-        """The branch with *xid*, or else its last ending."""
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """The branch with *xid*, or else its last ending, or that of *branch_id*."""
         key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
         for row in await self.fetch(FIND, **key):
             units = await self.fetch(UNITS, branch_id=row[0])
             return Lookup(branch=branch_record(row, tuple(map(unit_record, units))))
-        for event, at, branch_id, owner, outcome in await self.fetch(ENDING, **key):
+        query, of_it = (ENDING, {}) if branch_id is None else (ENDING_OF_BRANCH, {"branch_id": branch_id})
+        for event, at, ended, owner, outcome in await self.fetch(query, **key, **of_it):
             return Lookup(
                 ending=Ending(
-                    event=JournalEvent(event), at=at, branch_id=branch_id, owner=owner, outcome=_OUTCOMES[outcome]
+                    event=JournalEvent(event), at=at, branch_id=ended, owner=owner, outcome=_OUTCOMES[outcome]
                 )
             )
         return Lookup()

@@ -182,7 +182,7 @@ class Durable(ABC):
         """
         failpoint.at(Point.REREAD_BEFORE)
         try:
-            found = await self._log.lookup(entry.vhost, entry.xid)
+            found = await self._log.lookup(entry.vhost, entry.xid, entry.id)
         except LogError as error:
             raise log_failed(error, "reading the branch", entry.xid) from error
         failpoint.at(Point.REREAD_AFTER)

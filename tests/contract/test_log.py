@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from dtx.log.api import LogConflict, TransactionLog
-from dtx.log.records import Advance, Ending, Insert, JournalEvent, Line, LogState, Lookup, Note, UnitState
+from dtx.log.records import Advance, Ending, Insert, JournalEntry, JournalEvent, Line, LogState, Lookup, Note, UnitState
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.contract.conftest import OpenLog
@@ -203,6 +203,28 @@ async def test_a_completed_branch_leaves_and_is_remembered(log: TransactionLog) 
     assert await log.lookup("/", branch.xid) == Lookup(
         ending=Ending(event=JournalEvent.ROLLED_BACK, at=completion.journal.at, branch_id=branch.id, owner=branch.owner)
     )
+
+
+async def test_the_ending_of_one_branch_is_found_whatever_clocks_said_when_its_xid_was_used_before(
+    log: TransactionLog,
+) -> None:
+    before = a_branch()
+    branch = replace(a_branch(), xid=before.xid)
+    later = a_completion(before, JournalEvent.ROLLED_BACK)
+    assert isinstance(later.journal, JournalEntry)
+    for begun, ended in (
+        (before, replace(later, journal=replace(later.journal, at=later.journal.at + 3600))),
+        (branch, a_completion(branch)),
+    ):
+        await log.write(an_insert(begun))
+        await log.write(ended)
+    last = (await log.lookup("/", branch.xid)).ending
+    found = (await log.lookup("/", branch.xid, branch.id)).ending
+    assert last is not None
+    assert found is not None
+    assert (last.branch_id, last.event) == (before.id, JournalEvent.ROLLED_BACK)
+    assert (found.branch_id, found.event) == (branch.id, JournalEvent.COMMITTED)
+    assert await log.lookup("/", branch.xid, uuid4()) == Lookup()
 
 
 async def test_an_unknown_xid_is_unknown(log: TransactionLog) -> None:

@@ -401,10 +401,10 @@ class _SimReaders:
         await self._database.pause()
         return found
 
-    async def lookup(self, vhost: str, xid: Xid) -> Lookup:
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """What the tables say."""
         await self._go()
-        found = await self._tables.lookup(vhost, xid)
+        found = await self._tables.lookup(vhost, xid, branch_id)
         await self._database.pause()
         return found
 

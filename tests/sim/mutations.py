@@ -165,7 +165,7 @@ def _log_not_read() -> Sequence[Change]:
         for record in nothing:
             yield record
 
-    async def lookup(self: PostgresLog, vhost: str, xid: Any) -> Lookup:
+    async def lookup(self: PostgresLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
         return Lookup()
 
     return [(PostgresLog, "load", load), (PostgresLog, "lookup", lookup)]
