@@ -163,15 +163,20 @@ async def _within(
     task = asyncio.ensure_future(attempt)
     try:
         await asyncio.wait((task,), timeout=seconds)
-    finally:
-        if not task.done():
-            burial = asyncio.ensure_future(bury(task))
-            _burials.add(burial)
-            burial.add_done_callback(_burials.discard)
+    except BaseException:
+        _have_buried(task)  # it may have a connection by now
+        raise
     if not task.done():
+        _have_buried(task)
         where = place.get("hostaddr") or place.get("host") or "the database"
         raise TimeoutError(f"{where}: no answer within {seconds:.3g} seconds")
     return task.result()
+
+
+def _have_buried(attempt: "asyncio.Task[psycopg.AsyncConnection]") -> None:
+    burial = asyncio.ensure_future(bury(attempt))
+    _burials.add(burial)
+    burial.add_done_callback(_burials.discard)
 
 
 _burials: Final[set["asyncio.Task[None]"]] = set()

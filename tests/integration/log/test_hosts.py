@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from dtx.log import connecting
 from dtx.log.api import LogUnavailable
 from dtx.log.connecting import connect, split
 from dtx.log.dsn import Dsn
@@ -67,7 +68,7 @@ async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
     open_log: OpenLog, url: str, migrated_postgres_url: str
 ) -> None:
     """The writer has its retry window to get there, the lease a third of its life."""
-    log = await open_log(url=url, lease_ttl=3.0)
+    log = await open_log(url=url, lease_ttl=9.0)
     await log.write(an_insert(first := a_branch()))
     log._dsn.first = 0
     with psycopg.connect(migrated_postgres_url) as others:
@@ -76,10 +77,8 @@ async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
     assert {first.id, second.id} <= set(await all_of(log.load()))
     log._dsn.first = 0
     with psycopg.connect(migrated_postgres_url) as others:
-        others.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dtx lease%'"
-        )
-    for _ in range(12):
+        others.execute(f"{END} 'dtx lease %'")
+    for _ in range(20):  # longer than the lease lives without a renewal
         await asyncio.sleep(0.5)
         assert log.lease_valid
 
@@ -97,6 +96,21 @@ async def test_a_standby_gets_to_the_host_that_answers(open_log: OpenLog, url: s
     await active.close()
     assert await asyncio.wait_for(waiting, 10) > 1
     await standby.release()
+
+
+async def test_a_connection_that_is_made_when_nobody_wants_it_any_more_is_closed(migrated_postgres_url: str) -> None:
+    made: list[psycopg.AsyncConnection] = []
+
+    async def one() -> psycopg.AsyncConnection:
+        made.append(await connect(Dsn(migrated_postgres_url), {}, timeout=5.0))
+        waiting.cancel()
+        return made[0]
+
+    waiting = asyncio.create_task(connecting._within(5.0, one(), {}))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.gather(*connecting._burials)
+    assert made[0].closed
 
 
 async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
