@@ -41,8 +41,8 @@ from dtx.client.tm import DtxResource, TransactionManager
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncTransactionManager
 from dtx.client.tpc import TwoPhaseConnection
 from dtx.client.zope import join
-from tests.interop.c.programs import Driver
-from tests.interop.java_programs import Java, compiled
+from tests.servers.interop.c.programs import Driver
+from tests.servers.interop.java_programs import Java, compiled
 from tests.support.postgres import PostgresServer
 from tests.support.service import DtxService
 

@@ -6,15 +6,20 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 import pytest
 import trustme
+from pika.adapters.blocking_connection import BlockingConnection
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from tests.support.broker import Broker
+from tests.support.browser import Browser
+from tests.support.client import connected, fresh_queue
 from tests.support.postgres import PostgresServer
 from tests.support.processes import log_tails, short_directory
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.schedule import ByFile, order
 from tests.support.service import DtxService
 from tests.support.summary import LEFT_OUT, Exercised
 
@@ -25,17 +30,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files: begin them in an order that keeps all of them busy."""
+    """Where several processes share the files: mix them, and begin the longest computations first.
+
+    Tests that wait for servers leave the processor to others. A long computation that begins last leaves one process
+    with all the work.
+    """
     if hasattr(config, "workerinput"):
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        place = {path: index for index, path in enumerate(order({item.path for item in items}, slow))}
-        items.sort(key=lambda item: place[item.path])
+        items.sort(key=lambda item: (not _computes(item.path), crc32(item.path.name.encode()), item.path))
+
+
+def _computes(path: Path) -> bool:
+    return "pipeline" in path.parts or path.name == "test_simulation.py"
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """One process runs all tests of a file, and one runs all files that need Spark, which is slow to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "pipeline" if "/pipeline/" in nodeid else str(super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
-    """Keep what needs Spark together."""
-    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Give files to processes."""
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -173,3 +191,34 @@ def proxy() -> Iterator[Callable[[str, int], Proxy]]:
             return stack.enter_context(Proxy(host, port))
 
         yield start
+
+
+@pytest.fixture
+def queue(broker: Broker) -> Iterator[str]:
+    """A fresh durable queue, declared directly at the broker. Each folder has its own ``broker``."""
+    with fresh_queue(broker) as name:
+        yield name
+
+
+@pytest.fixture
+def through(service: DtxService, broker: Broker) -> Iterator[BlockingConnection]:
+    """A connection to the service."""
+    with connected(service.url()) as open_connection:
+        yield open_connection
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The browser that the tests of a module share; use ``browser``.
+
+    It is not kept longer: while it is there, its event loop runs, and tests that are coroutines could not.
+    """
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The same, with no windows open."""
+    yield chromium
+    chromium.leave()

@@ -1,7 +1,9 @@
-"""Logs of both kinds, and brokers of both kinds, for contracts that both must obey."""
+"""What both kinds of log and both modes must obey. All tests of this tier share one dtx of each mode."""
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -9,13 +11,22 @@ import pytest
 from dtx.log.api import MessageLog
 from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
+from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
 from tests.support.dialogue import Dialogue, connected
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
-from tests.support.service import DtxService
+from tests.support.service import ADMIN, DtxService
 from tests.support.standalone import Client, OpenClient
 from tests.support.users import RabbitUsers, StandaloneUsers, Users
 
+DEFAULT_TIMEOUT = 60
+MAX_TIMEOUT = 3600
+COORDINATOR = "the tm"
+SHARED_OPTIONS: tuple[str, ...] = (
+    *ADMIN,
+    *("--coordinator", COORDINATOR, "--default-timeout", str(DEFAULT_TIMEOUT), "--max-timeout", str(MAX_TIMEOUT)),
+    *("--max-branch-messages", "20", "--max-branch-bytes", "1MiB", "--max-message-bytes", "512KiB"),
+)
 OpenLog = Callable[..., Coroutine[Any, Any, MessageLog]]
 
 
@@ -65,12 +76,56 @@ async def client(open_client: OpenClient) -> Client:
 
 
 @pytest.fixture(scope="session")
-def standalone_service(postgres: PostgresServer) -> Iterator[DtxService]:
-    """A dtx without a broker that tests share."""
-    database = postgres.create_database()
-    with DtxService(database=database) as service:
+def services(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Callable[[Mode], DtxService]]:
+    """The dtx of each mode, started by the first test that needs it. No test may end it or change its settings."""
+    with ExitStack() as stack:
+
+        @cache
+        def service(mode: Mode) -> DtxService:
+            options: tuple[str, ...] = SHARED_OPTIONS
+            broker = None
+            if mode == "alongside":
+                node: RabbitNode = request.getfixturevalue("shared_rabbitmq")
+                broker = node.url()
+                options += ("--management", node.management_url, "--max-kept-bytes", "256KiB")
+            database = postgres.create_database()
+            stack.callback(postgres.drop_database, database)
+            return stack.enter_context(DtxService(broker=broker, database=database, options=options))
+
         yield service
-    postgres.drop_database(database)
+
+
+@pytest.fixture(scope="session")
+def standalone_service(services: Callable[[Mode], DtxService]) -> DtxService:
+    """The dtx without a broker."""
+    return services("standalone")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What the rules are tested in: they are the same, whatever keeps the messages."""
+    return cast("Mode", request.param)
+
+
+@pytest.fixture(scope="module")
+def service(mode: Mode, services: Callable[[Mode], DtxService]) -> DtxService:
+    """The service."""
+    return services(mode)
+
+
+@pytest.fixture(scope="module")
+def shared_broker(mode: Mode, service: DtxService, request: pytest.FixtureRequest) -> Broker:
+    """Where the service has its messages."""
+    if mode == "alongside":
+        return cast("RabbitNode", request.getfixturevalue("shared_rabbitmq"))
+    return StandaloneBroker(service)
+
+
+@pytest.fixture
+def broker(shared_broker: Broker) -> Broker:
+    """The same, mended."""
+    shared_broker.mend()
+    return shared_broker
 
 
 @pytest.fixture(params=["RabbitMQ", "standalone"])

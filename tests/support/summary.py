@@ -1,63 +1,48 @@
-"""The last line of a test run: what was not exercised and why, and what was played in its short form only."""
+"""The last line of a test run: what was not exercised, and why."""
 
 from collections import Counter
-from collections.abc import Generator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-LEFT_OUT = "left out"
-"""Name of the property of a test's report that says what the test could not exercise, though it ran."""
-SHORT_FORM = "short form"
-"""The same, where it is a long run's short form: what there was of it, and the make target that plays more.
-
-Tests say it by the marker ``short_form("a minute of this and that (make that)")``; ``unless=True`` where this is the
-long form itself.
-"""
+LEFT_OUT: Final = "left out"
+"""Property of a test's report: a sentence about what the test could not exercise, although it ran."""
+TIERS: Final = {
+    "tests/unit": "unit (make test)",
+    "tests/contract": "contract (make test)",
+    "tests/servers": "servers (make test-servers)",
+    "tests/evidence": "evidence (make evidence)",
+}
+"""Folder of a tier, and how to run it."""
 
 
 class Exercised:
-    """Counts what a run left out; where several processes run the tests, in the one that has their reports."""
+    """Collects what a run leaves out. With several processes, the one that gets the reports prints it."""
 
     def __init__(self) -> None:
         self._reasons: Counter[str] = Counter()
         self._deselected = 0
         self._files: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
-        self._short: dict[str, None] = {}
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Where a test runs: note of what it is the short form."""
-        report = yield
-        if call.when == "call" and not report.skipped:
-            report.user_properties += [
-                (SHORT_FORM, marker.args[0])
-                for marker in item.iter_markers("short_form")
-                if not marker.kwargs.get("unless")
-            ]
-        return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Count files that were skipped as a whole: nobody knows how many tests are in them."""
+        """Count files that were skipped as a whole: how many tests they have is unknown."""
         if report.skipped:
             self._files[_reason(report)] += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count tests that were skipped, with their reason, and what others say that they left out."""
+        """Count skipped tests with their reason, and note what others left out."""
         if report.skipped and not hasattr(report, "wasxfail"):
             self._reasons[_reason(report)] += 1
         self._notes.update((str(note), None) for name, note in report.user_properties if name == LEFT_OUT)
-        self._short.update((str(note), None) for name, note in report.user_properties if name == SHORT_FORM)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """Count tests that options left out."""
         self._deselected += len(items)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """In one of several processes: tell the one that has the reports. Each of them has seen all tests."""
+        """In one of several processes: send the number to the process that prints. Each has seen all tests."""
         output: dict[str, int] | None = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["deselected"] = self._deselected
@@ -69,22 +54,25 @@ class Exercised:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Say it, after everything else."""
+        """Print the line, after everything else."""
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or config.option.collectonly:
             return
-        chosen = config.args_source is pytest.Config.ArgsSource.ARGS
         parts = [f"{count} test{'s' * (count > 1)} ({reason})" for reason, count in self._reasons.items()]
         parts += [f"{count} file{'s' * (count > 1)} of tests ({reason})" for reason, count in self._files.items()]
         if self._deselected:
             parts.append(f"{self._deselected} test{'s' * (self._deselected > 1)} (deselected by options)")
-        parts += self._notes
-        if chosen:
-            parts.append("everything but what was named")
-        said = f"not exercised: {'; '.join(parts)}" if parts else "everything was exercised"
-        if self._short:
-            said += f". In short form only: {'; '.join(sorted(self._short))}"
-        reporter.write_line(said)
+        parts += [*self._notes, *_not_run(config)]
+        reporter.write_line(f"not exercised: {'; '.join(parts)}" if parts else "everything was exercised")
+
+
+def _not_run(config: pytest.Config) -> list[str]:
+    """The tiers that were not asked for."""
+    named = [Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args]
+    tiers = {config.rootpath / folder: name for folder, name in TIERS.items() if (config.rootpath / folder).is_dir()}
+    if any(path.is_relative_to(folder) and path != folder for path in named for folder in tiers):
+        return ["everything except what was named"]
+    return [name for folder, name in tiers.items() if not any(folder.is_relative_to(path) for path in named)]
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-TABLE = TESTS / "integration" / "amqp10" / "CLAUSES.md"
+TABLE = TESTS / "servers" / "amqp10" / "CLAUSES.md"
 PARTS = ("4.1", "4.2", "4.3", "4.4", "4.4.1", "4.4.2", "4.4.3", "4.4.4.1", "4.4.4.2", "4.4.4.3")
 TYPES = ("4.5.1", "4.5.2", "4.5.3", "4.5.4", "4.5.7", "4.5.8")
 

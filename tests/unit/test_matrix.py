@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from dtx.failpoint import Point
-from tests.crash.matrix import rotation, table
-from tests.crash.matrix.audit import Verdict
-from tests.crash.matrix.cases import all_rows
-from tests.crash.matrix.cells import Cell, Result
+from tests.evidence.matrix import rotation, table
+from tests.evidence.matrix.audit import Verdict
+from tests.evidence.matrix.cases import all_rows
+from tests.evidence.matrix.cells import Cell, Result
 
 README = Path(__file__).parents[2] / "README.md"
 
 
 def test_every_failpoint_has_a_cell_in_the_short_form() -> None:
-    """Made, never edited: ``python -m tests.crash.matrix --learn`` plays all cases and writes which reach them."""
+    """Made, never edited: ``python -m tests.evidence.matrix --learn`` plays all cases and writes which reach them."""
     assert set(rotation.read()) == set(Point)
 
 
@@ -39,7 +39,7 @@ def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
 
 
 def test_the_table_in_readme_has_the_rows_that_there_are_and_nothing_was_lost_or_wrong() -> None:
-    """Made, never edited: ``make crash ARGS="--readme README.md"`` plays the matrix and brings it up to date."""
+    """Made, never edited: ``python -m tests.evidence.matrix --readme README.md`` plays the matrix and writes it."""
     lines = table.shown(README.read_text(encoding="utf-8"))
     assert [line.name for line in lines] == [row.name for row in all_rows()]
     for line, row in zip(lines, all_rows(), strict=True):

@@ -1,4 +1,4 @@
-"""The last line of a test run says what was not exercised, and what only in short form."""
+"""The last line of a test run says what was not exercised, and why."""
 
 import subprocess
 import sys
@@ -18,61 +18,51 @@ def pytest_configure(config):
 def left_out(record_property):
     return lambda note: record_property(LEFT_OUT, note)
 """
+TESTS = {
+    "unit/test_skipped.py": "import pytest\ndef test_a(): pytest.skip('no moon')\ndef test_b(): pass",
+    "unit/test_file.py": "import pytest\npytest.skip('no sun', allow_module_level=True)\ndef test_a(): pass",
+    "servers/test_partly.py": "def test_a(left_out): left_out('rain')",
+}
 
 
-def last_line_of(directory: Path, tests: str, *options: str) -> str:
-    (directory / "conftest.py").write_text(CONFTEST)
-    (directory / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers = short_form(what)\n")
-    (directory / "test_it.py").write_text(tests)
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A project with two tiers."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests/unit\n")
+    for name, text in TESTS.items():
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def last_line(directory: Path, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "xdist", *options]
     env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=60)
     return done.stdout.splitlines()[-1]
 
 
-def test_a_full_run_says_so(tmp_path: Path) -> None:
-    assert last_line_of(tmp_path, "def test_a(): pass") == "everything was exercised"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("import pytest\ndef test_a(): pytest.skip('no moon')", "not exercised: 1 test (no moon)"),
-        ("def test_a(left_out): left_out('rain')", "not exercised: rain"),
-        (
-            "import pytest\npytest.skip('no sun', allow_module_level=True)\ndef test_a(): pass",
-            "not exercised: 1 file of tests (no sun)",
-        ),
-        (
-            "import pytest\npytest.importorskip('moonlight')\ndef test_a(): pass",
-            "not exercised: 1 file of tests (could not import 'moonlight': No module named 'moonlight')",
-        ),
-        (
-            "import pytest\n@pytest.mark.short_form('a second of rain (make rain)')\ndef test_a(): pass",
-            "everything was exercised. In short form only: a second of rain (make rain)",
-        ),
-        (
-            "import pytest\n@pytest.mark.short_form('a second of rain', unless=True)\ndef test_a(): pass",
-            "everything was exercised",
-        ),
-        (
-            "import pytest\n@pytest.mark.short_form('a second (make rain)')\ndef test_a(): pytest.skip('no moon')",
-            "not exercised: 1 test (no moon)",
-        ),
-    ],
-)
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_what_was_left_out_is_said_with_its_reason(tmp_path: Path, body: str, said: str, processes: str) -> None:
-    assert last_line_of(tmp_path, body, "-n", processes) == said
+def test_everything_that_was_left_out_is_named(here: Path, processes: str) -> None:
+    said = last_line(here, "tests", "-n", processes)
+    assert said == "not exercised: 1 test (no moon); 1 file of tests (no sun); rain"
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_tests_that_options_left_out_are_counted(tmp_path: Path, processes: str) -> None:
-    tests = "def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass"
-    said = last_line_of(tmp_path, tests, "-k", "test_a", "-n", processes)
-    assert said == "not exercised: 2 tests (deselected by options)"
+def test_deselected_tests_are_counted_and_other_tiers_are_named(here: Path, processes: str) -> None:
+    said = last_line(here, "-k", "test_b", "--ignore", "tests/unit/test_file.py", "-n", processes)
+    assert said == "not exercised: 1 test (deselected by options); servers (make test-servers)"
 
 
-def test_a_run_of_named_tests_is_not_a_full_one(tmp_path: Path) -> None:
-    said = last_line_of(tmp_path, "def test_a(): pass\ndef test_b(): pass", "test_it.py::test_a")
-    assert said == "not exercised: everything but what was named"
+def test_a_run_of_named_tests_is_not_a_whole_tier(here: Path) -> None:
+    said = last_line(here, "tests/unit/test_skipped.py::test_b")
+    assert said == "not exercised: everything except what was named"
+
+
+def test_a_complete_run_says_so(here: Path) -> None:
+    for name in ("unit/test_skipped.py", "unit/test_file.py"):
+        (here / "tests" / name).unlink()
+    (here / "tests/servers/test_partly.py").write_text("def test_a(): pass")
+    assert last_line(here, "tests") == "everything was exercised"

@@ -8,8 +8,8 @@ import pytest
 
 from dtx.pipeline.archive.files import Files
 from dtx.pipeline.archive.layout import LakeError
-from tests.integration.pipeline import elsewhere
-from tests.integration.pipeline.elsewhere import ROOT
+from tests.servers.pipeline import elsewhere
+from tests.servers.pipeline.elsewhere import ROOT
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Recorded:
 def test_the_form_of_the_lake_is_what_the_file_says_unless_a_flag_says_otherwise(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the steps make of it, with Spark: tests/integration/pipeline/test_delta.py."""
+    """What the steps make of it, with Spark: tests/servers/pipeline/test_delta.py."""
     monkeypatch.setattr("dtx.pipeline.steps.Steps", Recorded)
     monkeypatch.setattr(Recorded, "asked", [])
     (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\nform = "delta"\n')

@@ -1,4 +1,4 @@
-"""What the steps say, note and keep others out of; what they do with Spark: tests/integration/pipeline."""
+"""What the steps say, note and keep others out of; what they do with Spark: tests/servers/pipeline."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

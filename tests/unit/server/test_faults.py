@@ -14,7 +14,7 @@ from dtx.server.standalone.connection import Connection
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import Protocol, method_frame
-from tests.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
+from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
 
 class Socket:

@@ -4,7 +4,7 @@ import pytest
 from pika import frame, spec
 
 from dtx.server.standalone import consuming
-from tests.fuzz.server import converse
+from tests.evidence.fuzz.server import converse
 
 _LIMIT = 3
 _GET_OK = bytes((0, 60, 0, 71))

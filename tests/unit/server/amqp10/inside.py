@@ -21,7 +21,7 @@ from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import Declared, DeliveryState
 from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
-from tests.fuzz.server import Wire
+from tests.evidence.fuzz.server import Wire
 
 _LOGIN = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00guest\x00guest")))
 _LIMITS = Limits(

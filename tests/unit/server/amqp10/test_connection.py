@@ -12,7 +12,7 @@ from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10.events import Attached, Closed
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.terminus import Source, Target
-from tests.fuzz.server import whole
+from tests.evidence.fuzz.server import whole
 from tests.unit.server.amqp10.inside import Inside
 
 

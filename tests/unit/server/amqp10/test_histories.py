@@ -38,7 +38,7 @@ from dtx.wire.amqp10.values import Described
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
-from tests.fuzz.server import check_nothing_is_left, leave, whole
+from tests.evidence.fuzz.server import check_nothing_is_left, leave, whole
 from tests.unit.manager.asking import answer_of
 from tests.unit.server.amqp10.inside import Inside
 

@@ -12,7 +12,7 @@ from dtx.wire.amqp10.performatives import Role, Transfer
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import ACCEPTED, Rejected, TransactionalState
 from dtx.wire.amqp10.terminus import Discharge, Source, Target
-from tests.fuzz.server import whole
+from tests.evidence.fuzz.server import whole
 from tests.unit.server.amqp10.inside import Inside
 
 LINKS = 200

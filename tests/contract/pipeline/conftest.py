@@ -1,0 +1,5 @@
+"""Spark."""
+
+from tests.support.spark import spark
+
+__all__ = ["spark"]

@@ -1,0 +1,35 @@
+"""Clients and xids for the tests of the protocol."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.xa.xid import Xid
+from tests.support.broker import Broker
+from tests.support.client import new_xid
+from tests.support.raw import RawClient
+from tests.support.service import DtxService
+
+
+@pytest.fixture
+def vhost(broker: Broker) -> Iterator[str]:
+    """A fresh virtual host, which guest may use."""
+    name = broker.add_vhost()
+    yield name
+    broker.delete_vhost(name)
+
+
+@pytest.fixture
+def raw(service: DtxService, broker: Broker) -> Iterator[RawClient]:
+    """A connection with channel 1 selected, channel 2 not, and channel 3 selected."""
+    with RawClient(service.url()) as client:
+        client.open(1, select=True)
+        client.open(2)
+        client.open(3, select=True)
+        yield client
+
+
+@pytest.fixture
+def xid() -> Xid:
+    """An xid that nobody has used."""
+    return new_xid()

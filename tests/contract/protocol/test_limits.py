@@ -1,0 +1,248 @@
+"""What cannot be part of a branch, and how much can."""
+
+import struct
+from collections.abc import Callable
+
+import pika
+import pytest
+
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start, encode_call
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.support.broker import Broker, only_alongside, only_standalone
+from tests.support.client import bodies
+from tests.support.processes import wait_until
+from tests.support.raw import RawClient, Refusal
+
+MESSAGES = 20
+MESSAGE_BYTES = 512 * 1024
+
+
+def check(refusal: Refusal, code: int, words: str, key: int = keys.BASIC_PUBLISH) -> None:
+    """The code, the method that is refused, and words that help."""
+    assert (refusal.code, refusal.class_id, refusal.method_id) == (code, key >> 16, key & 0xFFFF)
+    assert words in refusal.text
+
+
+def tx_select(_queue: str) -> bytes:
+    return requests.TX_SELECT
+
+
+def confirm_select(_queue: str) -> bytes:
+    return requests.CONFIRM_SELECT
+
+
+def get(queue: str) -> bytes:
+    return requests.get(queue.encode())
+
+
+def consume(queue: str) -> bytes:
+    return requests.consume(queue.encode(), b"tag")
+
+
+@pytest.mark.parametrize("before", [tx_select, confirm_select])
+def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before: Callable[[str], bytes]) -> None:
+    raw.send(2, before(""))
+    raw.next_method(2)
+    check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
+
+
+@only_standalone
+def test_what_was_delivered_before_select_can_be_part_of_a_branch(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
+) -> None:
+    """Where dtx has the messages, a delivery is no other channel's."""
+    raw.publish(3, queue)
+    wait_until(lambda: broker.count(queue) == 1, what="a message")
+    tag = raw.get(2, queue)
+    assert tag is not None
+    raw.ask(2, Select())
+    raw.ask(2, Start(xid=xid))
+    raw.send(2, requests.ack(tag))
+    assert raw.ask(2, End(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    raw.close_channel(2)
+    assert bodies(broker, queue) == []
+
+
+@only_alongside
+@pytest.mark.parametrize("before", [get, consume])
+def test_select_is_refused_on_a_channel_with_deliveries(
+    raw: RawClient, broker: Broker, queue: str, before: Callable[[str], bytes]
+) -> None:
+    if before is get:
+        raw.publish(3, queue)
+        wait_until(lambda: broker.count(queue) == 1, what="a message")
+    raw.send(2, before(queue))
+    raw.next_method(2)
+    check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
+
+
+@pytest.mark.parametrize("other", [requests.TX_SELECT, requests.CONFIRM_SELECT, requests.TX_COMMIT])
+def test_a_selected_channel_takes_no_other_mode(raw: RawClient, other: bytes) -> None:
+    key = int.from_bytes(other[:4], "big")
+    check(raw.refusal_of(1, other), 406, "selected for distributed transactions", key)
+
+
+@pytest.mark.parametrize("how", ["reply-to", "target"])
+def test_direct_reply_to_cannot_be_part_of_a_branch(raw: RawClient, queue: str, xid: Xid, how: str) -> None:
+    """A reply is bound to a connection that may be gone when the branch is committed."""
+    raw.ask(1, Start(xid=xid))
+    if how == "target":
+        raw.publish(1, "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAx.abc")
+    else:
+        raw.publish(1, queue, properties=b"".join(pika.BasicProperties(reply_to="amq.rabbitmq.reply-to").encode()))
+    check(raw.refused(1), 540, "direct reply-to")
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+
+
+@only_alongside
+def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
+) -> None:
+    """A stream keeps what is acknowledged: there is nothing to take or to put back."""
+    stream = f"{queue}-stream"
+    with broker.channel() as channel:
+        channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+        channel.confirm_delivery()
+        channel.basic_publish("", stream, b"one")
+    raw.send(1, requests.qos(1))
+    raw.read_method(1, keys.BASIC_QOS_OK)
+    first = b"\x0fx-stream-offsetS" + struct.pack(">I", 5) + b"first"
+    raw.send(1, requests.consume(stream.encode(), b"tag", arguments=first))
+    raw.read_method(1, keys.BASIC_CONSUME_OK)
+    tag = struct.unpack_from(">Q", raw.read_method(1, keys.BASIC_DELIVER), 8)[0]
+    raw.ask(1, Start(xid=xid))
+    check(raw.refusal_of(1, requests.ack(tag)), 540, "stream", keys.BASIC_ACK)
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    with broker.channel() as channel:
+        channel.queue_delete(stream)
+
+
+def test_a_message_has_a_largest_size(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+    """As the broker's max_message_size: 406, told by the header, before the body comes."""
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, queue, bytes(MESSAGE_BYTES))
+    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, queue, bytes(MESSAGE_BYTES + 1))
+    check(raw.refused(1), 406, f"larger than configured max size {MESSAGE_BYTES}")
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert bodies(broker, queue) == []
+
+
+def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+    """Beyond it the branch is rollback-only and the channel is closed with 506."""
+    raw.ask(1, Start(xid=xid))
+    for _ in range(MESSAGES):
+        raw.publish(1, queue)
+    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+    raw.ask(1, Start(xid=xid, join=True))
+    raw.publish(1, queue)
+    check(raw.refused(1), 506, "limits of a branch exceeded")
+    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
+    assert bodies(broker, queue) == []
+
+
+def test_a_branch_has_a_largest_number_of_bytes(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+    raw.ask(1, Start(xid=xid))
+    raw.publish(1, queue, bytes(MESSAGE_BYTES))
+    raw.publish(1, queue, bytes(MESSAGE_BYTES - 1024))
+    raw.publish(1, queue, bytes(2048))
+    check(raw.refused(1), 506, "limits of a branch exceeded")
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert bodies(broker, queue) == []
+
+
+@pytest.mark.parametrize("multiple", [True, False])
+def test_consumed_messages_count_too_and_are_back_afterwards(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, multiple: bool
+) -> None:
+    """One ack of many is many."""
+    count = MESSAGES + 1
+    with broker.channel() as channel:
+        for number in range(count):
+            channel.basic_publish("", queue, str(number).encode())
+    raw.ask(1, Start(xid=xid))
+    for _ in range(count):
+        assert raw.get(1, queue) is not None
+    if multiple:
+        raw.send(1, requests.ack(0, multiple=True))
+    else:
+        raw.send(1, *(requests.ack(tag) for tag in range(1, count + 1)))
+    check(raw.refused(1), 506, "limits of a branch exceeded", keys.BASIC_ACK)
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    raw.close_channel(1)
+    assert sorted(bodies(broker, queue), key=int) == [str(number).encode() for number in range(count)]
+
+
+@only_alongside
+def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid
+) -> None:
+    """A byte cap for each channel; the words say what to do about it."""
+    with broker.channel() as channel:
+        for _ in range(9):
+            channel.basic_publish("", queue, bytes(30 * 1024))
+    tags = [raw.get(1, queue) for _ in range(9)]
+    raw.ask(1, Start(xid=xid))
+    assert tags[0] is not None
+    raw.send(1, requests.ack(tags[0]))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    raw.ask(1, Start(xid=xid))
+    assert tags[8] is not None
+    check(raw.refusal_of(1, requests.ack(tags[8])), 506, "--max-kept-bytes", keys.BASIC_ACK)
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+
+
+def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawClient, queue: str, xid: Xid) -> None:
+    """Held deliveries are not there any more: a second ack is a mistake."""
+    raw.publish(1, queue)
+    raw.ask(1, Start(xid=xid))
+    raw.consume_one(1, queue)
+    check(raw.refusal_of(1, requests.ack(99)), 406, "unknown delivery tag 99", keys.BASIC_ACK)
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+
+
+@pytest.mark.parametrize("multiple", [False, True], ids=["alone", "multiple"])
+@pytest.mark.parametrize("within", [False, True], ids=["outside", "within"])
+def test_a_delivery_is_settled_once(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, within: bool, multiple: bool
+) -> None:
+    """RabbitMQ refuses a tag that is settled already, also one up to which all shall be settled."""
+    raw.publish(3, queue)
+    raw.publish(3, queue)
+    wait_until(lambda: broker.count(queue) == 2, what="two messages")
+    earlier, later = raw.get(1, queue), raw.get(1, queue)
+    assert earlier is not None
+    assert later is not None
+    if within:
+        raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(later))
+    check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", keys.BASIC_ACK)
+
+
+@only_alongside
+def test_a_connection_whose_channels_are_used_up_selects_no_more(raw: RawClient, queue: str, xid: Xid) -> None:
+    """A selected channel needs two at the broker: 506 where there is none left, and the connection lives on."""
+    channel, refusal = 10, None
+    while refusal is None:
+        raw.open(channel)
+        raw.send(channel, encode_call(Select()))
+        payload = raw.next_method(channel)
+        raw.unread(channel, payload)
+        if payload[:2] == b"\x00\x65":
+            raw.answer(channel, Select())
+            channel += 1
+        else:
+            refusal = raw.refused(channel)
+    check(refusal, 506, "a selected channel needs two", 101 << 16 | 10)
+    assert channel > 1000
+    raw.close_channel(channel - 1)
+    raw.ask(channel, Select())
+    raw.prepared(channel, xid, queue=queue)
+    assert raw.ask(channel, Rollback(xid=xid)) is XaFlag.OK

@@ -1,0 +1,360 @@
+"""The broker of the simulation beside the real RabbitMQ: what dtx relies on, asked of both by the same code."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+
+from dtx.server.alongside.order import FLOW
+from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.receipts import is_gone
+from dtx.store.rabbitmq.service import Broker, ServiceConnection
+from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel
+from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09.content import MANDATORY
+from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from tests.evidence.sim.broker import HOST, PORT, SimBroker
+from tests.evidence.sim.network import Network
+from tests.evidence.sim.scheduler import Process, scheduler
+from tests.support.rabbitmq import RabbitNode
+
+PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
+TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
+REFUSING: Final = tables.entry(b"x-max-length", b"I", (1).to_bytes(4, "big")) + tables.entry(
+    b"x-overflow", b"S", b"reject-publish"
+)
+
+
+class Rig:
+    """A broker, and connections to it.
+
+    Args:
+        broker: where it is.
+        restart: kills the node, which has its definitions on the disk, and starts it again.
+    """
+
+    def __init__(self, broker: Broker, restart: Callable[[], Awaitable[None]]) -> None:
+        self._broker = broker
+        self.restart = restart
+        self.queue = f"sim-{uuid4()}".encode()
+        self._connections: list[ServiceConnection] = []
+
+    async def connect(self) -> ServiceConnection:
+        connection = ServiceConnection(self._broker, "contract")
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await connection.login("/")
+                except OSError:
+                    await asyncio.sleep(0.2)
+                    connection = ServiceConnection(self._broker, "contract")
+                else:
+                    self._connections.append(connection)
+                    return connection
+
+    async def close(self) -> None:
+        """Leave no socket open."""
+        for connection in self._connections:
+            connection.end("the test is over")
+        for _ in range(2):  # a transport is closed in the loop's next round
+            await asyncio.sleep(0)
+
+    async def remove(self) -> None:
+        """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
+        channel = await self.channel()
+        await channel.call(requests.queue_delete(self.queue), keys.QUEUE_DELETE_OK)
+        await self.close()
+
+    async def channel(self, *, tx: bool = False) -> OwnChannel:
+        channel = await OwnChannel(await self.connect()).open()
+        if tx:
+            await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        return channel
+
+    async def declare(self, channel: OwnChannel, **options: Any) -> None:
+        await channel.call(requests.queue_declare(self.queue, durable=True, **options), keys.QUEUE_DECLARE_OK)
+
+
+Scenario = Callable[[Rig], Awaitable[None]]
+Play = Callable[[Scenario], Awaitable[None]]
+
+
+def simulate(scenario: Scenario) -> None:
+    """Play it on the simulated broker, with some seeds."""
+    for seed in range(5):
+        with scheduler(Random(seed)) as loop:
+            broker = SimBroker(loop, Network(loop))
+            broker.start()
+
+            async def restart(broker: SimBroker = broker) -> None:
+                broker.crash()
+                broker.start()
+
+            rig = Rig(Broker(host=HOST, port=PORT, user="guest", password="guest"), restart)
+
+            async def run(rig: Rig = rig) -> None:
+                await scenario(rig)
+
+            task = Process(loop, "client").spawn(run())
+            loop.run(task.done)
+            task.result()
+
+
+@pytest.fixture(params=["simulated", "real"])
+def play(request: pytest.FixtureRequest) -> Play:
+    async def on_real(scenario: Scenario) -> None:
+        node: RabbitNode = request.getfixturevalue("rabbitmq")
+
+        async def restart() -> None:
+            await asyncio.to_thread(node.keep_definitions)
+            await asyncio.to_thread(node.kill9)
+            await asyncio.to_thread(node.start)
+
+        rig = Rig(Broker.from_url(node.url()), restart)
+        try:
+            await scenario(rig)
+        finally:
+            await rig.close()
+            await rig.remove()
+
+    async def on_simulated(scenario: Scenario) -> None:
+        await asyncio.to_thread(simulate, scenario)  # a loop of its own, and this one runs already
+
+    if request.param == "real":
+        request.getfixturevalue("rabbitmq")
+        return on_real
+    return on_simulated
+
+
+def publish(channel: OwnChannel, queue: bytes, body: bytes, raw: bytes = PERSISTENT, flags: int = 0) -> bytes:
+    number = channel.number
+    return b"".join(
+        (
+            method_frame(number, requests.publish(b"", queue, flags)),
+            header_frame(number, 60, len(body), raw),
+            *body_frames(number, body, 4096),
+        )
+    )
+
+
+async def commit(channel: OwnChannel, frames: bytes = b"") -> None:
+    await channel.send_raw(frames + method_frame(channel.number, requests.TX_COMMIT), keys.TX_COMMIT_OK)
+
+
+async def count(channel: OwnChannel, queue: bytes) -> int:
+    _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    return content.declare_ok(answer).message_count
+
+
+async def get(channel: OwnChannel, queue: bytes) -> tuple[int, Content] | None:
+    key, payload, message = await channel.call(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+    if key == keys.BASIC_GET_EMPTY or message is None:
+        return None
+    return content.get_ok(payload).delivery_tag, message
+
+
+async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
+    """Everything that is ready; it stays unacknowledged."""
+    found = []
+    while (got := await get(channel, queue)) is not None:
+        found.append(bytes(got[1].body))
+    return found
+
+
+async def closed(work: Awaitable[object]) -> ChannelClosed:
+    """The exception that the broker closes the channel with."""
+    with pytest.raises(ChannelClosed) as caught:
+        await work
+    return caught.value
+
+
+async def test_a_unit_is_nothing_before_its_commit_and_whole_after_it(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other)
+        await commit(unit, publish(unit, rig.queue, b"first"))
+        got = await get(unit, rig.queue)
+        assert got is not None
+        ack = method_frame(unit.number, requests.ack(got[0]))
+        unit.upstream.write(ack + publish(unit, rig.queue, b"second"))
+        assert await count(other, rig.queue) == 0
+        await commit(unit)
+        assert await bodies(other, rig.queue) == [b"second"]
+
+    await play(scenario)
+
+
+async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other)
+        await commit(unit, publish(unit, rig.queue, b"kept"))
+        got = await get(unit, rig.queue)
+        assert got is not None
+        unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
+        await unit.call(requests.queue_declare(rig.queue, passive=True), keys.QUEUE_DECLARE_OK)
+        unit.upstream.abort("the end")
+        async with asyncio.timeout(30):
+            while not await count(other, rig.queue):
+                await asyncio.sleep(0.05)
+        assert await bodies(other, rig.queue) == [b"kept"]
+
+    await play(scenario)
+
+
+async def test_channel_flow_is_answered_behind_what_was_published_before_it(play: Play) -> None:
+    """That is how two channels keep the order of one."""
+
+    async def scenario(rig: Rig) -> None:
+        channel, other = await rig.channel(), await rig.channel()
+        await rig.declare(other)
+        for number in range(20):
+            flow = method_frame(channel.number, FLOW)
+            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, keys.CHANNEL_FLOW_OK)
+            assert await bodies(other, rig.queue) == [b"%d" % number]
+
+    await play(scenario)
+
+
+async def test_a_rolled_back_unit_leaves_deliveries_with_its_channel(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other)
+        await commit(unit, publish(unit, rig.queue, b"one"))
+        got = await get(unit, rig.queue)
+        assert got is not None
+        unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
+        await unit.call(requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
+        assert await count(other, rig.queue) == 0
+        await commit(unit, method_frame(unit.number, requests.ack(got[0])))
+        assert await count(other, rig.queue) == 0
+
+    await play(scenario)
+
+
+async def test_a_lock_is_there_as_long_as_its_connection(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        owner, other = await rig.channel(), await rig.connect()
+        lock = rig.queue
+        await owner.call(requests.queue_declare(lock, exclusive=True), keys.QUEUE_DECLARE_OK)
+        assert not await is_gone(lock, other)
+        error = await closed((await OwnChannel(other).open()).call(requests.queue_declare(lock, passive=True), 0))
+        assert error.close.reply_code == 405
+        owner.upstream.abort("the end")
+        async with asyncio.timeout(30):
+            while not await is_gone(lock, other):
+                await asyncio.sleep(0.05)
+
+    await play(scenario)
+
+
+async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_rest(play: Play) -> None:
+    """406, partial tx completion: the receipt is in place, and proves nothing."""
+
+    async def scenario(rig: Rig) -> None:
+        unit, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other, arguments=REFUSING)
+        receipts = rig.queue + b".receipts"
+        await other.call(requests.queue_declare(receipts, durable=True), keys.QUEUE_DECLARE_OK)
+        await commit(unit, publish(unit, rig.queue, b"fits"))
+        frames = publish(unit, rig.queue, b"too much") + publish(unit, receipts, b"receipt", TRANSIENT)
+        error = await closed(commit(unit, frames))
+        assert error.close.reply_code == 406
+        assert error.close.key == keys.TX_COMMIT
+        assert await bodies(other, rig.queue) == [b"fits"]
+        assert await bodies(other, receipts) == [b"receipt"]
+
+    await play(scenario)
+
+
+async def test_an_unknown_exchange_ends_the_channel_at_the_publish(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other)
+        head = method_frame(unit.number, requests.publish(rig.queue + b".nowhere", b""))
+        frames = publish(unit, rig.queue, b"never") + head + header_frame(unit.number, 60, 0, PERSISTENT)
+        error = await closed(commit(unit, frames))
+        assert error.close.reply_code == 404
+        assert error.close.key == keys.BASIC_PUBLISH
+        assert await count(other, rig.queue) == 0
+
+    await play(scenario)
+
+
+async def test_what_cannot_be_routed_comes_back_before_the_unit_is_answered(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit = await rig.channel(tx=True)
+        await commit(unit, publish(unit, rig.queue, b"back", flags=MANDATORY))
+        (back,) = unit.returned
+        assert bytes(back.body) == b"back"
+        assert content.returned(back.method).reply_code == 312
+
+    await play(scenario)
+
+
+async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        first, second = await rig.channel(), await rig.channel()
+        await rig.declare(first)
+        await first.call(requests.consume(rig.queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+        error = await closed(second.call(requests.consume(rig.queue, b"", exclusive=True), keys.BASIC_CONSUME_OK))
+        assert error.close.reply_code == 403
+
+    await play(scenario)
+
+
+async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Play) -> None:
+    """So the marker of a receipt queue outlives every purge."""
+
+    async def scenario(rig: Rig) -> None:
+        unit, control = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(control)
+        frames = [publish(unit, rig.queue, body, TRANSIENT) for body in (b"marker", b"one", b"two")]
+        await commit(unit, b"".join(frames))
+        got = await get(control, rig.queue)
+        assert got is not None
+        assert bytes(got[1].body) == b"marker"
+        await control.call(requests.queue_purge(rig.queue), keys.QUEUE_PURGE_OK)
+        await commit(unit, publish(unit, rig.queue, b"three", TRANSIENT))
+        control.upstream.write(method_frame(control.number, requests.nack(got[0], requeue=True)))
+        await control.call(requests.queue_declare(rig.queue, passive=True), keys.QUEUE_DECLARE_OK)
+        async with asyncio.timeout(30):
+            while await count(control, rig.queue) < 2:
+                await asyncio.sleep(0.05)
+        assert await bodies(control, rig.queue) == [b"marker", b"three"]
+
+    await play(scenario)
+
+
+async def test_a_restart_forgets_what_is_transient_and_keeps_what_was_answered(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        unit = await rig.channel(tx=True)
+        await rig.declare(unit)
+        kept = [b"%d" % number for number in range(5)]
+        await commit(unit, b"".join([publish(unit, rig.queue, body) for body in kept]))
+        await commit(unit, publish(unit, rig.queue, b"receipt", TRANSIENT))
+        lock = rig.queue + b".lock"
+        await unit.call(requests.queue_declare(lock, exclusive=True), keys.QUEUE_DECLARE_OK)
+        await rig.restart()
+        again = await rig.channel()
+        assert await is_gone(lock, again.upstream)
+        assert await bodies(again, rig.queue) == kept
+
+    await play(scenario)
+
+
+async def test_a_probe_is_judged_and_leaves_nothing(play: Play) -> None:
+    async def scenario(rig: Rig) -> None:
+        side, other = await rig.channel(tx=True), await rig.channel()
+        await rig.declare(other)
+        for _ in range(3):
+            await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), keys.TX_ROLLBACK_OK)
+        await commit(side)
+        assert await count(other, rig.queue) == 0
+        error = await closed(side.call(requests.ack(7), 0))
+        assert error.close.reply_code == 406
+
+    await play(scenario)

@@ -1,0 +1,154 @@
+"""``python -m tests.evidence.matrix``: the whole kill matrix, with its table. Hours, or less with ``--only``."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import structlog
+
+from tests.evidence.matrix import rotation
+from tests.evidence.matrix.cases import Condition, Mode, Row, all_rows
+from tests.evidence.matrix.cells import MOST, Cell, learn, play
+from tests.evidence.matrix.stages import MatrixStage, Servers
+from tests.evidence.matrix.table import Figures, embed
+
+
+class Run:
+    """Plays rows and says how it goes.
+
+    Args:
+        figures: where the results go.
+        most: how often one point is tried in a row.
+        until: monotonic time after which no cell is begun.
+        every: play each so-manieth cell of a row alone.
+        learn: only learn which points the cases reach.
+    """
+
+    def __init__(self, figures: Figures, most: int, until: float, *, every: int = 1, learn: bool = False) -> None:
+        self._every = every
+        self._learn = learn
+        self._figures = figures
+        self._most = most
+        self._until = until
+        self._played = 0
+        self._spent = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether its time is up."""
+        return time.monotonic() > self._until
+
+    def stage(self, servers: Servers, mode: Mode, condition: Condition, rows: list[Row]) -> None:
+        """All rows that share a stage."""
+        with MatrixStage(condition, mode, servers) as stage:
+            starts = True
+            for position, row in enumerate(rows):
+                if self.over:
+                    return
+                cells = self._figures.plan(row)
+                if cells is None or self._learn:
+                    cells = self._learn_row(stage, row, starts=starts)
+                starts = False
+                if not self._learn:
+                    self._row(stage, row, cells[position % self._every :: self._every], f"{position + 1}/{len(rows)}")
+            for fault in stage.finish_bystanders():
+                say(f"{mode}, {condition}: WRONG: {fault}")
+
+    def _learn_row(self, stage: MatrixStage, row: Row, *, starts: bool) -> list[Cell]:
+        trace = learn(stage, row)
+        if broken := trace.verdict.broken(may_repeat=row.may_repeat):
+            say(f"{row.name}: WRONG without any further death: {broken}")
+        most = self._most if row.condition is Condition.DTX else 1
+        cells = trace.cells(start=starts or row.case.killed_at is not None, most=most)
+        self._figures.learned(row, (*trace.start, *trace.rest), cells)
+        if self._learn:
+            say(f"{row.name}: {len(cells)} cells")
+        return cells
+
+    def _row(self, stage: MatrixStage, row: Row, cells: list[Cell], where: str) -> None:
+        left = [cell for cell in cells if not self._figures.has(row, cell)]
+        for number, cell in enumerate(left):
+            if self.over:
+                return
+            result = play(stage, row, cell)
+            self._figures.add(row, cell, result)
+            self._played += 1
+            self._spent += result.seconds
+            broken = result.verdict.broken(may_repeat=row.may_repeat)
+            if broken or not result.reached:
+                say(f"    {row.name} at {cell.at}: {'; '.join(broken) or 'not reached'}")
+            if number % 20 == 19:
+                eta = self._spent / self._played * (len(left) - number - 1)
+                say(f"    {number + 1}/{len(left)} cells of {row.name}, {eta:.0f} s to go")
+        say(f"{self._figures.line(row)} row {where}, {self._spent / max(1, self._played):.1f} s a cell")
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _stages(rows: list[Row]) -> Iterator[tuple[Mode, Condition, list[Row]]]:
+    for (mode, condition), found in groupby(rows, key=lambda row: (row.case.mode, row.condition)):
+        yield mode, condition, list(found)
+
+
+def play_rows(
+    figures: Figures,
+    rows: list[Row],
+    most: int = MOST,
+    seconds: float = float("inf"),
+    *,
+    every: int = 1,
+    learn: bool = False,
+) -> None:
+    """Play *rows* on servers of their own. See :class:`Run`; *seconds* from now no further cell is begun."""
+    run = Run(figures, most, time.monotonic() + seconds, every=every, learn=learn)
+    with Servers() as servers:
+        for mode, condition, found in _stages(rows):
+            if not run.over:
+                run.stage(servers, mode, condition, found)
+
+
+def main() -> int:
+    """Run what is asked for; 1 where a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.evidence.matrix", description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--results", type=Path, help="keep results there, and go on where an earlier run stopped")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after so many seconds")
+    parser.add_argument("--most", type=int, default=MOST, help="how often a point is tried that a case reaches often")
+    parser.add_argument("--every", type=int, default=1, help="play each so-manieth cell of a row alone")
+    parser.add_argument("--readme", type=Path, help="bring the table in this file up to date")
+    parser.add_argument("--add", action="store_true", help="add to the table in this file, which is of other runs")
+    parser.add_argument("--learn", action="store_true", help="kill nobody; write which case the short form takes")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows and end")
+    words = parser.parse_args()
+    every = rotation.candidates() if words.learn else all_rows()
+    rows = [row for row in every if words.only in row.name]
+    if words.list:
+        say("\n".join(row.name for row in rows))
+        return 0
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    figures = Figures(words.results)
+    if words.seconds:
+        play_rows(figures, rows, words.most, words.seconds, every=words.every, learn=words.learn)
+    if words.learn:
+        rotation.write(rotation.choose(figures.reached))
+        say(f"points that no case reaches: {', '.join(point.label for point in figures.unreached()) or 'none'}")
+        return 0
+    say(figures.table(rows))
+    for cell, faults in figures.faults().items():
+        say(f"WRONG: {cell}: {'; '.join(faults)}")
+    if words.readme is not None:
+        words.readme.write_text(
+            embed(words.readme.read_text(encoding="utf-8"), figures, add=words.add), encoding="utf-8"
+        )
+    return int(bool(figures.faults()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Where cells are played: one database and one virtual host for all of them; between them dtx alone starts anew.
+
+Two branches are in doubt before the first cell and after the last one, and a queue has a message that nobody wants:
+whatever dies, they stay as they are.
+"""
+
+import contextlib
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psycopg
+from pika.adapters.blocking_connection import BlockingChannel
+
+from dtx.client import XaFlag, Xid
+from dtx.failpoint import DIED
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from tests.evidence.matrix.cases import Condition, Mode
+from tests.support.broker import StandaloneBroker
+from tests.support.crash import RECEIPT_QUEUES, Scene, work
+from tests.support.nursery import Nursery
+from tests.support.postgres import PostgresServer
+from tests.support.processes import Child, free_port, unmeasured
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+IDLE: Final = "b-idle"
+BYSTANDERS: Final = "b-in", "b-out", IDLE
+SOURCES: Final = "s1", "s2"
+TARGETS: Final = "o1", "o2"
+SPARE: Final = "spare"
+FULL: Final = "full"
+"""Takes one message and refuses the next."""
+GONE: Final = "gone"
+"""An exchange that leads into the first of TARGETS, until it is deleted."""
+_ROWS: Final = """
+SELECT b.format_id, b.gtrid, b.bqual, b.state, b::text, (
+    SELECT array_agg(w::text ORDER BY w.position) FROM dtx.work w WHERE w.branch_id = b.id
+) FROM dtx.branch b
+"""
+_LEFT: Final = """
+SELECT (SELECT count(*) FROM dtx.work w WHERE NOT EXISTS (SELECT FROM dtx.branch b WHERE b.id = w.branch_id))
+     + (SELECT count(*) FROM dtx.unit u WHERE NOT EXISTS (SELECT FROM dtx.branch b WHERE b.id = u.branch_id))
+"""
+
+
+def ready(channel: BlockingChannel, queue: str) -> int:
+    """How many messages are ready in *queue*."""
+    return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+class ArmedService(DtxService):
+    """``dtx serve`` with a failpoint, as long as *arming* has words for ``python -m dtx.failpoint``.
+
+    Args:
+        nursery: makes its processes.
+        options: see :class:`DtxService`.
+    """
+
+    def __init__(self, nursery: Nursery, **options: Any) -> None:
+        super().__init__(**options)
+        self.arming: Sequence[str] = ()
+        self._nursery = nursery
+
+    def _spawn(self, output: int, errors: int) -> Child:
+        words = self.command()
+        words = words[words.index("serve") :]
+        module = "dtx"
+        if self.arming:
+            module, words = "dtx.failpoint", [*self.arming, "--", *words]
+        return self._nursery.copy(
+            module, words, output=output, errors=errors, env=self._environment(), cwd=self.directory
+        )
+
+    @property
+    def hold_file(self) -> Path:
+        """Is there while the process holds still."""
+        return self.directory / "held"
+
+    @property
+    def trace_file(self) -> Path:
+        """The points that were reached."""
+        return self.directory / "trace"
+
+    def start_armed(self, *arming: str) -> bool:
+        """Start it, armed with these words.
+
+        Returns:
+            Whether it became ready; otherwise it died on the way.
+        """
+        self.arming = arming
+        self.start(wait=False)
+        try:
+            self.wait_ready()
+        except RuntimeError:
+            if self.running:
+                raise
+            return False
+        finally:
+            self.arming = ()
+        return True
+
+    @property
+    def died(self) -> bool:
+        """Whether it died at its failpoint."""
+        return not self.running and self.wait() == DIED
+
+    def wait_end(self, seconds: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(seconds)
+        return not self.running
+
+
+class Servers:
+    """What all stages of one process share. Use as a context manager.
+
+    Args:
+        postgres: a server to use; ``None`` for one of their own.
+        node: gives a broker to use, when one is needed first; ``None`` for one of their own.
+    """
+
+    def __init__(self, postgres: PostgresServer | None = None, node: Callable[[], RabbitNode] | None = None) -> None:
+        self._stack = contextlib.ExitStack()
+        self._postgres = postgres
+        self._find_node = node or (lambda: self._stack.enter_context(RabbitNode()))
+        self._node: RabbitNode | None = None
+
+    def __enter__(self) -> Self:
+        with unmeasured():  # its copies end without a word in any case
+            self.nursery = self._stack.enter_context(Nursery())
+        self.postgres = self._postgres or self._stack.enter_context(PostgresServer("matrix"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def node(self) -> RabbitNode:
+        """The broker."""
+        if self._node is None:
+            self._node = self._find_node()
+        return self._node
+
+
+class MatrixStage(Scene):
+    """dtx between a broker (or none) and a database, for many cells. Use as a context manager.
+
+    Args:
+        condition: under which the cells are played.
+        mode: with or without a broker.
+        servers: what cells share.
+    """
+
+    dtx: ArmedService
+
+    def __init__(self, condition: Condition, mode: Mode, servers: "Servers") -> None:
+        super().__init__(servers.postgres)
+        self._nursery = servers.nursery
+        self.condition = condition
+        self.mode: Mode = mode
+        self.node = servers.node() if mode == "alongside" else None
+        self.numbers = itertools.count(1)
+        self.bystanders: dict[Xid, tuple[Any, ...]] = {}
+
+    def __enter__(self) -> Self:
+        self.database = self.postgres.create_migrated_database()
+        self._stack.callback(self.postgres.drop_database, self.database)
+        self.token = OperatorLog(self.database, "dtx").make_token("operator", Role.OPERATOR, "matrix")
+        self.admin_port = free_port()
+        options = ["--lease-ttl", "5", "--unit-deadline", "20", "--default-timeout", "600"]
+        url: str | None = None
+        self.vhost = "/"
+        if self.node is not None:
+            self.node.mend()
+            self.vhost = self.node.add_vhost()
+            self._stack.callback(self._delete_vhost, self.node)
+            options += ["--management", self.node.management_url]
+            options += ["--replay", "always" if self.condition is Condition.REPLAY else "auto"]
+            url = self.node.url()
+        self._options = {"broker": url, "database": self.database}
+        self._words = tuple(options)
+        words = (*options, "--admin-listen", f"127.0.0.1:{self.admin_port}")
+        self.service = self.dtx = self._stack.enter_context(ArmedService(self._nursery, options=words, **self._options))
+        self.broker = self.node if self.node is not None else StandaloneBroker(self.service)
+        self._stack.callback(self._threads.shutdown)
+        self._place_bystanders()
+        return self
+
+    def another_service(self, *options: str, start: bool = True) -> ArmedService:
+        """A further dtx, not armed; to be entered, and left before the next cell."""
+        return ArmedService(self._nursery, options=(*self._words, *options), start=start, **self._options)
+
+    def _delete_vhost(self, node: RabbitNode) -> None:
+        node.mend()
+        node.delete_vhost(self.vhost)
+
+    # -- what must not change
+
+    def _place_bystanders(self) -> None:
+        with self.broker.channel(self.vhost) as channel:
+            for name in (*BYSTANDERS, *SOURCES, *TARGETS):
+                channel.queue_declare(name, durable=True)
+            if self.condition is Condition.REFUSING:
+                channel.queue_declare(FULL, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        if self.condition is Condition.BROKER and self.node is not None:
+            self.node.keep_definitions()
+        self.fill("b-in", b"b1", b"b2", b"b3")
+        self.fill(IDLE, b"idle")
+        with self.connected() as connection:
+            for number in range(2):
+                xa, xid = work(connection.channel(), publish={"b-out": [b"o%d" % number]}, consume={"b-in": 1})
+                assert xa.prepare(xid) is XaFlag.OK
+        self.bystanders = self.rows()
+        assert len(self.bystanders) == 2
+        # What is written a moment late (how far queues were delivered) would be reached by the first cell alone.
+        assert self.dtx.stop() == 0
+        self.dtx.start()
+
+    def changed(self, channel: BlockingChannel) -> Iterator[str]:
+        """What has happened to the bystanders, as a channel of the broker sees it."""
+        rows = self.rows()
+        for xid, row in self.bystanders.items():
+            if rows.get(xid) != row:
+                yield f"the branch {xid} that stood by was {row}, and is {rows.get(xid)}"
+        for queue, count in (("b-in", 1), ("b-out", 0), (IDLE, 1)):
+            if (found := ready(channel, queue)) != count:
+                yield f"{queue} has {found} messages ready instead of {count}"
+
+    def finish_bystanders(self) -> Iterator[str]:
+        """Complete them: one is committed, one rolled back; what is wrong then."""
+        first, second = self.bystanders
+        with self.coordinator() as coordinator:
+            coordinator.commit(first)
+            coordinator.rollback(second)
+        wanted = {"b-in": [b"b2", b"b3"], "b-out": [b"o0"], IDLE: [b"idle"]}
+        for queue, bodies in wanted.items():
+            if (found := sorted(self.bodies(queue))) != bodies:
+                yield f"{queue} had {found} at last, instead of {bodies}"
+
+    # -- trouble
+
+    def open_exchange(self, *, exists: bool) -> None:
+        """Make the exchange ``GONE``, or delete it. Idempotent."""
+        with self.broker.channel(self.vhost) as channel:
+            if exists:
+                channel.exchange_declare(GONE, "fanout", durable=True)
+                channel.queue_bind(TARGETS[0], GONE)
+            else:
+                channel.exchange_delete(GONE)
+
+    def end_connections(self) -> None:
+        """Have the broker end all connections of the virtual host: those of clients, and dtx's own."""
+        assert self.node is not None
+        self.node.ctl("close_all_connections", "--vhost", self.vhost, "the test wants it")
+
+    def forget_markers(self) -> None:
+        """Make the broker look as if it were new to dtx, or had restarted: no receipt, and no marker."""
+        with self.broker.channel(self.vhost) as channel:
+            for queue in RECEIPT_QUEUES:
+                channel.queue_purge(queue)
+
+    # -- the log
+
+    def rows(self) -> dict[Xid, tuple[Any, ...]]:
+        """Every branch that the log has: its state, and all that there is of it."""
+        with psycopg.connect(self.database) as connection:
+            found = connection.execute(_ROWS).fetchall()
+        return {Xid(f, bytes(g), bytes(b)): (state, *rest) for f, g, b, state, *rest in found}
+
+    def orphans(self) -> int:
+        """Rows of branches that there are not."""
+        with psycopg.connect(self.database) as connection:
+            row = connection.execute(_LEFT).fetchone()
+        assert row is not None
+        return int(row[0])

@@ -1,0 +1,23 @@
+"""The kill matrix at length: as many cells of every row as there is time for."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.evidence.matrix.__main__ import play_rows
+from tests.evidence.matrix.cases import all_rows
+from tests.evidence.matrix.table import Figures
+
+_ALL_MINUTES = 240.0
+"""What all cells take, on two processors."""
+
+
+def test_every_promise_is_kept_whatever_dies_wherever(
+    minutes: float, figures: Callable[..., None], tmp_path: Path
+) -> None:
+    """Guarantees: "exactly once when dtx, PostgreSQL, clients or the network die"; "nothing is lost"."""
+    found = Figures(tmp_path / "results.json")
+    play_rows(found, list(all_rows()), every=max(1, round(_ALL_MINUTES / minutes)))
+    totals = found.totals(all_rows())
+    figures(cells=totals.runs, lost=totals.lost, repeated_where_allowed=totals.repeated, wrong=totals.wrong)
+    assert found.faults() == {}
+    assert totals.runs >= len(all_rows())

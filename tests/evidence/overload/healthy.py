@@ -1,0 +1,114 @@
+"""A client that does everything right, in a process of its own, and how long it waits."""
+
+import multiprocessing
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Final, Self
+
+from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Select, Start, encode_call
+from dtx.xa.xid import Xid
+from tests.evidence.overload.members import BODY, new_xid
+from tests.support.peer import logged_in, message
+
+QUEUE: Final = b"overload-healthy"
+ANSWERS: Final = {
+    "start": DtxMethod.START_OK,
+    "end": DtxMethod.END_OK,
+    "prepare": DtxMethod.PREPARE_OK,
+    "commit": DtxMethod.COMMIT_OK,
+}
+REQUESTS: Final = tuple(ANSWERS)
+_PAUSE: Final = 0.01
+
+
+@dataclass
+class Waits:
+    """Seconds.
+
+    Args:
+        branches: from start to commit-ok, of each branch.
+        requests: of each request within them, by its name: from its first octet to its answer.
+    """
+
+    branches: list[float] = field(default_factory=list)
+    requests: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in REQUESTS})
+
+
+def calls(xid: Xid) -> tuple[Call, ...]:
+    """What is asked in a branch, in order; the publish comes before end."""
+    return Start(xid=xid), End(xid=xid), Prepare(xid=xid), Commit(xid=xid, one_phase=False)
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value that so many percent of *values* do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def _run(pipe: Connection, url: str) -> None:
+    with logged_in(url) as peer:
+        peer.socket.settimeout(120)
+        peer.say(1, encode_call(Select()))
+        peer.wait(DtxMethod.SELECT_OK)
+        pipe.send(None)
+        waits = Waits()
+        while True:
+            xid = new_xid()
+            began = last = time.perf_counter()
+            for name, call in zip(REQUESTS, calls(xid), strict=True):
+                if name == "end":
+                    peer.send(message(1, QUEUE, BODY))
+                peer.say(1, encode_call(call))
+                peer.wait(ANSWERS[name])
+                now = time.perf_counter()
+                waits.requests[name].append(now - last)
+                last = now
+            waits.branches.append(last - began)
+            if pipe.poll(_PAUSE):
+                if pipe.recv() is None:
+                    return
+                pipe.send(waits)
+                waits = Waits()
+
+
+class Healthy:
+    """Branch after branch, with a short pause between them. Use as a context manager.
+
+    Args:
+        url: of dtx.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.committed = 0
+        """Branches that it has told of."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(theirs, url), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._pipe.recv()
+        return self
+
+    def waits(self, seconds: float = 0.0) -> Waits:
+        """Since the last call, or anew for so many *seconds*."""
+        if seconds:
+            self._ask()
+            time.sleep(seconds)
+        return self._ask()
+
+    def _ask(self) -> Waits:
+        self._pipe.send("waits")
+        found = self._pipe.recv()
+        assert isinstance(found, Waits)
+        self.committed += len(found.branches)
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """No more branches. Idempotent."""
+        self._process.kill()
+        self._process.join(10)

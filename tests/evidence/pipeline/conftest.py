@@ -1,0 +1,12 @@
+"""Spark as the pipeline starts it."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.spark import shared_spark
+
+
+@pytest.fixture(scope="session")
+def spark() -> SparkSession:
+    """The session, with the pipeline's own settings."""
+    return shared_spark(quick=False)

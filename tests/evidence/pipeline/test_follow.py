@@ -1,0 +1,101 @@
+"""``dtx pipeline archive --follow`` beside a writer at full speed, and kill -9 of either side: every line once."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from dtx.pipeline.source import register
+from tests.evidence.pipeline import busy_writer
+from tests.servers.pipeline.test_archive import in_lake, journal, run
+from tests.support.processes import end, spawn, wait_until
+
+KILLS = 20
+"""Of each side."""
+SECONDS = 600.0
+"""For a batch, where Java starts beside nineteen others."""
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+@contextmanager
+def writer(url: str, first: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A writer that has written something."""
+    with log.open("wb") as output:
+        process = spawn(
+            [sys.executable, str(busy_writer.__file__), url, str(first)],
+            output=output.fileno(),
+            env=os.environ | {"PYTHONPATH": str(Path.cwd())},
+        )
+    try:
+        wait_until(lambda: log.stat().st_size or process.poll() is not None, seconds=SECONDS, what="a line")
+        assert process.poll() is None, log.read_text()
+        yield process
+    finally:
+        end(process)
+
+
+@contextmanager
+def follower(here: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The archive, as anybody would start it."""
+    words = ["pipeline", "archive", "--follow", "--interval", "1s", "--master", "local[2]", "--memory", "1GB"]
+    quick = "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    with (here / "follower.log").open("ab") as output:
+        process = spawn([sys.executable, "-m", "dtx", *words, "--set", quick], output=output.fileno(), cwd=here)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def batches(lake: Path) -> int:
+    """How many are whole."""
+    return len([path for path in lake.glob("_checkpoints/bank/*/commits/*") if path.name.isdigit()])
+
+
+def until(following: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """Wait for something that the archive does, or for its end."""
+    wait_until(lambda: condition() or following.poll() is not None, seconds=SECONDS, what="a step of the archive")
+
+
+def test_journal_and_lake_agree_whoever_is_killed(
+    session: SparkSession, migrated_postgres_url: str, tmp_path: Path, figures: Callable[..., None]
+) -> None:
+    dice = Random(os.environ.get("DTX_SEED", "7"))
+    lake = tmp_path / "lake"
+    (tmp_path / "pipeline.toml").write_text(
+        f'lake = "lake"\nresults = "results"\n[[database]]\nname = "bank"\nurl = "{migrated_postgres_url}"\n'
+        'options = { maxRowsPerBatch = "2000" }\n'
+    )
+    java = lake / "_checkpoints/java.json"
+    for number in range(KILLS):
+        with follower(tmp_path) as following:
+            before = java.read_bytes() if java.exists() else b""
+            until(following, lambda before=before: java.exists() and java.read_bytes() != before)  # type: ignore[misc]
+            with writer(migrated_postgres_url, number * 10_000_000, tmp_path / f"writer-{number}.log") as writing:
+                wanted = batches(lake) + dice.randint(1, 3)
+                until(following, lambda wanted=wanted: batches(lake) >= wanted)  # type: ignore[misc]
+                assert following.poll() is None, (tmp_path / "follower.log").read_text()[-3000:]
+                # which of them first; Spark may live a moment longer, with a batch half written
+                for process in dice.sample([writing, following], 2):
+                    process.kill()
+                    process.wait()
+        if number == 0:
+            assert 0 < len(in_lake(session, lake)) < len(journal(migrated_postgres_url)), "nothing was in the middle"
+    with psycopg.connect(migrated_postgres_url) as connection:
+        row = connection.execute("SELECT count(*) FROM dtx.journal").fetchone()
+    run(session, lake, migrated_postgres_url, source="bank", maxRowsPerBatch="100000")
+    assert in_lake(session, lake) == journal(migrated_postgres_url)
+    assert row is not None
+    figures(lines_followed=row[0], kills=2 * KILLS)

@@ -1,0 +1,34 @@
+"""The reconciliation at size: many random fleets beside the reference, and millions of lines beside their truth."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from dtx.pipeline.verdicts import Rules
+from tests.servers.pipeline.test_reconcile import RULES, agree
+
+FLEETS = 20
+LINES = 1_000_000
+
+
+@settings(max_examples=FLEETS, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), rules=RULES)
+def test_spark_and_the_reference_agree_on_many_fleets(spark: SparkSession, seed: int, rules: Rules) -> None:
+    agree(spark, seed, rules)
+
+
+def test_every_anomaly_among_a_million_lines_is_found(figures: Callable[..., None]) -> None:
+    """Precision and recall of every verdict are 1: the program ends with 1 otherwise."""
+    words = ["--lines", str(LINES), "--anomalies", "1000", "--memory", "3", "--no-duckdb"]
+    command = [sys.executable, "-m", "benchmarks.reconcile", *words]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *_, row = done.stdout.strip().splitlines()
+    lines, branches, _who, seconds, *_ = row.split()
+    counts = [int(count.replace(",", "")) for count in (lines, branches)]
+    figures(lines_reconciled=counts[0], branches_reconciled=counts[1], seconds_to_reconcile=float(seconds))

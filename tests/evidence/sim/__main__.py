@@ -1,0 +1,74 @@
+"""``python -m tests.evidence.sim``: run seeds of the simulation until the time, the steps or the seeds are used up.
+
+Prints a line of progress now and then; a seed that fails is shrunk and printed with its trace.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from itertools import count
+
+from tests.evidence.sim.run import Result, shrink, simulate
+
+_PROGRESS = 10.0
+"""Seconds between two lines."""
+
+
+def report(result: Result) -> str:
+    """What went wrong, and how to see it again."""
+    smallest = shrink(result)
+    lines = [
+        f"seed {result.seed} ({result.shape}) fails:",
+        *(f"  {text}" for text in smallest.violations or result.violations),
+        f"with these of {len(result.plan)} troubles ({smallest.steps:,} steps):",
+        *(f"  {trouble}" for trouble in smallest.plan),
+        "and this at the end of the trace:",
+        *(f"  {text}" for text in smallest.trace[-150:]),
+        f"again: python -m tests.evidence.sim --first {result.seed} --seeds 1",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run seeds; the exit code is 1 when one has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=0, help="so many seeds; 0: no limit")
+    parser.add_argument("--steps", type=int, default=0, help="so many steps; 0: no limit")
+    parser.add_argument("--seconds", type=float, default=0, help="so long; 0: no limit")
+    parser.add_argument("--keep-going", action="store_true", help="do not end with the first seed that fails")
+    given = parser.parse_args()
+    began = told = time.monotonic()
+    steps = branches = repeated = failed = 0
+    answers: Counter[str] = Counter()
+    for done in count():
+        seed = given.first + done
+        took = time.monotonic() - began
+        over = (given.seeds and done >= given.seeds) or (given.steps and steps >= given.steps)
+        over = over or (given.seconds and took >= given.seconds)
+        if over or time.monotonic() - told > _PROGRESS:
+            told = time.monotonic()
+            print(
+                f"{took:6.0f} s  {done:,} seeds, {steps:,} steps, {branches:,} branches, {repeated:,} messages "
+                f"repeated where that is allowed, {failed} seeds failed",
+                flush=True,
+            )
+        if over:
+            break
+        result = simulate(seed)
+        steps += result.steps
+        branches += result.branches
+        repeated += result.repeated
+        answers += result.answers
+        if result.failed:
+            failed += 1
+            print(report(result), flush=True)
+            if not given.keep_going:
+                return 1
+    print("answers: " + ", ".join(f"{answer} {number:,}" for answer, number in sorted(answers.items())))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Clients of the simulation: a connection to dtx with one selected channel, and what is asked on it."""
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from dtx.store.rabbitmq.service import Broker, ServiceConnection
+from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
+from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
+from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import split_xids
+from dtx.xa.codes import XaFlag
+from dtx.xa.xid import Xid
+from tests.evidence.sim.instance import PORT
+
+PATIENCE: Final = 40.0
+"""Seconds for one answer; then the connection is given up."""
+_PERSISTENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x02"})
+GONE: Final = (UpstreamLost, ChannelClosed, OSError, TimeoutError)
+"""Whatever ends the work on a connection."""
+
+
+class _Connection(ServiceConnection):
+    """One that wants small frames, where *frame_max* is not 0."""
+
+    def __init__(self, broker: Broker, name: str, frame_max: int) -> None:
+        super().__init__(broker, name)
+        self._most = frame_max
+
+    async def open(self, vhost: str) -> None:
+        """Agree on the size of a frame, and open *vhost*."""
+        if self._most:
+            self._agreed = replace(self._agreed, frame_max=self._most)
+            self.frame_max = self._most
+        await super().open(vhost)
+
+
+class Client:
+    """A connection, and a channel on it.
+
+    Args:
+        hosts: where dtx may be; they are tried in turn.
+        frame_max: octets that a frame may have, of either side; 0 for what dtx offers.
+    """
+
+    def __init__(self, hosts: list[str], *, frame_max: int = 0) -> None:
+        self._hosts = hosts
+        self._frame_max = frame_max
+        self._next = 0
+        self._connection: ServiceConnection | None = None
+        self._channel: OwnChannel | None = None
+        self.deliveries: list[tuple[int, bytes, bytes]] = []
+        """Tag, body and queue of what came to the consumer."""
+        self._arrived = asyncio.Event()
+
+    @property
+    def channel(self) -> OwnChannel:
+        """The channel."""
+        assert self._channel is not None
+        return self._channel
+
+    async def open(self, *, select: bool = True) -> None:
+        """Connect to whoever serves, open the channel, and select.
+
+        Raises:
+            GONE: nobody does.
+        """
+        self.close()
+        self._next += 1
+        host = self._hosts[self._next % len(self._hosts)]
+        broker = Broker(host=host, port=PORT, user="guest", password="guest", heartbeat=10)
+        connection = _Connection(broker, "sim", self._frame_max)
+        async with asyncio.timeout(PATIENCE):
+            await connection.login("/")
+        self._connection = connection
+        await self.reopen(select=select)
+
+    async def reopen(self, *, select: bool = True) -> None:
+        """A new channel on the same connection.
+
+        Raises:
+            GONE: the connection is gone.
+        """
+        assert self._connection is not None
+        self.deliveries.clear()
+        async with asyncio.timeout(PATIENCE):
+            self._channel = await OwnChannel(self._connection).open()
+        if select:
+            await self.ask(int(DtxMethod.SELECT).to_bytes(4, "big"), DtxMethod.SELECT_OK)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection and the channel are there."""
+        return (
+            self._connection is not None
+            and not self._connection.is_lost
+            and self._channel is not None
+            and self._channel.closed is None
+        )
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection is there."""
+        return self._connection is not None and not self._connection.is_lost
+
+    def close(self) -> None:
+        """Cut the connection off."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.end("the client closes it")
+
+    async def ask(self, payload: bytes, *answers: int) -> tuple[int, bytes, Content | None]:
+        """A request and its answer.
+
+        Raises:
+            GONE: there is none.
+        """
+        async with asyncio.timeout(PATIENCE):
+            return await self.channel.call(payload, *answers)
+
+    # -- dtx
+
+    async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
+        """dtx-demarcation.start."""
+        return await self._flag(DtxMethod.START, xid, bytes((join | resume << 1,)))
+
+    async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
+        """dtx-demarcation.end."""
+        return await self._flag(DtxMethod.END, xid, bytes((fail | suspend << 1,)))
+
+    async def prepare(self, xid: Xid) -> XaFlag:
+        """dtx-coordination.prepare."""
+        return await self._flag(DtxMethod.PREPARE, xid)
+
+    async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
+        """dtx-coordination.commit."""
+        return await self._flag(DtxMethod.COMMIT, xid, bytes((one_phase,)))
+
+    async def rollback(self, xid: Xid) -> XaFlag:
+        """dtx-coordination.rollback."""
+        return await self._flag(DtxMethod.ROLLBACK, xid)
+
+    async def forget(self, xid: Xid) -> None:
+        """dtx-coordination.forget."""
+        payload = int(DtxMethod.FORGET).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire())
+        await self.ask(payload, DtxMethod.FORGET_OK)
+
+    async def set_timeout(self, xid: Xid, seconds: int) -> None:
+        """dtx-coordination.set-timeout."""
+        await self.ask(encode_call(SetTimeout(xid=xid, timeout=seconds)), DtxMethod.SET_TIMEOUT_OK)
+
+    async def get_timeout(self, xid: Xid) -> int:
+        """dtx-coordination.get-timeout, seconds."""
+        _, answer, _ = await self.ask(encode_call(GetTimeout(xid=xid)), DtxMethod.GET_TIMEOUT_OK)
+        return int.from_bytes(answer[4:8], "big")
+
+    async def _flag(self, method: DtxMethod, xid: Xid, rest: bytes = b"") -> XaFlag:
+        payload = int(method).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
+        _, answer, _ = await self.ask(payload, method + 1)
+        return XaFlag(int.from_bytes(answer[4:6], "big"))
+
+    async def recover(self, *, start: bool = True, end: bool = True) -> list[Xid]:
+        """dtx-coordination.recover: a batch of a scan, by default of one that this call starts and ends."""
+        call = encode_call(Recover(startscan=start, endscan=end))
+        _, answer, _ = await self.ask(call, DtxMethod.RECOVER_OK)
+        assert not self._frame_max or len(answer) + OVERHEAD <= self._frame_max, f"a frame of {len(answer)} octets"
+        table, _ = tables.long_string(answer, 4)
+        (xids,) = (entry.value for entry in tables.entries(table))
+        return [Xid.from_wire(wire) for wire in split_xids(xids)]
+
+    # -- messages
+
+    async def declare(self, queue: bytes) -> None:
+        """A durable queue."""
+        await self.ask(requests.queue_declare(queue, durable=True), keys.QUEUE_DECLARE_OK)
+
+    async def get(self, queue: bytes) -> tuple[int, bytes] | None:
+        """Tag and body of the next message, if there is one."""
+        key, payload, message = await self.ask(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+        if key == keys.BASIC_GET_EMPTY or message is None:
+            return None
+        return content.get_ok(payload).delivery_tag, bytes(message.body)
+
+    async def consume(self, queue: bytes, prefetch: int) -> None:
+        """Have messages delivered."""
+        await self.ask(requests.qos(prefetch), keys.BASIC_QOS_OK)
+
+        def arrived(message: Content) -> None:
+            tag = content.deliver(message.method).delivery_tag
+            self.deliveries.append((tag, bytes(message.body), queue))
+            self._arrived.set()
+
+        self.channel.on_delivery = arrived
+        await self.ask(requests.consume(queue, b""), keys.BASIC_CONSUME_OK)
+
+    async def delivered(self, seconds: float) -> None:
+        """Wait for a delivery, so long at most."""
+        self._arrived.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    def ack(self, tag: int) -> None:
+        """basic.ack."""
+        self._write(method_frame(self.channel.number, requests.ack(tag)))
+
+    def publish(self, queue: bytes, body: bytes) -> None:
+        """A persistent message by the default exchange."""
+        number = self.channel.number
+        frames = (
+            method_frame(number, requests.publish(b"", queue)),
+            header_frame(number, 60, len(body), _PERSISTENT),
+            *body_frames(number, body, 4096),
+        )
+        self._write(b"".join(frames))
+
+    def _write(self, data: bytes) -> None:
+        assert self._connection is not None
+        self._connection.write(data)

@@ -1,0 +1,497 @@
+"""The database of the simulation, at the seam where dtx talks to PostgreSQL.
+
+The lease and the group-committing writer are the real ones. What they run on is a session of :class:`SimDatabase`,
+whose tables are the log's in-memory twin (it passes the same contract tests as PostgreSQL): a group is written as a
+whole or not at all, under an epoch that is proved; its answer comes later, or not at all though it was written. What
+was written is durable: it outlives every crash of dtx. A crash of the database breaks the sessions, and what was under
+way is written or not.
+"""
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+
+from dtx.log import fence, lease
+from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
+from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
+from dtx.log.lease import Lease
+from dtx.log.memory import MemoryDatabase, MemoryLog
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import BranchRecord, LogWrite, Lookup, Work
+from dtx.log.session import Refused, SessionLost
+from dtx.log.statement import CONFLICT, LEASE_LOST, OUT_OF_TURN
+from dtx.log.statements import Turn
+from dtx.log.writer import Writer
+from dtx.xa.xid import Xid
+from tests.evidence.sim.scheduler import Process, SimLoop, current
+
+RM: Final = "dtx"
+RETRY_WINDOW: Final = 10.0
+"""Seconds for which a write waits for a database that is away."""
+_ANSWER_TIMEOUT: Final = 30.0
+Group = Sequence[tuple[LogWrite, bytes]]
+_Bound = tuple[int, Group, Turn | None]
+
+
+class _Tables(MemoryLog):
+    """The twin's tables; who may write is settled elsewhere."""
+
+    def put(self, record: LogWrite) -> None:
+        """Write *record*.
+
+        Raises:
+            LogConflict: it does not fit.
+        """
+        self._apply(record)
+
+    def look(self, vhost: str, xid: Xid) -> BranchRecord | None:
+        """The row of *xid*."""
+        row = self._row(vhost, xid)
+        return None if row is None else row.branch
+
+    @property
+    def lease_valid(self) -> bool:
+        """Reading tables needs no lease; whether to believe what was read does."""
+        return True
+
+
+@dataclass(slots=True)
+class _LeaseRow:
+    instance: UUID
+    process: str
+    holder: str
+    epoch: int
+    expires_at: float
+
+
+@dataclass(slots=True)
+class SimDatabase:
+    """What is durable, and who may write.
+
+    Args:
+        loop: the scheduler.
+    """
+
+    loop: SimLoop
+    tables: _Tables = field(default_factory=lambda: _Tables(RM, MemoryDatabase()))
+    lease: _LeaseRow | None = None
+    away: bool = False
+    """Nobody gets a connection."""
+    slow: float = 0.001
+    sessions: "dict[SimSession, None]" = field(default_factory=dict)
+    written: list[tuple[float, int, str, LogWrite]] = field(default_factory=list)
+    """Every record that became durable: time, epoch, process."""
+    seen: dict[bytes, None] = field(default_factory=dict)
+    """Ids of the records, by which a writer that lost its session finds out what was written."""
+    on_write: Callable[[LogWrite], None] | None = None
+    writers: dict[int, str] = field(default_factory=dict)
+    """By epoch, the process that wrote under it."""
+    violations: list[str] = field(default_factory=list)
+    lost_answers: int = 0
+    """So many of the next groups are written, and nobody hears of it."""
+    lost_groups: int = 0
+    """So many of the next groups are not written, and nobody hears of it."""
+
+    async def pause(self) -> None:
+        """One way over the network and through the database."""
+        random = self.loop.random
+        await asyncio.sleep(random.random() * self.slow * (100 if random.random() < 0.01 else 1))
+
+    async def connect(self) -> None:
+        """Reach the database.
+
+        Raises:
+            OSError: it is away.
+        """
+        await self.pause()
+        if self.away:
+            raise ConnectionRefusedError("the database is away")
+
+    def crash(self) -> None:
+        """The database dies: sessions break, in whatever they are doing."""
+        self.away = True
+        for session in list(self.sessions):
+            session.end()
+
+    # -- writing
+
+    def write(self, epoch: int, group: Group, session: "SimSession", process: Process, turn: Turn | None) -> None:
+        """One transaction.
+
+        Raises:
+            Refused: nothing was written.
+        """
+        row = self.lease
+        if row is None or row.epoch != epoch:
+            raise Refused(LEASE_LOST, "another dtx has the lease")
+        if turn is not None and turn.behind not in {0, session.turn}:
+            raise Refused(OUT_OF_TURN, "the group before was not written")
+        if self.writers.setdefault(epoch, process.name) != process.name:
+            self.violations.append(f"{process.name} wrote under epoch {epoch} of {self.writers[epoch]}")
+        before = self._snapshot() if len(group) > 1 else None
+        try:
+            for record, _ in group:
+                self.tables.put(record)
+        except LogConflict as conflict:
+            if before is not None:
+                self._restore(before)
+            raise Refused(CONFLICT, str(conflict)) from None
+        if turn is not None:
+            session.turn = turn.mine
+        for record, line in group:
+            self.seen[line] = None
+            self.written.append((self.loop.now, epoch, process.name, record))
+            if self.on_write is not None:
+                self.on_write(record)
+
+    def _snapshot(self) -> Any:
+        database = self.tables.database
+        rows = {key: copy.copy(row) for key, row in database.rows.items()}
+        for row in rows.values():
+            row.work = dict(row.work)
+        tables = {name: dict(getattr(database.messages, name)) for name in _DICTS}
+        return rows, (len(database.journal), len(database.archive)), tables
+
+    def _restore(self, snapshot: Any) -> None:
+        rows, lines, tables = snapshot
+        database = self.tables.database
+        database.rows.clear()
+        database.rows.update(rows)
+        del database.journal[lines[0] :], database.archive[lines[1] :]
+        for name, table in tables.items():
+            mine = getattr(database.messages, name)
+            mine.clear()
+            mine.update(table)
+
+    # -- the lease's statements
+
+    def execute(self, statement: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
+        """One of the statements of :mod:`dtx.log.lease`; the row that it returns."""
+        row, now = self.lease, self.loop.now
+        match statement:
+            case lease._HOLDER:
+                return None if row is None else (row.holder, row.process, row.instance)
+            case lease._TAKE:
+                if row is not None and not (row.expires_at < now or row.instance == values["dead"]):
+                    return None
+                epoch = 1 if row is None else row.epoch + 1
+                self.lease = _LeaseRow(
+                    values["instance"], values["process"], values["holder"], epoch, now + values["ttl"]
+                )
+                return (epoch,)
+            case lease._RENEW:
+                if row is None or row.instance != values["instance"]:
+                    return None
+                row.expires_at = now + values["ttl"]
+                return (row.epoch,)
+            case lease._RELEASE:
+                if row is not None and row.instance == values["instance"]:
+                    row.expires_at = float("-inf")
+                return None
+            case _:
+                raise AssertionError(f"not a statement of the lease: {statement}")
+
+    def raise_epoch(self, instance: UUID) -> int:
+        """See :func:`dtx.log.fence.raise_epoch`.
+
+        Raises:
+            LeaseLost: another dtx has the lease.
+        """
+        if self.lease is None or self.lease.instance != instance:
+            raise LeaseLost("another dtx has taken the lease")
+        self.lease.epoch += 1
+        return self.lease.epoch
+
+
+_DICTS: Final = ("messages", "_exchanges", "_queues", "_bindings")
+
+
+class SimSession:
+    """A session of the writer; see :class:`dtx.log.session.Session`."""
+
+    def __init__(self, database: SimDatabase) -> None:
+        self.database = database
+        self.alive = True
+        self.turn = 0
+        """Of the last group that was written: a setting of the session, as PostgreSQL keeps it."""
+        self._process = current()
+        self._loop = asyncio.get_running_loop()
+        self._on_their_way: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._on_their_way_back: deque[tuple[asyncio.Future[Any], Any, Exception | None]] = deque()
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        database.sessions[self] = None
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self.alive = False
+        self.database.sessions.pop(self, None)
+        if self._process.alive and self._waiting:
+            self._process.call(0, self._break)
+
+    async def run(self, bound: "_Bound") -> None:
+        """One transaction there and back.
+
+        Raises:
+            Refused: nothing was written.
+            SessionLost: not known.
+        """
+        await self.send(bound)
+
+    def send(self, bound: "_Bound") -> "asyncio.Future[Any]":
+        """The same; what is sent meanwhile comes behind it."""
+        epoch, group, turn = bound
+        return self.begin(lambda: self.database.write(epoch, group, self, self._process, turn))
+
+    async def over(self, work: Callable[[], Any]) -> Any:
+        """Do *work* in the database; what happens in between is not known to whoever asked.
+
+        Raises:
+            SessionLost: not known.
+        """
+        return await self.begin(work)
+
+    def begin(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        """The same, whoever waits."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        if not self.alive:
+            answer.set_exception(SessionLost("the connection to the database is closed"))
+            return answer
+        self._waiting[answer] = None
+        overdue = self._loop.call_later(_ANSWER_TIMEOUT, self.end)
+        answer.add_done_callback(lambda _: overdue.cancel())
+        self._on_their_way.append((work, answer))
+        # In the world, not in the process: what was sent is done, whoever sent it may be dead by then.
+        self.database.loop.in_world(self._delay(), self._arrive)
+        return answer
+
+    def _arrive(self) -> None:
+        work, answer = self._on_their_way.popleft()
+        database, process = self.database, self._process
+        if not self.alive and database.loop.random.random() < 0.5:
+            return
+        if database.lost_groups:
+            database.lost_groups -= 1
+            self.end()
+            return
+        try:
+            result, error = work(), None
+        except (Refused, LeaseLost) as refused:
+            result, error = None, refused
+        if database.lost_answers:
+            database.lost_answers -= 1
+            self.end()
+        elif process.alive and self.alive:
+            self._on_their_way_back.append((answer, result, error))
+            process.call(self._delay(), self._return)
+
+    def _return(self) -> None:
+        answer, result, error = self._on_their_way_back.popleft()
+        self._waiting.pop(answer, None)
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    def _break(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(SessionLost("the connection to the database was lost"))
+
+    def _delay(self) -> float:
+        random = self.database.loop.random
+        return random.random() * self.database.slow * (100 if random.random() < 0.01 else 1)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.end()
+
+
+class _LeaseConnection:
+    """The lease's connection: it runs four statements."""
+
+    closed = False
+
+    def __init__(self, database: SimDatabase) -> None:
+        self._session = SimSession(database)
+
+    async def execute(self, statement: str, values: dict[str, Any]) -> "_Cursor":
+        """Run it.
+
+        Raises:
+            psycopg.OperationalError: the connection is gone, nobody knows whether it was done.
+        """
+        try:
+            return _Cursor(await self._session.over(lambda: self._session.database.execute(statement, values)))
+        except SessionLost as lost:
+            self.closed = True
+            raise psycopg.OperationalError(str(lost)) from None
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.closed = True
+        self._session.end()
+
+
+class _Cursor:
+    def __init__(self, row: tuple[Any, ...] | None) -> None:
+        self._row = row
+
+    async def fetchone(self) -> tuple[Any, ...] | None:
+        """The row."""
+        return self._row
+
+
+class _SimLease(Lease):
+    """The real lease, on a connection of the simulation."""
+
+    database: SimDatabase
+
+    async def _connect(self, seconds: float) -> Any:
+        if self._connection is None or self._connection.closed:
+            try:
+                await self.database.connect()
+            except OSError as error:
+                raise LogUnavailable(f"cannot connect: {error}") from None
+            self._connection = _LeaseConnection(self.database)  # type: ignore[assignment]
+        return self._connection
+
+
+class _SimReaders:
+    """What reads; the tables are the twin's."""
+
+    def __init__(self, database: SimDatabase) -> None:
+        self._database = database
+        self._tables = database.tables
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def _go(self) -> None:
+        database = self._database
+        await database.pause()
+        if database.away:
+            raise LogUnavailable("the database is away")
+
+    async def load(self) -> AsyncIterator[BranchRecord]:
+        """Every branch."""
+        await self._go()
+        for record in [record async for record in self._tables.load()]:
+            yield record
+
+    async def read_work(self, branch_id: UUID) -> list[Work]:
+        """The work of a branch."""
+        await self._go()
+        found = await self._tables.read_work(branch_id)
+        await self._database.pause()
+        return found
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """The same, wherever the messages are."""
+        await self._go()
+        found = await self._tables.read_messages_of(branch_id)
+        await self._database.pause()
+        return found
+
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """What the tables say."""
+        await self._go()
+        found = await self._tables.lookup(vhost, xid, branch_id)
+        await self._database.pause()
+        return found
+
+    async def load_definitions(self) -> Definitions:
+        """All topology."""
+        await self._go()
+        return await self._tables.load_definitions()
+
+    async def load_queues(
+        self, queues: Sequence[int], *, detailed: Collection[int] = ()
+    ) -> AsyncIterator[QueueContents]:
+        """What is in them."""
+        await self._go()
+        async for contents in self._tables.load_queues(queues, detailed=detailed):
+            yield contents
+
+    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
+        """Messages."""
+        await self._go()
+        found = await self._tables.read_messages(slots, octets)
+        await self._database.pause()
+        return found
+
+    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
+        """Those that are there."""
+        await self._go()
+        return await self._tables.which_exist(slots)
+
+    async def stray_queues(self, known: Collection[int]) -> list[int]:
+        """Queues that nobody knows."""
+        await self._go()
+        return await self._tables.stray_queues(known)
+
+
+class SimLog(PostgresLog):
+    """The real log, put together of the real lease, the real writer, and the database of the simulation."""
+
+    def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
+        name = current().name
+        super().__init__(
+            "postgresql://sim@nowhere/sim", RM, holder=name, lease_ttl=lease_ttl, on_lease_lost=on_lost,
+            on_failed=on_lost,
+        )  # fmt: skip
+        self.database = database
+
+    async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
+        """Take the lease, begin to write; waits while another dtx has it."""
+        assert wait, "no command runs in the simulation"
+        self._lease = lease_ = _SimLease(self._dsn, RM, self._holder, ttl=self._lease_ttl, on_lost=self._on_lease_lost)
+        lease_.database = self.database
+        await lease_.take(on_standby=on_standby)
+        self._writer = Writer(
+            self._dsn, RM, lease_, durable=True, retry_window=RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
+            on_failed=self._on_failed,
+        )  # fmt: skip
+        await self._writer.start()
+        readers: Any = _SimReaders(self.database)
+        self._readers = self._messages = readers
+
+
+def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> "_Bound":
+    """In place of :func:`dtx.log.statements.bind_group`: the records themselves."""
+    return epoch, list(group), turn
+
+
+async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:
+    """In place of :func:`dtx.log.fence.raise_epoch`."""
+    epoch = await session.over(lambda: session.database.raise_epoch(instance))
+    assert isinstance(epoch, int)
+    return epoch
+
+
+async def was_applied(session: SimSession, _rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
+    """In place of :func:`dtx.log.fence.was_applied`."""
+    records = list(group)
+    if fence._trace(b"", records) is None:
+        return False  # it leaves no trace, and may be written again
+    return bool(await session.over(lambda: all(line in session.database.seen for _, line in records)))
+
+
+def connector(database: SimDatabase) -> Any:
+    """In place of :class:`dtx.log.session.Session`."""
+
+    class Sessions:
+        @staticmethod
+        async def connect(*_: object, **__: object) -> SimSession:
+            await database.connect()
+            return SimSession(database)
+
+    return Sessions

@@ -1,0 +1,350 @@
+"""Mistakes that dtx does not make, put into it: each must be found, else the simulation proves nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from unittest.mock import patch
+
+from dtx.log import writer
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
+from dtx.log.statements import Turn
+from dtx.manager import effects, quick
+from dtx.manager.broker import BrokerEffects
+from dtx.manager.durable import BrokerDurable
+from dtx.manager.entry import Entry
+from dtx.manager.local import LocalDurable
+from dtx.manager.operators import Action, Done, Operators, Order
+from dtx.manager.upkeep import Upkeep
+from dtx.store.api import UnitOutcome
+from dtx.store.postgres.store import PostgresStore
+from dtx.store.rabbitmq.lane import Lane
+from dtx.store.rabbitmq.receipts import Receipts, Scan
+from dtx.xa.codes import Heuristic, XaFlag
+from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist, Request, State
+from tests.evidence.sim.run import Shape
+
+Change = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One mistake.
+
+    Args:
+        name: what is wrong, for people.
+        changes: where, what, by what.
+        shape: in which runs it must be found.
+        seeds: within so many.
+        first: of these, where many that find nothing come before one that does.
+    """
+
+    name: str
+    changes: Callable[[], Sequence[Change]]
+    shape: Shape
+    seeds: int = 150
+    first: int = 0
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Dtx makes this mistake."""
+        patches = [patch.object(where, what, by) for where, what, by in self.changes()]
+        for change in patches:
+            change.start()
+        try:
+            yield
+        finally:
+            for change in reversed(patches):
+                change.stop()
+
+
+_KILLED: Final = ("the active dtx is killed at a write", "dtx is killed")
+_ALONGSIDE: Final = Shape(troubles=10, kinds=_KILLED)
+_SLOW: Final = Shape(troubles=4, kinds=_KILLED, database=0.05)
+_BROKER_DIES: Final = Shape(troubles=8, exact=False, kinds=("the broker is killed", *_KILLED))
+_SEPARATED: Final = Shape(troubles=10, kinds=("dtx and the broker are separated", "dtx is stopped", *_KILLED))
+_LOST: Final = Shape(troubles=20, kinds=("dtx loses its connections to the broker",))
+_AGAIN: Final = Shape(
+    troubles=20, kinds=("dtx loses the broker at a write and is killed", "dtx loses its connections to the broker")
+)
+_LONG_WAITS: Final = Shape(troubles=8, kinds=("the database is away", "the active dtx is killed at a write"))
+_AWAY: Final = Shape(troubles=3, kinds=("the database is away for long",))
+_IN_PART: Final = Shape(troubles=40, joins=0.9, kinds=("a connection to the broker breaks at a write",))
+_ORDERS: Final = Shape(troubles=10, operators=True, kinds=_KILLED, database=0.02)
+_REFUSED: Final = Shape(troubles=4, operators=True, exact=False, refusing=True, kinds=_KILLED)
+_WRITE_LOST: Final = Shape(
+    broker=False, troubles=30, applications=6, database=0.05, kinds=("a write is neither done nor answered",)
+)
+_STANDALONE: Final = Shape(broker=False, troubles=6, database=0.05, kinds=_KILLED)
+
+
+def _answer_first() -> Sequence[Change]:
+    """The answer goes out before the write that it promises."""
+    step: Any = effects.__dict__["step"]
+
+    def hasty(*args: Any) -> tuple[Any, tuple[Effect, ...]]:
+        branch, planned = step(*args)
+        answers = tuple(effect for effect in planned if isinstance(effect, Answer))
+        if answers and any(isinstance(effect, (Persist, Complete)) for effect in planned):
+            planned = (*answers, *(effect for effect in planned if not isinstance(effect, Answer)))
+        return branch, planned
+
+    return [(effects, "step", hasty), (quick, "step", hasty)]
+
+
+def _no_decision() -> Sequence[Change]:
+    """Phase two begins without the decision in the log."""
+    persist = BrokerDurable.persist
+
+    async def forgetful(self: BrokerDurable, entry: Entry, state: Any, now: float, actor: str) -> None:
+        if entry.record is not None and state.value == "committing":
+            entry.record = replace(entry.record, units=(self._store.next_unit(entry.vhost),))
+            return
+        await persist(self, entry, state, now, actor)
+
+    return [(BrokerDurable, "persist", forgetful)]
+
+
+def _no_lock() -> Sequence[Change]:
+    """A unit is decided on while the connection that sent it may still act."""
+
+    async def at_once(self: Lane, lock: str) -> None:
+        await asyncio.sleep(0)
+
+    return [(Lane, "_until_free", at_once)]
+
+
+def _marker_ignored() -> Sequence[Change]:
+    """A receipt that is not there proves something even after a restart of the broker."""
+    left_by = Receipts.left_by
+
+    async def believing(self: Receipts, lock: str, upstream: Any) -> Scan:
+        found = await left_by(self, lock, upstream)
+        return Scan(found.nonces, _Everything())
+
+    return [(Receipts, "left_by", believing)]
+
+
+def _out_of_turn() -> Sequence[Change]:
+    """A group is written though the one before it was not."""
+    return [(writer, "Turn", lambda mine, _: Turn(mine, 0))]
+
+
+class _Everything(frozenset[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def _unknown_is_never() -> Sequence[Change]:
+    """What nobody knows is taken for something that did not happen."""
+    resolve = Lane.resolve
+
+    async def sure(self: Lane, unit: Unit) -> UnitOutcome:
+        outcome = await resolve(self, unit)
+        return UnitOutcome.NEVER if outcome is UnitOutcome.UNKNOWN else outcome
+
+    return [(Lane, "resolve", sure)]
+
+
+def _always_again() -> Sequence[Change]:
+    """A unit whose connection was lost is sent again without asking."""
+
+    async def never(self: Lane, unit: Unit) -> UnitOutcome:
+        return UnitOutcome.NEVER
+
+    return [(Lane, "resolve", never)]
+
+
+def _log_not_read() -> Sequence[Change]:
+    """A start does not read the log, and what is not in memory counts as unknown."""
+
+    async def load(self: PostgresLog) -> AsyncIterator[BranchRecord]:
+        nothing: list[BranchRecord] = []
+        for record in nothing:
+            yield record
+
+    async def lookup(self: PostgresLog, vhost: str, xid: Any, branch_id: Any = None) -> Lookup:
+        return Lookup()
+
+    return [(PostgresLog, "load", load), (PostgresLog, "lookup", lookup)]
+
+
+def _not_put_back() -> Sequence[Change]:
+    """Consumed messages of a branch that is rolled back are not put back."""
+    return [(BrokerEffects, "put_back", _pretend("put-back"))]
+
+
+def _pretend(operation: str) -> Any:
+    async def done(self: BrokerEffects, entry: Entry) -> Any:
+        return Happened(operation=Operation(operation), vote=entry.vote)
+
+    return done
+
+
+def _shown_early() -> Sequence[Change]:
+    """Standalone: messages of a prepared branch are seen before it commits."""
+    voted = LocalDurable.voted
+
+    def hasty(self: LocalDurable, entry: Entry, vote: Any) -> None:
+        voted(self, entry, vote)
+        record = entry.record
+        assert record is not None
+        self._store.committed(record.published or (), ())
+
+    return [(LocalDurable, "voted", hasty)]
+
+
+def _not_hidden() -> Sequence[Change]:
+    """Standalone: a restart forgets what prepared branches hold."""
+    return [(PostgresStore, "restore", lambda *_: None)]
+
+
+def _unit_not_logged() -> Sequence[Change]:
+    """A unit that is sent in the place of a lost one is remembered, and not in the log."""
+
+    async def forgetful(self: BrokerDurable, entry: Entry, unit: Unit) -> None:
+        assert entry.record is not None
+        others = (other for other in entry.record.units if other.number != unit.number)
+        entry.record = replace(entry.record, units=(*others, unit))
+
+    return [(BrokerDurable, "assign", forgetful)]
+
+
+def _purged_early() -> Sequence[Change]:
+    """Receipts are purged though the log may not have what they prove."""
+    use = Receipts.use
+
+    def hasty(self: Receipts, unit: Unit) -> bytes:
+        queue = use(self, unit)
+        self.logged(unit)
+        return queue
+
+    return [(Receipts, "use", hasty)]
+
+
+def _no_doubt() -> Sequence[Change]:
+    """A write whose outcome is not known is taken for one that was not done."""
+    failed = BrokerDurable.failed
+
+    def sure(self: BrokerDurable, entry: Entry, *rest: Any) -> Any:
+        error = failed(self, entry, *rest)
+        entry.doubt = False
+        return error
+
+    return [(BrokerDurable, "failed", sure)]
+
+
+def _never_taken_put_back() -> Sequence[Change]:
+    """A branch that was taken in part puts back what never left its queue."""
+
+    def everything(self: BrokerDurable, entry: Entry) -> tuple[int, ...]:
+        return tuple(work.position for work in entry.cached or () if work.kind is WorkKind.PUBLISH)
+
+    return [(BrokerDurable, "_not_taken", everything)]
+
+
+def _one_outcome() -> Sequence[Change]:
+    """Whatever an operator has decided, the transaction manager is told that it was a commit."""
+    return [(Heuristic, "flag", property(lambda _: XaFlag.HEURCOM))]
+
+
+def _forgets_by_itself() -> Sequence[Change]:
+    """Operators: what was decided begins before it is in the log."""
+    decide: Any = BrokerDurable._decide
+
+    async def forgetful(self: BrokerDurable, entry: Entry, record: BranchRecord, state: Any, *rest: Any) -> None:
+        if state.value.startswith("heuristic-"):
+            entry.record = replace(record, units=(self._store.next_unit(entry.vhost),), outcome=rest[0])
+            return
+        await decide(self, entry, record, state, *rest)
+
+    return [(BrokerDurable, "_decide", forgetful)]
+
+
+def _goes_where_it_was_to_go() -> Sequence[Change]:
+    """Operators: what a branch has in memory does not hear that a message goes elsewhere."""
+    redirect = BrokerDurable.redirect
+
+    async def stale(self: BrokerDurable, entry: Entry, *rest: Any) -> None:
+        cached = entry.cached
+        await redirect(self, entry, *rest)
+        entry.cached = cached
+
+    return [(BrokerDurable, "redirect", stale)]
+
+
+def _redirected_in_memory() -> Sequence[Change]:
+    """Operators: that a message goes elsewhere is not in the log."""
+
+    async def forgetful(self: BrokerDurable, entry: Entry, to: Redirect, *_: Any) -> None:
+        if entry.cached is not None:
+            entry.cached = [redirected(item, to) if item.position == to.position else item for item in entry.cached]
+
+    return [(BrokerDurable, "redirect", forgetful)]
+
+
+def _retried_in_vain() -> Sequence[Change]:
+    """Operators: a retry is said to be done when it has begun."""
+    carry_out = Operators.carry_out
+
+    async def hasty(self: Operators, order: Order) -> Done:
+        if order.action is not Action.RETRY:
+            return await carry_out(self, order)
+        _, forecast, _, _ = await self._judge(order)
+        return Done(forecast=forecast, answer="xa-ok", state=forecast.becomes, version=None)
+
+    return [(Operators, "carry_out", hasty)]
+
+
+def _impatient(state: State, operation: Operation) -> Sequence[Change]:
+    """Every few seconds dtx does by itself what others have to ask for."""
+    revive = Upkeep._revive
+
+    def impatient(self: Upkeep) -> None:
+        for entry in list(self._branches):
+            if entry.branch.state is state and not entry.busy and not entry.doubt:
+                entry.busy = True
+                event = Request(operation=operation, vote=entry.vote)
+                self._spawn(self._run(entry, event, lambda _: None, "dtx"))
+        revive(self)
+
+    return [(Upkeep, "_revive", impatient)]
+
+
+def _prepared_times_out() -> Sequence[Change]:
+    """What is prepared is rolled back when its transaction manager takes its time."""
+    return _impatient(State.PREPARED, Operation.ROLLBACK)
+
+
+def _outcomes_are_forgotten() -> Sequence[Change]:
+    """What an operator has decided is forgotten though no transaction manager has heard of it."""
+    return _impatient(State.HEURISTIC, Operation.FORGET)
+
+
+MUTATIONS: Final = (
+    Mutation(name="an answer before its write", changes=_answer_first, shape=_SLOW),
+    Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
+    Mutation(name="phase two without a decision", changes=_no_decision, shape=_SLOW),
+    Mutation(name="locks are not waited for", changes=_no_lock, shape=_SEPARATED),
+    Mutation(name="a broker's restart is overlooked", changes=_marker_ignored, shape=_BROKER_DIES),
+    Mutation(name="unknown is taken for never", changes=_unknown_is_never, shape=_BROKER_DIES),
+    Mutation(name="units are repeated without asking", changes=_always_again, shape=_LOST),
+    Mutation(name="404 without a look at the log", changes=_log_not_read, shape=_ALONGSIDE),
+    Mutation(name="nothing is put back", changes=_not_put_back, shape=_SLOW),
+    Mutation(name="prepared messages are seen", changes=_shown_early, shape=_STANDALONE),
+    Mutation(name="a new unit is not in the log", changes=_unit_not_logged, shape=_AGAIN),
+    Mutation(name="receipts are purged too early", changes=_purged_early, shape=_LONG_WAITS),
+    Mutation(name="a group is written out of turn", changes=_out_of_turn, shape=_WRITE_LOST),
+    Mutation(name="unknown writes are taken for none", changes=_no_doubt, shape=_AWAY, first=110),
+    Mutation(name="what was never taken is put back", changes=_never_taken_put_back, shape=_IN_PART),
+    Mutation(name="one outcome for all orders", changes=_one_outcome, shape=_ORDERS),
+    Mutation(name="orders are not in the log", changes=_forgets_by_itself, shape=_ORDERS),
+    Mutation(name="a redirected message goes where it was to go", changes=_goes_where_it_was_to_go, shape=_REFUSED),
+    Mutation(name="redirects are not in the log", changes=_redirected_in_memory, shape=_REFUSED),
+    Mutation(name="a retry is done when it has begun", changes=_retried_in_vain, shape=_REFUSED),
+    Mutation(name="what is prepared times out", changes=_prepared_times_out, shape=Shape(troubles=1)),
+    Mutation(name="heuristic outcomes are forgotten", changes=_outcomes_are_forgotten, shape=_ORDERS, first=20),
+    Mutation(name="a restart shows what branches hold", changes=_not_hidden, shape=_STANDALONE),
+)

@@ -1,0 +1,229 @@
+"""More mistakes that dtx does not make: in pages of recover, tombstones, suspended branches and timeouts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from dtx.manager import TransactionManager, Who
+from dtx.manager.branches import Branches
+from dtx.manager.entry import Entry
+from dtx.manager.scan import Scan
+from dtx.manager.upkeep import Upkeep
+from dtx.server import demarcation
+from dtx.server.coordination import Coordination
+from dtx.server.demarcation import Demarcation
+from dtx.wire.amqp09 import calls
+from dtx.xa import branch
+from dtx.xa.codes import XaFlag
+from dtx.xa.model import Answer, Association, ChannelLost, Happened, Operation, end_operation
+from dtx.xa.model import Demarcation as Demarcated
+from dtx.xa.table import ASSOCIATIONS, TRANSITIONS
+from dtx.xa.xid import Xid
+from tests.evidence.sim.mutations import Change, Mutation
+from tests.evidence.sim.run import Shape
+
+_EXPLORED: Final = Shape(troubles=0, applications=1, explorers=3, seconds=10.0)
+_HOARDED: Final = Shape(troubles=0, applications=1, hoards=True, seconds=4.0)
+
+
+def _skipped() -> Sequence[Change]:
+    """A page of recover begins one behind the end of the last one."""
+    turn = Scan.next
+
+    def hasty(self: Scan, fits: Callable[[Sequence[Xid], int], int], *, end: bool) -> Sequence[Xid]:
+        batch = turn(self, fits, end=end)
+        self._position += bool(self._snapshot)
+        return batch
+
+    return [(Scan, "next", hasty)]
+
+
+def _no_snapshot() -> Sequence[Change]:
+    """A scan goes on in a list that has changed since it began."""
+    recover = Coordination._recover
+
+    async def fresh(self: Coordination, call: calls.Recover, who: Who, frame_max: int) -> bytes:
+        if self.scan is not None and not call.startscan:
+            self.scan._snapshot = await self._manager.in_doubt(who)
+        return await recover(self, call, who, frame_max)
+
+    return [(Coordination, "_recover", fresh)]
+
+
+def _always_the_first_page() -> Sequence[Change]:
+    """Whoever starts and ends a scan with each call gets its first page for ever."""
+    begin = Scan.begin
+
+    def forgetful(self: Scan, snapshot: Sequence[Xid], *, end: bool) -> None:
+        self._after = None
+        begin(self, snapshot, end=end)
+
+    return [(Scan, "begin", forgetful)]
+
+
+def _tombstones_stay() -> Sequence[Change]:
+    """A tombstone answers each rollback that comes."""
+    take = Branches._take_tombstone
+
+    def lasting(self: Branches, who: Who, xid: Xid) -> XaFlag | None:
+        tombstone = self._tombstones.get((who.vhost, xid))
+        flag = take(self, who, xid)
+        if tombstone is not None:
+            self._tombstones[who.vhost, xid] = tombstone
+        return flag
+
+    return [(Branches, "_take_tombstone", lasting)]
+
+
+def _no_tombstones() -> Sequence[Change]:
+    """A branch that has voted no is unknown to the rollback that comes behind."""
+    return [(Branches, "bury", lambda *_: None)]
+
+
+def _tombstones_outlive() -> Sequence[Change]:
+    """An xid that begins anew finds the tombstone of what it was before."""
+    return [(Branches, "reuse", lambda *_: None)]
+
+
+def _suspended_is_ended() -> Sequence[Change]:
+    """What is suspended counts as ended: it may vote."""
+    suspends = Association.ASSOCIATED, Operation.SUSPEND
+    return [(branch, "ASSOCIATIONS", ASSOCIATIONS | {suspends: Association.NONE})]
+
+
+def _anybody_resumes() -> Sequence[Change]:
+    """A channel resumes what another one has suspended."""
+    resumes = Association.NONE, Operation.RESUME
+    return [(branch, "ASSOCIATIONS", ASSOCIATIONS | {resumes: Association.ASSOCIATED})]
+
+
+def _resumed_in_name() -> Sequence[Change]:
+    """What is done behind a resume is no work of the branch."""
+    run = Demarcation._run
+
+    def absent(self: Demarcation, call: calls.Start | calls.End, who: Who) -> bytes | None:
+        frame = run(self, call, who)
+        if isinstance(call, calls.Start) and call.resume:
+            self.branch = None
+        return frame
+
+    return [(Demarcation, "_run", absent)]
+
+
+def _suspended_in_name() -> Sequence[Change]:
+    """What is done while the branch is suspended is its work, too."""
+    run = Demarcation._run
+
+    def present(self: Demarcation, call: calls.Start | calls.End, who: Who) -> bytes | None:
+        worked_for = self.branch
+        if isinstance(call, calls.Start):
+            self.branch = None
+        frame = run(self, call, who)
+        if isinstance(call, calls.End) and call.suspend:
+            self.branch = worked_for
+        return frame
+
+    return [(Demarcation, "_run", present)]
+
+
+def _failure_is_success() -> Sequence[Change]:
+    """To end with fail is to end."""
+
+    def mild(*, fail: bool, suspend: bool) -> Operation:
+        return end_operation(fail=False, suspend=suspend)
+
+    return [(demarcation, "end_operation", mild)]
+
+
+def _doomed_is_joined() -> Sequence[Change]:
+    """Somebody joins what can only be rolled back, and hears nothing of that."""
+    joins = {
+        key: replace(rule, effects=(Answer(flag=XaFlag.OK),))
+        for key, rule in TRANSITIONS.items()
+        if key[1] is Operation.JOIN
+    }
+    return [(branch, "TRANSITIONS", TRANSITIONS | joins)]
+
+
+def _death_is_an_end() -> Sequence[Change]:
+    """A channel that dies in a branch has ended its work, as far as it has come."""
+    befall = Branches.befall
+
+    def mild(self: Branches, entry: Entry, event: ChannelLost | Happened) -> None:
+        if isinstance(event, ChannelLost) and event.channel in entry.branch.associations and not entry.busy:
+            ended = Demarcated(operation=Operation.END, channel=event.channel)
+            entry.branch, _ = branch.step(entry.branch, ended, self._clock())
+        else:
+            befall(self, entry, event)
+
+    return [(Branches, "befall", mild)]
+
+
+def _timeout_in_name() -> Sequence[Change]:
+    """A timeout is told, and the one before strikes."""
+    set_timeout: Any = TransactionManager.set_timeout
+
+    async def deaf(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
+        entry = await self.find(who, xid)
+        deadline = entry.branch.deadline
+        await set_timeout(self, who, xid, seconds)
+        if deadline is not None:
+            entry.branch = replace(entry.branch, deadline=deadline)
+
+    return [(TransactionManager, "set_timeout", deaf)]
+
+
+def _no_ceiling() -> Sequence[Change]:
+    """Whatever timeout is asked for is given."""
+    set_timeout: Any = TransactionManager.set_timeout
+
+    async def generous(self: TransactionManager, who: Who, xid: Xid, seconds: int) -> None:
+        kept = self.limits
+        self.limits = replace(kept, max_timeout=1 << 31)
+        try:
+            await set_timeout(self, who, xid, seconds)
+        finally:
+            self.limits = kept
+
+    return [(TransactionManager, "set_timeout", generous)]
+
+
+def _strikes_early() -> Sequence[Change]:
+    """A timeout strikes some time before it is over."""
+    age = Upkeep._age
+    return [(Upkeep, "_age", lambda self, entry, now: age(self, entry, now + 0.7))]
+
+
+def _never_strikes() -> Sequence[Change]:
+    """Nobody looks at the timeouts."""
+    return [(Upkeep, "_age", lambda *_: None)]
+
+
+_PAGES: Final = (
+    ("a page of recover is not begun where the last one ended", _skipped),
+    ("a scan goes on in another list", _no_snapshot),
+    ("each scan of one call is its first page", _always_the_first_page),
+)
+_ANSWERS: Final = (
+    ("a tombstone answers for ever", _tombstones_stay),
+    ("there are no tombstones", _no_tombstones),
+    ("a tombstone outlives its xid", _tombstones_outlive),
+    ("what is suspended is ended", _suspended_is_ended),
+    ("anybody resumes", _anybody_resumes),
+    ("work behind a resume is nobody's", _resumed_in_name),
+    ("work is the branch's while it is suspended", _suspended_in_name),
+    ("end with fail is end", _failure_is_success),
+    ("what is doomed is joined", _doomed_is_joined),
+    ("a death is an end", _death_is_an_end),
+    ("a timeout is told and does not count", _timeout_in_name),
+    ("a timeout has no ceiling", _no_ceiling),
+    ("timeouts strike early", _strikes_early),
+    ("timeouts never strike", _never_strikes),
+)
+DEMARCATION: Final = tuple(
+    Mutation(name=f"{name}, {mode}", changes=changes, shape=replace(shape, broker=mode == "alongside"), seeds=40)
+    for mode in ("alongside", "standalone")
+    for shape, mistakes in ((_HOARDED, _PAGES), (_EXPLORED, _ANSWERS))
+    for name, changes in mistakes
+)
+"""Each in both modes: the channels of the two have little in common."""

@@ -1,0 +1,101 @@
+"""The short simulation of the default tier: few steps, chosen so that they find every mutation that they can.
+
+The runs are kept in a file. ``python -m tests.evidence.sim.short`` chooses them anew: for each mutation that the runs
+chosen so far do not find, it takes the shortest one that does. Do that when ``make evidence PARTS=sim`` says that the
+short simulation no longer finds what it found.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from tests.evidence.sim.mutations import MUTATIONS, Mutation
+from tests.evidence.sim.mutations_demarcation import DEMARCATION
+from tests.evidence.sim.run import Result, Shape, simulate
+
+FILE: Final = Path(__file__).with_name("short.json")
+ALL: Final = (*MUTATIONS, *DEMARCATION)
+_SECONDS: Final = (3.0, 6.0, 12.0, 20.0)
+"""Of work and trouble: shorter runs have fewer steps and find less."""
+_SEEDS: Final = 20
+"""Seeds to try for each length but the last, which has all that the mutation is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the short simulation."""
+
+    seed: int
+    shape: Shape
+
+    def play(self) -> Result:
+        """Run it."""
+        return simulate(self.seed, self.shape)
+
+    def finds(self, mutation: Mutation) -> bool:
+        """Whether it fails when dtx makes this mistake."""
+        with mutation.applied():
+            return self.play().failed
+
+    def to_json(self) -> dict[str, Any]:
+        """The seed, and what differs from an ordinary shape."""
+        usual = asdict(Shape())
+        return {"seed": self.seed} | {name: value for name, value in asdict(self.shape).items() if value != usual[name]}
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "Run":
+        """The reverse of :meth:`to_json`."""
+        shape: dict[str, Any] = {name: value for name, value in given.items() if name != "seed"}
+        return cls(given["seed"], Shape(**shape | {"kinds": tuple(shape.get("kinds", ()))}))
+
+
+def runs() -> list[Run]:
+    """The runs that were chosen."""
+    return [Run.from_json(given) for given in json.loads(FILE.read_text(encoding="utf-8"))]
+
+
+def choose(mutations: Sequence[Mutation] = ALL) -> Iterator[Run]:
+    """Choose runs that together find *mutations*, and say what each finds."""
+    left = list(mutations)
+    while left:
+        mutation = left.pop(0)
+        found = _shortest(mutation)
+        if found is None:
+            _say(f"{mutation.name}: no short run finds it")
+            continue
+        others = [other for other in left if found.finds(other)]
+        left = [other for other in left if other not in others]
+        _say(f"{mutation.name}: seed {found.seed}, {found.play().steps:,} steps, finds {len(others)} others too")
+        yield found
+
+
+def _shortest(mutation: Mutation) -> Run | None:
+    for seconds in _SECONDS:
+        shape = replace(mutation.shape, seconds=seconds, troubles=max(1, round(mutation.shape.troubles * seconds / 20)))
+        seeds = mutation.seeds if seconds == _SECONDS[-1] else _SEEDS
+        tried = (Run(seed, shape) for seed in range(mutation.first, mutation.first + seeds))
+        found = list(islice((run for run in tried if run.finds(mutation)), 3))
+        if found:
+            return min(found, key=lambda run: run.play().steps)
+    return None
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Choose, and keep what was chosen."""
+    chosen = list(choose())
+    lines = ",\n".join(f" {json.dumps(run.to_json())}" for run in chosen)
+    FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    _say(f"{len(chosen)} runs, {sum(run.play().steps for run in chosen):,} steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What a seed decides beside the scheduler: clocks, random octets, and where dtx meets what is simulated."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from random import Random
+from typing import Any, Final, NoReturn
+from unittest.mock import patch
+
+import structlog
+
+from dtx.log import fence, lease, writer
+from dtx.manager import entry
+from dtx.server import connection
+from dtx.server.alongside import mode as alongside_mode
+from dtx.server.alongside import session
+from dtx.server.standalone import mode as standalone_mode
+from dtx.store.postgres.accounts import Account, Accounts
+from dtx.store.postgres.permissions import Patterns
+from dtx.store.postgres.users import Snapshot, User
+from tests.evidence.sim import database as sim_database
+from tests.evidence.sim.broker import SimBroker, SimManagement
+from tests.evidence.sim.database import SimDatabase
+from tests.evidence.sim.scheduler import BEGINNING, SimLoop, current
+
+_EVERYTHING: Final = Patterns(configure=".*", write=".*", read=".*")
+_GUEST: Final = User(name="guest", password_hash="", tags=frozenset(), grants={"/": _EVERYTHING})
+
+
+class _SimAccounts(Accounts):
+    """Everybody is let in: logins are verified in threads, of which there are none."""
+
+    def __init__(self, url: str, rm: str) -> None:
+        self.users = Snapshot()
+        self._listeners = []
+
+    async def open(self) -> None:
+        """There is one user."""
+        self.users = Snapshot(version=1, vhosts=frozenset({"/"}), users={"guest": _GUEST})
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def watch(self) -> None:
+        """Nothing changes."""
+
+    async def authenticate(self, user: bytes, password: bytes, *, loopback: bool, peer: str = "") -> Account:
+        """Come in."""
+        return Account(self, user.decode())
+
+
+@contextmanager
+def simulated(
+    loop: SimLoop, database: SimDatabase, broker: SimBroker, note: Callable[[str, Mapping[str, Any]], NoReturn]
+) -> Iterator[None]:
+    """Everything that asks for the time or for random octets gets them from *loop*, and dtx meets the simulation.
+
+    Args:
+        loop: the scheduler.
+        database: what dtx meets for PostgreSQL.
+        broker: what it meets for RabbitMQ.
+        note: gets what is logged: the level, and the event.
+    """
+    random: Random = loop.random
+
+    class OneManagement:
+        @staticmethod
+        def from_url(url: str, *, user: str, password: str) -> SimManagement:
+            made = SimManagement(url=url, user=user, password=password)
+            object.__setattr__(made, "broker", broker)
+            return made
+
+    def wall() -> float:
+        return BEGINNING + loop.now + current().skew
+
+    random_octets = random.randbytes
+    changes: list[tuple[Any, str, Any]] = [
+        (time, "monotonic", lambda: loop.now),
+        (time, "perf_counter", lambda: loop.now),
+        (time, "time", wall),
+        (time, "time_ns", lambda: int(wall() * 1e9)),
+        (os, "urandom", random_octets),
+        (lease, "clock", lambda: loop.now),
+        (lease, "this_process", lambda: current().name),
+        (lease, "is_dead", lambda _: False),  # on another machine nobody sees that
+        (entry, "_entropy", entry._random_octets(10)),
+        (writer, "urandom", random_octets),
+        (writer, "bind_group", sim_database.bind_group),
+        (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way
+        (writer, "_LEADS", 1),
+        (writer, "Session", sim_database.connector(database)),
+        (fence, "raise_epoch", sim_database.raise_epoch),
+        (fence, "was_applied", sim_database.was_applied),
+        (connection, "_numbers", count(1)),
+        (session, "_numbers", count(1)),
+        (alongside_mode, "Management", OneManagement),
+        (standalone_mode, "Accounts", _SimAccounts),
+    ]
+    configured = structlog.get_config()
+    structlog.configure(
+        processors=[lambda _, level, event: note(level, event)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        cache_logger_on_first_use=False,
+    )
+    patches = [patch.object(where, name, new) for where, name, new in changes]
+    try:
+        for change in patches:
+            change.start()
+        yield
+    finally:
+        loop.bury()
+        for change in reversed(patches):
+            change.stop()
+        structlog.configure(**configured)

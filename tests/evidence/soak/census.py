@@ -1,0 +1,225 @@
+"""Counting: what must be where, beside what is there.
+
+At the end of a round everything stands still and every coin and account is counted, exactly. While money moves, a
+reader compares each bank with the log of decisions: what it shows must lie between what is known to have been committed
+there before the look and what was decided before the look ended. A queue cannot be looked at without taking from it, so
+there the clients are the readers: they look up each coin that they are given.
+"""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.evidence.soak.ledger import Ledger, what_is_wrong_with
+from tests.evidence.soak.money import BANKS, QUEUE_SIDE, QUEUES, TOTAL, Coin, Seen
+from tests.evidence.soak.sides import BROKEN, dtx_id_of
+from tests.evidence.soak.world import World
+from tests.support.client import connected
+
+_SUMS: Final = "SELECT (SELECT sum(balance) FROM account)::bigint"
+_JOURNAL: Final = "SELECT gtrid, event FROM dtx.journal WHERE event IN ('committed', 'rolled-back')"
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What a count has found to be otherwise than it must be."""
+
+    lost: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    """Coins that are there once more than they must be, recognisable as such."""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[str]:
+        """All of them, in words."""
+        return [
+            *(f"lost: {text}" for text in self.lost),
+            *(f"repeated: {text}" for text in self.repeated),
+            *(f"wrong: {text}" for text in self.wrong),
+        ]
+
+
+def compare_coins(found: Mapping[str, Iterable[Seen]], ledger: Ledger) -> Findings:
+    """Compare what is *found* in each queue with what must be there."""
+    findings = Findings()
+    expected = ledger.unspent()
+    copies: defaultdict[Coin, list[Seen]] = defaultdict(list)
+    for queue, content in found.items():
+        for seen in content:
+            copies[seen.coin].append(seen)
+            wrong = what_is_wrong_with(seen, ledger.coin(seen.coin.id))
+            if wrong is not None:
+                findings.wrong.append(wrong)
+            elif expected.get(seen.coin, queue) != queue:
+                findings.wrong.append(f"{seen.coin.id} is in {queue} and was sent to {expected[seen.coin]}")
+    for coin, seen_copies in copies.items():
+        must_be = 1 if coin in expected else 0
+        if len({seen.dtx_id for seen in seen_copies}) > 1:
+            findings.wrong.append(f"{coin.id} has copies with different x-dtx-id")
+        if len(seen_copies) > must_be and ledger.coin(coin.id) is not None:
+            findings.repeated.append(f"{coin.id} is there {len(seen_copies)} times instead of {must_be}")
+    findings.lost += [f"{coin.id} in {queue}" for coin, queue in expected.items() if coin not in copies]
+    return findings
+
+
+def compare_bank(bank: str, entries: Mapping[str, int], ledger: Ledger) -> Findings:
+    """Compare the transfers that a bank has with those that were decided."""
+    findings = Findings()
+    decided = ledger.entries(bank)
+    findings.lost += [f"{gtrid} at {bank}" for gtrid in decided.keys() - entries.keys()]
+    findings.wrong += [f"{gtrid} at {bank} was never decided" for gtrid in entries.keys() - decided.keys()]
+    findings.wrong += [
+        f"{gtrid} at {bank} is {entries[gtrid]} and was to be {decided[gtrid]}"
+        for gtrid in entries.keys() & decided.keys()
+        if entries[gtrid] != decided[gtrid]
+    ]
+    return findings
+
+
+# -- looking
+
+
+def look_into_queues(channel: BlockingChannel) -> dict[str, list[Seen]]:
+    """Everything that is ready in the queues; it is given back."""
+    found: dict[str, list[Seen]] = {}
+    for queue in QUEUES:
+        found[queue] = []
+        while True:
+            method, properties, body = channel.basic_get(queue)
+            if method is None or properties is None or body is None:
+                break
+            found[queue].append(Seen(coin=Coin.of(body), dtx_id=dtx_id_of(properties)))
+    channel.basic_nack(0, multiple=True, requeue=True)
+    return found
+
+
+def look_into_bank(url: str) -> tuple[int, dict[str, int]]:
+    """The sum of all accounts and the transfers of this round, at one moment."""
+    with psycopg.connect(url, connect_timeout=5, options="-c statement_timeout=15000") as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        row = connection.execute(_SUMS).fetchone()
+        assert row is not None
+        return int(row[0]), dict(connection.execute("SELECT gtrid, delta FROM entry").fetchall())
+
+
+class Census:
+    """Counts at the end of each round.
+
+    Args:
+        world: what is counted.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ledger = world.ledger
+        self.opening = {bank: look_into_bank(url)[0] for bank, url in world.banks.items()}
+        """What each bank held when the round began."""
+
+    def count(self) -> Findings:
+        """Compare everything; nothing moves."""
+        with connected(self.past_dtx) as connection:
+            found = look_into_queues(connection.channel())
+        findings = compare_coins(found, self._ledger)
+        total = sum(coin.amount for coin in self._ledger.unspent())
+        for bank, url in self._world.banks.items():
+            balance, entries = look_into_bank(url)
+            other = compare_bank(bank, entries, self._ledger)
+            findings.lost += other.lost
+            findings.wrong += other.wrong
+            if balance != self.opening[bank] + sum(entries.values()):
+                findings.wrong.append(f"the accounts at {bank} hold {balance}, which its transfers do not explain")
+            total += balance
+        if not findings.all and total != TOTAL:
+            findings.wrong.append(f"there is {total} in all instead of {TOTAL}")
+        findings.wrong += self._compare_journal()
+        return findings
+
+    @property
+    def past_dtx(self) -> str:
+        """Where the messages are: the broker beside dtx, or dtx itself."""
+        return self._world.service.url() if self._world.node is None else self._world.node.url()
+
+    def _compare_journal(self) -> list[str]:
+        """The journal of dtx must tell of each branch what was decided, once."""
+        with psycopg.connect(self._world.database) as connection:
+            told = Counter((bytes(gtrid).decode(), event) for gtrid, event in connection.execute(_JOURNAL))
+        decided = {gtrid for gtrid, sides in self._ledger.decisions() if QUEUE_SIDE in sides}
+        wrong = [f"the journal of dtx lacks the commit of {gtrid}" for gtrid in decided if not told[gtrid, "committed"]]
+        for (gtrid, event), count in told.items():
+            if (event == "committed") is not (gtrid in decided):
+                wrong.append(f"the journal of dtx says that {gtrid} was {event}")
+            elif count > 1:
+                wrong.append(f"the journal of dtx says {count} times that {gtrid} was {event}")
+        return wrong
+
+    def remove_repeats(self) -> int:
+        """Take away what is there once too often, so that the next round begins as it must; returns how many."""
+        removed = 0
+        expected = set(self._ledger.unspent())
+        with connected(self.past_dtx) as connection:
+            channel = connection.channel()
+            for queue in QUEUES:
+                while (got := channel.basic_get(queue))[0] is not None:
+                    coin = Coin.of(got[2])
+                    if coin in expected:
+                        expected.discard(coin)
+                    else:
+                        channel.basic_ack(got[0].delivery_tag)
+                        removed += 1
+            channel.basic_nack(0, multiple=True, requeue=True)
+        return removed
+
+    def close_round(self) -> None:
+        """Everything agreed: from here on the next round is counted."""
+        self._ledger.close_round()
+        for bank, url in self._world.banks.items():
+            with psycopg.connect(url) as connection:
+                connection.execute("DELETE FROM entry")
+            self.opening[bank] = look_into_bank(url)[0]
+        with psycopg.connect(self._world.database) as connection:
+            connection.execute("DELETE FROM dtx.journal")
+
+
+class Reader(threading.Thread):
+    """Looks at the banks while money moves.
+
+    Args:
+        world: where.
+        opening: what each bank held when the round began.
+    """
+
+    def __init__(self, world: World, opening: Mapping[str, int]) -> None:
+        super().__init__(name="reader", daemon=True)
+        self._world = world
+        self._opening = opening
+        self.looks = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.wait(0.5):
+            for bank in BANKS:
+                try:
+                    self._look(bank)
+                except BROKEN:
+                    continue  # it is being killed
+
+    def _look(self, bank: str) -> None:
+        ledger = self._world.ledger
+        before = ledger.entries(bank, ended=True)
+        balance, shown = look_into_bank(self._world.banks[bank])
+        after = ledger.entries(bank)
+        for gtrid in before.keys() - shown.keys():
+            ledger.fault(f"{bank} does not show {gtrid}, which it had committed")
+        for gtrid in shown.keys() - after.keys():
+            ledger.fault(f"{bank} shows {gtrid}, which was not decided")
+        for gtrid in shown.keys() & after.keys():
+            if shown[gtrid] != after[gtrid]:
+                ledger.fault(f"{bank} shows {shown[gtrid]} for {gtrid} instead of {after[gtrid]}")
+        if balance != self._opening[bank] + sum(shown.values()):
+            ledger.fault(f"{bank} holds {balance}, which the transfers that it shows do not explain")
+        self.looks += 1

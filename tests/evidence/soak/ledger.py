@@ -1,0 +1,253 @@
+"""The transaction manager's log: what was decided, in SQLite, on the disk before anybody is told.
+
+It is shared by all processes of a run and outlives each of them. Presumed abort: only commits are written. A decision
+is written together with everything that the transfer does, so the log is at the same time the truth that queues and
+databases are compared with; and since a coin can be spent once, two transfers that hold two copies of one coin (a
+repeat) cannot both be decided.
+
+In one phase dtx decides. Such a transfer is *open* from the moment at which dtx is asked until it is known what has
+become of it: what it does is written down before, for its coins may be seen at once; if it is rolled back, all that is
+taken back.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.evidence.soak.money import Coin, Seen, Transfer
+
+_SCHEMA = """
+CREATE TABLE decision (
+    gtrid TEXT PRIMARY KEY, kind TEXT NOT NULL, sides TEXT NOT NULL, at REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0,
+    open INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX unended ON decision (gtrid) WHERE NOT ended;
+CREATE TABLE coin (
+    id TEXT PRIMARY KEY, amount INTEGER NOT NULL, queue TEXT NOT NULL, made_by TEXT NOT NULL, spent_by TEXT, dtx_id TEXT
+) WITHOUT ROWID;
+CREATE INDEX unspent ON coin (id) WHERE spent_by IS NULL;
+CREATE TABLE entry (
+    bank TEXT NOT NULL, gtrid TEXT NOT NULL, delta INTEGER NOT NULL, PRIMARY KEY (bank, gtrid)
+) WITHOUT ROWID;
+CREATE TABLE fault (at REAL NOT NULL, text TEXT NOT NULL);
+CREATE TABLE repeat (at REAL NOT NULL, text TEXT NOT NULL);
+CREATE TABLE count (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_COIN = """
+SELECT amount, made_by, spent_by, dtx_id, EXISTS (SELECT 1 FROM decision WHERE gtrid = spent_by AND open)
+FROM coin WHERE id = ?
+"""
+
+
+class SpentBefore(Exception):
+    """A transfer cannot be decided: another one has spent its coin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What the log knows of a coin."""
+
+    amount: int
+    made_by: str
+    spent_by: str | None
+    dtx_id: str | None
+    """Of the copy that was spent."""
+    contested: bool
+    """Whoever spends it has asked for that in one phase, and does not know yet whether it has."""
+
+
+class Ledger:
+    """One process's connection to the log; its threads share it.
+
+    Args:
+        path: the database.
+        make: whether it is to be made.
+    """
+
+    def __init__(self, path: Path, *, make: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = FULL")  # each commit is on the disk when it returns
+        if make:
+            self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Let go of it."""
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def _read(self, query: str, *parameters: object) -> list[tuple[object, ...]]:
+        with self._lock:
+            return self._database.execute(query, parameters).fetchall()
+
+    # -- decisions
+
+    def decide(self, transfer: Transfer, *, by_dtx: bool = False) -> None:
+        """Commit it. When this returns, that is on the disk.
+
+        Args:
+            transfer: what it does.
+            by_dtx: dtx will be asked to commit it in one phase: it is open until ``close`` says what came of it.
+
+        Raises:
+            SpentBefore: it cannot be.
+        """
+        with self._writing() as database:
+            for seen in transfer.spent:
+                done = database.execute(
+                    "UPDATE coin SET spent_by = ?, dtx_id = ? WHERE id = ? AND spent_by IS NULL",
+                    (transfer.gtrid, seen.dtx_id, seen.coin.id),
+                )
+                if done.rowcount != 1:
+                    raise SpentBefore(seen.coin.id)
+            database.executemany(
+                "INSERT INTO coin (id, amount, queue, made_by) VALUES (?, ?, ?, ?)",
+                [(coin.id, coin.amount, queue, transfer.gtrid) for coin, queue in transfer.made],
+            )
+            database.executemany(
+                "INSERT INTO entry (bank, gtrid, delta) VALUES (?, ?, ?)",
+                [(bank, transfer.gtrid, delta) for bank, delta in transfer.entries.items()],
+            )
+            database.execute(
+                "INSERT INTO decision (gtrid, kind, sides, at, open) VALUES (?, ?, ?, ?, ?)",
+                (transfer.gtrid, transfer.kind, json.dumps(transfer.sides), time.time(), by_dtx),
+            )
+
+    def close_open(self, gtrid: str, *, committed: bool) -> None:
+        """It is known what dtx has made of a transfer that was open. Idempotent."""
+        with self._writing() as database:
+            if committed:
+                database.execute("UPDATE decision SET open = 0, ended = 1 WHERE gtrid = ? AND open", (gtrid,))
+                return
+            if database.execute("DELETE FROM decision WHERE gtrid = ? AND open", (gtrid,)).rowcount == 0:
+                return
+            seen = database.execute("SELECT id, spent_by FROM coin WHERE made_by = ? AND spent_by NOT NULL", (gtrid,))
+            for coin, spender in seen.fetchall():
+                text = f"{coin} was spent by {spender}, and dtx had rolled back {gtrid}, which made it"
+                database.execute("INSERT INTO fault VALUES (?, ?)", (time.time(), text))
+            database.execute("UPDATE coin SET spent_by = NULL, dtx_id = NULL WHERE spent_by = ?", (gtrid,))
+            database.execute("DELETE FROM coin WHERE made_by = ?", (gtrid,))
+
+    def decided(self, gtrid: str) -> bool:
+        """Whether it is to be committed; else it never will be."""
+        return bool(self._read("SELECT 1 FROM decision WHERE gtrid = ?", gtrid))
+
+    def unended(self, prefix: str) -> list[tuple[str, list[str]]]:
+        """Decided transfers of a slot that are not known to have been committed everywhere, with their participants."""
+        query = "SELECT gtrid, sides FROM decision WHERE NOT ended AND NOT open AND gtrid >= ? AND gtrid < ?"
+        return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in self._read(query, prefix, prefix + "\x7f")]
+
+    def open(self, prefix: str) -> list[str]:
+        """Transfers of a slot of which only dtx knows what has become of them."""
+        query = "SELECT gtrid FROM decision WHERE open AND gtrid >= ? AND gtrid < ?"
+        return [str(gtrid) for (gtrid,) in self._read(query, prefix, prefix + "\x7f")]
+
+    def settle(self, ended: Iterable[str], counts: Counter[str]) -> None:
+        """Note what has ended, and count. A process that is killed first has its transfers asked about again."""
+        with self._writing() as database:
+            database.executemany("UPDATE decision SET ended = 1 WHERE gtrid = ?", [(gtrid,) for gtrid in ended])
+            database.executemany(
+                "INSERT INTO count VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET n = n + excluded.n", counts.items()
+            )
+
+    # -- coins
+
+    def coin(self, coin: str) -> Record | None:
+        """What is known of a coin; ``None``: nobody has decided to make it."""
+        rows = self._read(_COIN, coin)
+        if not rows:
+            return None
+        amount, made_by, spent_by, dtx_id, contested = rows[0]
+        return Record(
+            amount=int(str(amount)),
+            made_by=str(made_by),
+            spent_by=None if spent_by is None else str(spent_by),
+            dtx_id=None if dtx_id is None else str(dtx_id),
+            contested=bool(contested),
+        )
+
+    def unspent(self) -> dict[Coin, str]:
+        """Every coin that must be somewhere, with its queue."""
+        rows = self._read("SELECT id, amount, queue FROM coin WHERE spent_by IS NULL")
+        return {Coin(id=str(name), amount=int(str(amount))): str(queue) for name, amount, queue in rows}
+
+    # -- banks
+
+    def entries(self, bank: str, *, ended: bool = False) -> dict[str, int]:
+        """What was decided for a bank in this round; *ended*: and is known to be committed there."""
+        query = "SELECT gtrid, delta FROM entry WHERE bank = ?"
+        if ended:
+            query += " AND gtrid IN (SELECT gtrid FROM decision WHERE ended)"
+        return {str(gtrid): int(str(delta)) for gtrid, delta in self._read(query, bank)}
+
+    # -- figures
+
+    def fault(self, text: str) -> None:
+        """A promise was broken."""
+        with self._writing() as database:
+            database.execute("INSERT INTO fault VALUES (?, ?)", (time.time(), text))
+
+    def faults(self) -> list[str]:
+        """What was broken so far."""
+        return [str(text) for (text,) in self._read("SELECT text FROM fault ORDER BY at")]
+
+    def repeat(self, text: str) -> None:
+        """A coin that had been spent was there once more."""
+        with self._writing() as database:
+            database.execute("INSERT INTO repeat VALUES (?, ?)", (time.time(), text))
+
+    def repeats(self) -> list[str]:
+        """All that were met so far."""
+        return [str(text) for (text,) in self._read("SELECT text FROM repeat ORDER BY at")]
+
+    def counts(self) -> Counter[str]:
+        """What was counted, in all rounds."""
+        return Counter({str(name): int(str(n)) for name, n in self._read("SELECT name, n FROM count")})
+
+    def progress(self) -> int:
+        """How many transfers were decided in this round."""
+        return int(str(self._read("SELECT count(*) FROM decision")[0][0]))
+
+    def decisions(self) -> list[tuple[str, list[str]]]:
+        """The transfers that were decided in this round, with their participants."""
+        rows = self._read("SELECT gtrid, sides FROM decision")
+        return [(str(gtrid), json.loads(str(sides))) for gtrid, sides in rows]
+
+    def close_round(self) -> None:
+        """Forget decisions that have ended; coins are remembered, for a repeat may come much later."""
+        with self._writing() as database:
+            database.execute(
+                "INSERT INTO count SELECT 'committed: ' || kind, count(*) FROM decision WHERE true GROUP BY kind "
+                "ON CONFLICT (name) DO UPDATE SET n = n + excluded.n"
+            )
+            database.execute("DELETE FROM decision")
+            database.execute("DELETE FROM entry")
+
+
+def what_is_wrong_with(seen: Seen, record: Record | None) -> str | None:
+    """A coin that was delivered, beside what is known of it: what must never be, whatever died; ``None``: nothing."""
+    if record is None:
+        return f"{seen.coin.id} was delivered, and its making was never decided"
+    if record.amount != seen.coin.amount:
+        return f"{seen.coin.id} is worth {seen.coin.amount} and was made as {record.amount}"
+    if record.spent_by is not None and not record.contested and record.dtx_id != seen.dtx_id:
+        return f"{seen.coin.id} came again as {seen.dtx_id!r}, it was {record.dtx_id!r} when {record.spent_by} spent it"
+    return None

@@ -1,0 +1,201 @@
+"""One soak: rounds of transfers under a nemesis, each of which ends with a census."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.evidence.soak.census import Census, Findings, Reader
+from tests.evidence.soak.money import OPENING_AMOUNT, OPENING_COINS, QUEUES, Transfer
+from tests.evidence.soak.nemesis import Nemesis
+from tests.evidence.soak.recovery import Desk, Recovery
+from tests.evidence.soak.sides import BankSide, QueueSide
+from tests.evidence.soak.ways import open_ways
+from tests.evidence.soak.world import World
+from tests.support.broker import Mode
+from tests.support.processes import wait_until
+from tests.support.soak import declare, insist
+
+QUIET_SECONDS: Final = 120.0
+"""Until everything must have come to rest when nobody does harm any more: a branch that has not voted times out, a
+database recovers from its crash, a machine is busy."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a soak has seen."""
+
+    mode: Mode
+    seed: int
+    rounds: int = 0
+    seconds: float = 0.0
+    looks: int = 0
+    """How often readers have compared a bank with the decisions while money moved."""
+    in_doubt: int = 0
+    nemesis: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    exits: Counter[int] = field(default_factory=Counter)
+    repeated_by_broker_deaths: int = 0
+    lost: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def bad(self) -> list[str]:
+        """Everything that must not be."""
+        return [
+            f"{kind}: {text}"
+            for kind, texts in (("lost", self.lost), ("repeated", self.repeated), ("wrong", self.wrong))
+            for text in texts
+        ]
+
+    @property
+    def committed(self) -> int:
+        """Transfers."""
+        return sum(n for name, n in self.counts.items() if name.startswith("committed: "))
+
+    @property
+    def rolled_back(self) -> int:
+        """Transfers."""
+        return sum(n for name, n in self.counts.items() if name.startswith("rolled back: "))
+
+
+class Soak:
+    """Runs rounds in a world of its own.
+
+    Args:
+        mode: where the messages are.
+        seed: of every choice that is made here; what the machine makes of it is its own.
+        say: gets a line now and then.
+        afterwards: is called when everything has agreed, before it is taken down.
+        harm: only what has one of these in its name; all of it where there is none.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        afterwards: Callable[[World, Census], None] = lambda *_: None,
+        harm: Sequence[str] = (),
+    ) -> None:
+        self._mode: Mode = mode
+        self._chance = random.Random(seed)
+        self._say = say
+        self._afterwards = afterwards
+        self._harm = harm
+        self.report = Report(mode=mode, seed=seed)
+        self._recognised = 0
+
+    def run(self, seconds: float, *, each: float, broker_deaths: Callable[[int], bool]) -> Report:
+        """Run rounds of *each* seconds for so many *seconds* (at least one), until something is wrong.
+
+        Args:
+            seconds: of harm; setting up, recovery and counting come on top.
+            each: seconds of a round.
+            broker_deaths: whether the broker is killed in the round of that number. There, and only there, a message
+                may be repeated, and has to be recognisable by its x-dtx-id.
+        """
+        began = time.monotonic()
+        with World(self._mode, self._chance.getrandbits(32)) as world:
+            self._open(world)
+            census = Census(world)
+            nemesis = Nemesis(world, self._chance, self._harm)
+            while not self.report.bad and (self.report.rounds == 0 or self.report.seconds + each <= seconds + 0.1):
+                deaths = self._mode == "alongside" and broker_deaths(self.report.rounds)
+                self._round(world, census, nemesis, each, broker_dies=deaths)
+                self.report.seconds += each
+                self.report.rounds += 1
+                self.report.nemesis, self.report.in_doubt = nemesis.done, nemesis.in_doubt
+                self.report.counts, self.report.exits = world.ledger.counts(), world.exits
+                self._say(
+                    f"{self._mode}, round {self.report.rounds}, {time.monotonic() - began:.0f} s: "
+                    f"{self.report.committed} committed, {self.report.rolled_back} rolled back, "
+                    f"{nemesis.done.total()} events, {len(self.report.bad)} findings"
+                )
+            if not self.report.bad:
+                self._afterwards(world, census)
+        return self.report
+
+    def _open(self, world: World) -> None:
+        """Put the first coins into the queues."""
+        declare(world.service.url(), *QUEUES)
+        open_ways(world.service.url(), QUEUES)
+        opening = Transfer(gtrid="opening", kind="opening")
+        side = QueueSide(world.service.url())
+        insist(side.select)
+        side.start(opening.gtrid)
+        for queue in QUEUES:
+            for coin in list(opening.coins(*[OPENING_AMOUNT] * OPENING_COINS)):
+                side.put(queue, coin)
+                opening.made.append((coin, queue))
+        side.end(opening.gtrid)
+        side.prepare(opening.gtrid)
+        world.ledger.decide(opening)
+        side.commit(opening.gtrid)
+        side.close()
+        world.ledger.settle([opening.gtrid], Counter())
+
+    def _round(self, world: World, census: Census, nemesis: Nemesis, seconds: float, *, broker_dies: bool) -> None:
+        ledger = world.ledger
+        opened = ledger.progress()
+        reader = Reader(world, dict(census.opening))
+        reader.start()
+        world.begin(f"r{self.report.rounds}")
+        try:
+            wait_until(lambda: ledger.progress() > opened, seconds=60, what="the first transfer")
+            nemesis.rage(seconds, broker_dies=broker_dies, until=lambda: bool(ledger.faults()))
+        finally:
+            world.heal()
+            world.stop_clients(40)
+            reader.stop.set()
+            reader.join(60)
+        self.report.looks += reader.looks
+        self._recover(world)
+        findings = self._count(census)
+        if broker_dies and not findings.lost and not findings.wrong:
+            self.report.repeated_by_broker_deaths += census.remove_repeats()
+            findings = self._count(census)
+        self.report.lost += findings.lost
+        self.report.repeated += findings.repeated
+        self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
+        recognised = ledger.repeats()[self._recognised :]
+        self._recognised += len(recognised)
+        if broker_dies:
+            self.report.repeated_by_broker_deaths += len(recognised)
+        else:
+            self.report.repeated += recognised
+        if not self.report.bad:
+            census.close_round()
+
+    def _recover(self, world: World) -> None:
+        """What every transaction manager would do at its next start, for all of them."""
+        desk = Desk(world.ledger, "s")
+        recovery = Recovery(
+            desk,
+            QueueSide(world.service.url()),
+            {name: BankSide(url, "recovery") for name, url in world.banks.items()},
+        )
+
+        def at_rest() -> bool:
+            return recovery.attempt() and world.branches() == 0
+
+        try:
+            wait_until(at_rest, seconds=QUIET_SECONDS, what="the end of all branches")
+        except TimeoutError:
+            left = [gtrid for gtrid, _ in world.ledger.unended("s")]
+            self.report.wrong.append(f"{world.branches()} branches do not end, decided are {left}")
+        finally:
+            recovery.close()
+
+    def _count(self, census: Census) -> Findings:
+        """Count until nothing is missing: what a dead client held comes back a moment later."""
+        deadline = time.monotonic() + QUIET_SECONDS / 2
+        while True:
+            findings = census.count()
+            if not findings.lost or time.monotonic() > deadline:
+                return findings
+            time.sleep(0.5)

@@ -1,0 +1,311 @@
+"""Everything that has to run for a soak: dtx, its database, two banks, a broker or none, and a bad network between all.
+
+Whatever ends comes back, as a machine's supervisor sees to: the nemesis only has to kill. What PostgreSQL's servers and
+the broker are is ``tests.support``; each of them and dtx are behind a proxy of their own.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Self
+from unittest import mock
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from dtx.log import embedded, embedded_cluster
+from tests.evidence.soak.clock import Clock
+from tests.evidence.soak.disk import SmallDisk
+from tests.evidence.soak.ledger import Ledger
+from tests.evidence.soak.money import ACCOUNTS, BANKS, OPENING_BALANCE
+from tests.evidence.soak.teller import Config
+from tests.support.broker import Mode
+from tests.support.postgres import PostgresServer
+from tests.support.processes import end, short_directory, spawn, wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+PROCESSES: Final = 6
+TELLERS: Final = 5
+"""In each process: 30 clients."""
+_SCHEMA: Final = """
+CREATE TABLE account (name text PRIMARY KEY, balance bigint NOT NULL CHECK (balance >= 0));
+CREATE TABLE entry (gtrid text PRIMARY KEY, delta bigint NOT NULL);
+"""
+ORDERLY_EXITS: Final = frozenset({0, 3, 4, 5, -signal.SIGKILL, -signal.SIGTERM})
+"""How dtx may end: stopped, without its database, its broker or its lease; or killed. By SIGTERM itself it ends where
+that comes before Python runs a line of dtx."""
+
+
+class ClientProcess:
+    """One slot of clients with their transaction manager, life after life.
+
+    Args:
+        config: the first life's.
+        log: a file for what it says.
+    """
+
+    def __init__(self, config: Config, log: Path) -> None:
+        self._config = config
+        self._log = log
+        self._lives = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, life: str) -> None:
+        """Begin the next life."""
+        config = dataclasses.replace(
+            self._config, life=f"{life}.{next(self._lives)}", seed=self._config.seed + next(self._lives)
+        )
+        with self._log.open("ab") as log:
+            self._process = spawn(
+                [sys.executable, "-m", "tests.evidence.soak.teller", config.to_json()],
+                output=log.fileno(),
+                cwd=Path(__file__).parents[3],
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it lives."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill9(self) -> None:
+        """Kill it; returns when it is dead."""
+        if self._process is not None:
+            end(self._process, signal.SIGKILL)
+
+    def stop(self, seconds: float) -> int:
+        """Let it finish what is under way, for so long; its exit status."""
+        return 0 if self._process is None else end(self._process, signal.SIGTERM, seconds)
+
+
+class World:
+    """All of it. Use as a context manager.
+
+    Args:
+        mode: where the messages are.
+        seed: of the clients' choices.
+    """
+
+    def __init__(self, mode: Mode, seed: int) -> None:
+        self.mode = mode
+        self._seed = seed
+        self._stack = contextlib.ExitStack()
+        self.exits: Counter[int] = Counter()
+        """How dtx ended without having been asked to."""
+        self._dtx_lock = threading.RLock()
+        self._clients_lock = threading.RLock()
+        self._wanted = threading.Event()
+        """Clients are to be running."""
+        self._closing = threading.Event()
+        self._life = ""
+        self.node: RabbitNode | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._set_up()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # -- setting up
+
+    def _set_up(self) -> None:
+        self.directory = self._stack.enter_context(short_directory("soak"))
+        self.clocks = {name: Clock(self.directory / f"{name}.clock") for name in ("dtx", "log")}
+        place = self.directory / "disk"
+        place.mkdir(mode=0o711)
+        self.disk = self._stack.enter_context(SmallDisk(place))
+        self.servers = {"log": self._start_log_server(place)}
+        self.servers |= {name: self._start_bank(name) for name in BANKS}
+        if self.mode == "alongside":
+            self.node = self._stack.enter_context(RabbitNode())
+        self.links: dict[str, Proxy] = {}
+        for name, server in self.servers.items():
+            self.links[name] = self._stack.enter_context(Proxy(*_address(server.url)))
+        if self.node is not None:
+            self.links["broker"] = self._stack.enter_context(Proxy("127.0.0.1", self.node.port))
+        self.database = self.servers["log"].create_migrated_database()
+        self.service = self._stack.enter_context(self._make_service())
+        self.links["clients"] = self._stack.enter_context(Proxy("127.0.0.1", self.service.port))
+        self.banks = {name: self._make_bank(name) for name in BANKS}
+        self.ledger = Ledger(self.directory / "ledger", make=True)
+        self._stack.callback(self.ledger.close)
+        self.clients = [self._make_client(number) for number in range(PROCESSES)]
+        self._stack.callback(self._end_clients)
+        threads = [threading.Thread(target=watch) for watch in (self._watch_dtx, self._watch_clients)]
+        for thread in threads:
+            thread.start()
+            self._stack.callback(thread.join)
+        self._stack.callback(self._closing.set)
+
+    def _start_log_server(self, place: Path) -> PostgresServer:
+        """On the small disk, with the skewed clock."""
+        server = PostgresServer("log", place=place)
+        words = [f"{name}={value}" for name, value in self.clocks["log"].environment.items()]
+
+        def launch(command: list[str], *, data_dir: Path, **arguments: Any) -> subprocess.Popen[bytes]:
+            # PostgreSQL gets nothing of our environment; and it is this server alone whose clock is wrong
+            prefix = ["/usr/bin/env", *words] if data_dir.is_relative_to(place) else []
+            return embedded_cluster.launch([*prefix, *command], data_dir=data_dir, **arguments)
+
+        self._stack.enter_context(mock.patch.object(embedded, "launch", launch))
+        self._stack.enter_context(server)
+        server.configure(max_wal_size="96MB", min_wal_size="64MB")
+        return server
+
+    def _start_bank(self, name: str) -> PostgresServer:
+        server = self._stack.enter_context(PostgresServer(name))
+        server.configure(max_prepared_transactions=200, max_connections=200)
+        return server
+
+    def _make_service(self) -> DtxService:
+        options = ["--lease-ttl", "2", "--default-timeout", "8"]
+        broker = None
+        if self.node is not None:
+            broker = f"amqp://guest:guest@127.0.0.1:{self.links['broker'].port}/"
+            options += ["--management", self.node.management_url]
+        database = self._through("log", self.database)
+        return DtxService(broker=broker, database=database, options=tuple(options), env=self.clocks["dtx"].environment)
+
+    def _through(self, link: str, url: str) -> str:
+        """A database's URL by way of a proxy."""
+        parts = conninfo_to_dict(url)
+        place = f"127.0.0.1:{self.links[link].port}/{parts['dbname']}"
+        return f"postgresql://{parts['user']}:{parts['password']}@{place}?sslmode=disable&gssencmode=disable"
+
+    def _make_bank(self, name: str) -> str:
+        url = self.servers[name].create_database()
+        with psycopg.connect(url) as connection:
+            connection.execute(_SCHEMA)
+            for number in range(ACCOUNTS):
+                connection.execute("INSERT INTO account VALUES (%s, %s)", [f"account{number}", OPENING_BALANCE])
+        return url
+
+    def _make_client(self, number: int) -> ClientProcess:
+        config = Config(
+            slot=f"s{number}.",
+            life="",
+            dtx=f"amqp://guest:guest@127.0.0.1:{self.links['clients'].port}/%2F",
+            banks={name: self._through(name, url) for name, url in self.banks.items()},
+            ledger=str(self.directory / "ledger"),
+            threads=TELLERS,
+            seed=self._seed * 100 + number,
+        )
+        return ClientProcess(config, self.directory / f"client{number}.log")
+
+    # -- life
+
+    def begin(self, life: str) -> None:
+        """Start the clients of a round."""
+        self._life = life
+        self._wanted.set()
+
+    def stop_clients(self, seconds: float) -> None:
+        """End the round: clients finish what is under way, or are killed when they cannot."""
+        with self._clients_lock:
+            self._wanted.clear()
+        stoppers = [threading.Thread(target=client.stop, args=(seconds,)) for client in self.clients]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join()
+
+    def heal(self) -> None:
+        """Undo whatever the nemesis has left; returns when everything is up."""
+        for link in self.links.values():
+            link.resume()
+        for clock in self.clocks.values():
+            clock.skew(0)
+        self.disk.free()
+        for server in self.servers.values():
+            server.wait_ready(seconds=180)
+        if self.node is not None:
+            self.node.mend()
+        wait_until(self.dtx_answers, seconds=240, what="the return of dtx")
+
+    def dtx_answers(self) -> bool:
+        """Whether clients can connect."""
+        return self.service.running and bool(self.service.ready_line)
+
+    def kill_dtx(self) -> None:
+        """Kill -9; it comes back."""
+        with self._dtx_lock:
+            if self.service.running:
+                self.service.kill9()
+
+    def stop_dtx(self) -> None:
+        """SIGTERM; it comes back."""
+        with self._dtx_lock:
+            if self.service.running:
+                self.service.signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.service.wait(60)
+
+    def branches(self) -> int:
+        """How many branches the log has at this moment; -1 when nobody can tell."""
+        try:
+            with psycopg.connect(self.database, connect_timeout=2) as connection:
+                row = connection.execute("SELECT count(*) FROM dtx.branch").fetchone()
+        except psycopg.Error:
+            return -1
+        return -1 if row is None else int(row[0])
+
+    def _watch_dtx(self) -> None:
+        """Start dtx whenever it does not run."""
+        while not self._closing.wait(0.05):
+            with self._dtx_lock:
+                if not self.service.running and not self._closing.is_set():
+                    self.exits[self.service.wait()] += 1
+                    self.service.ready_line = ""
+                    self.service.start(wait=False)
+
+    def _watch_clients(self) -> None:
+        while not self._closing.wait(0.05):
+            for client in self.clients:
+                with self._clients_lock:
+                    if self._wanted.is_set() and not client.running:
+                        client.start(self._life)
+
+    def _end_clients(self) -> None:
+        for client in self.clients:
+            client.kill9()
+
+    def left_out(self) -> Iterator[str]:
+        """What cannot be done to anybody on this machine."""
+        if not self.disk.real:
+            yield "the disk of PostgreSQL is never full in the soak: only root can make a small file system"
+        if self.clocks["dtx"].library is None:
+            yield "no clock is wrong in the soak: install libfaketime"
+
+    def trouble(self) -> Iterator[str]:
+        """What processes ended with, or said, that they must not."""
+        for status, count in self.exits.items():
+            if status not in ORDERLY_EXITS:
+                yield f"dtx ended {count} times with status {status}"
+        for number in range(PROCESSES):
+            said = (self.directory / f"client{number}.log").read_text(errors="replace")
+            if "Traceback" in said:
+                yield f"client {number}: {said[-1500:]}"
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Where a server of ``tests.support`` listens: the directory of its socket, and the port."""
+    parts = conninfo_to_dict(url)
+    return str(parts["host"]), int(str(parts["port"]))

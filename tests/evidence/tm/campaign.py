@@ -1,0 +1,278 @@
+"""Programs with a transaction manager are killed at random points, again and again.
+
+Two databases and two dtx; several programs at a time, of one node, on one log. Each recovers, does transactions over
+all four, and dies at a point, in its recovery or in its work; another one comes after it. A few transactions are rolled
+back by the program, a few have one resource alone. In the end nothing may be in doubt, all four must have the same ids,
+each message once, everything that a program heard was committed, and nothing that it heard was rolled back.
+
+The points of heuristic outcomes need an operator: ``tests/servers/crash/test_tm.py`` has them and all others.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dtx.client.tm.points import Point
+from tests.support.broker import MODES
+from tests.support.nursery import Nursery
+from tests.support.rabbitmq import RabbitNode
+from tests.support.tm import ALL, World, two_phase_server
+from tests.support.tm_child import DIED_AT, UNDONE
+
+IN_WORK: Final = [point for point in Point if point <= Point.ROLLED_BACK]
+IN_RECOVERY: Final = [point for point in Point if point >= Point.RECOVERY_SCANNED]
+_BATCH: Final = 250
+"""Transactions that are the work of one program, and of those that come after it."""
+_DEATHS: Final = 0.9
+"""The share of programs that are to die in their work, as far as they get to their points."""
+_RECOVERIES: Final = 0.5
+"""The share of those that are to die in recovery, where there is so much to recover."""
+_LIFE: Final = 30
+"""The most times that a program gets to its point; it is there once or four times in a transaction."""
+_RARE: Final = (Point.ONE_PHASE_BEFORE, Point.ONE_PHASE_AFTER, Point.ROLLED_BACK)
+"""Points of few transactions: a program dies at the first ones, or it would hardly ever."""
+_PROGRAM_SECONDS: Final = 600.0
+_TELL_EVERY: Final = 5.0
+"""Seconds between two lines of progress."""
+
+
+def nursery() -> Nursery:
+    """Makes copies of the program."""
+    return Nursery("tests.support.tm_child")
+
+
+@dataclass(slots=True)
+class Ended:
+    """A program that has ended."""
+
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def died_at(self) -> Point | None:
+        """The point that it died at."""
+        points = [point for point in Point if DIED_AT + point == self.status]
+        return points[0] if points else None
+
+
+def program(copies: Nursery, world: World, **order: Any) -> Ended:
+    """Run the program as a copy, until it has ended."""
+    urls = world.databases | {name: service.url() for name, service in world.services.items()}
+    words = [json.dumps({"log": str(world.log), "resources": urls, **order})]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        copy = copies.copy(
+            "tests.support.tm_child",
+            words,
+            output=output.fileno(),
+            errors=errors.fileno(),
+            env=os.environ,
+            cwd=world.log.parent,
+        )
+        status = copy.wait(_PROGRAM_SECONDS)
+        output.seek(0)
+        errors.seek(0)
+        return Ended(status, output.read().decode(), errors.read().decode())
+
+
+@dataclass(slots=True)
+class Tally:
+    """What programs have said, and what was found in the end."""
+
+    total: int
+    begun: int = 0
+    programs: int = 0
+    committed: set[str] = field(default_factory=set)
+    rolled_back: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    deaths: Counter[Point] = field(default_factory=Counter)
+    found: dict[str, int] = field(default_factory=dict)
+    """How many rows or messages each resource has in the end."""
+    in_doubt: int = 0
+    wrong: list[str] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Transactions a second."""
+        return self.begun / max(time.monotonic() - self.since, 0.001)
+
+    def tell(self) -> None:
+        """Say how far it is, now and then."""
+        if time.monotonic() - self.told < _TELL_EVERY and self.begun < self.total:
+            return
+        self.told = time.monotonic()
+        left = (self.total - self.begun) / max(self.rate, 0.001)
+        done = f"{self.begun:,} of {self.total:,} transactions, {self.deaths.total():,} deaths"
+        print(f"{done}, {self.rate:.0f} a second, {left / 60:.1f} minutes left", file=sys.stderr, flush=True)
+
+
+def ids(seed: int, total: int) -> list[str]:
+    """The ids of all transactions: of a hundred five are rolled back, and one is alone at each resource."""
+    kinds = {7: UNDONE, 27: UNDONE, 47: UNDONE, 67: UNDONE, 87: UNDONE}
+    kinds |= {13 + 20 * position: name for position, name in enumerate(ALL)}
+    return [f"{kinds.get(number % 100, 'all')}-{seed}-{number}" for number in range(total)]
+
+
+def play(copies: Nursery, world: World, total: int, seed: int, programs: int = 4) -> Tally:
+    """Do *total* transactions, with deaths; recover; look at everything.
+
+    Args:
+        copies: of the program.
+        world: empty.
+        total: transactions that are begun.
+        seed: of points and lots.
+        programs: at a time.
+    """
+    tally = Tally(total)
+    lots = random.Random(seed)
+    mutex = threading.Lock()
+    every = ids(seed, total)
+
+    def run(first: int) -> None:
+        """One program after the other, until each transaction was begun by one of them."""
+        left = every[first : first + _BATCH]
+        while left and not tally.wrong:
+            with mutex:
+                fates = _fates(lots)
+            ended = program(copies, world, ids=left, recover=True, threads=4, fates=fates)
+            with mutex:
+                begun = count(tally, ended)
+                tally.tell()
+            left = [id_ for id_ in left if id_ not in begun]
+
+    with ThreadPoolExecutor(programs) as pool:
+        list(pool.map(run, range(0, total, _BATCH)))
+    _judge(world, tally)
+    return tally
+
+
+def _fates(lots: random.Random) -> list[tuple[Point, int]]:
+    """Where a program dies, and the how-manieth time that it is there: whichever comes first."""
+    fates = []
+    if lots.random() < _RECOVERIES:
+        fates.append((lots.choice(IN_RECOVERY), lots.randint(1, 2)))
+    if lots.random() < _DEATHS:
+        point = lots.choice(IN_WORK)
+        fates.append((point, lots.randint(1, 2 if point in _RARE else _LIFE)))
+    return fates
+
+
+def count(tally: Tally, ended: Ended) -> set[str]:
+    """Take down what a program said; the transactions that it began."""
+    tally.programs += 1
+    if ended.died_at is not None:
+        tally.deaths[ended.died_at] += 1
+    elif ended.status != 0:
+        tally.wrong.append(f"a program ended with {ended.status}: {ended.errors[-2000:]}")
+    heard: dict[str, set[str]] = {
+        "begun": set(),
+        "committed": tally.committed,
+        "rolled-back": tally.rolled_back,
+        "unknown": tally.unknown,
+    }
+    for line in ended.output.splitlines():
+        word, _, id_ = line.partition(" ")
+        heard[word].add(id_)
+    tally.begun += len(heard["begun"])
+    return heard["begun"]
+
+
+def _judge(world: World, tally: Tally) -> None:
+    with world.manager() as tm:
+        report = tm.recover()
+        if not report.clean or tm.log.unfinished("n"):
+            tally.wrong.append(f"recovery left something open: {report}")
+        tally.wrong += [f"heuristic outcome: {found}" for found, _, _ in tm.log.heuristics()]
+    doubtful = world.in_doubt()
+    tally.in_doubt = len(doubtful)
+    tally.wrong += [f"in doubt: {branch}" for branch in doubtful]
+    found = {name: world.rows(name) for name in ("db1", "db2")}
+    for name in ("q1", "q2"):
+        messages = world.messages(name)
+        found[name] = set(messages)
+        if len(messages) != len(found[name]):
+            tally.wrong.append(f"{name} has {len(messages) - len(found[name])} messages twice")
+    tally.found = {name: len(ids) for name, ids in found.items()}
+    compare(tally, found)
+
+
+def compare(tally: Tally, found: dict[str, set[str]]) -> None:
+    """All that is to be everywhere is everywhere or nowhere; what is alone is where it belongs."""
+
+    def of(kind: str, ids: set[str]) -> set[str]:
+        return {id_ for id_ in ids if id_.partition("-")[0] == kind}
+
+    everywhere = of("all", found["db1"])
+    there = set[str]().union(*found.values())
+    for name, ids in found.items():
+        if differ := of("all", ids) ^ everywhere:
+            tally.wrong.append(f"db1 and {name} differ in {_some(differ)}")
+        if strange := ids - of("all", ids) - of(name, ids):
+            tally.wrong.append(f"{name} has what does not belong there: {_some(strange)}")
+    if lost := tally.committed - there:
+        tally.wrong.append(f"committed and not there: {_some(lost)}")
+    if undone := tally.rolled_back & there:
+        tally.wrong.append(f"rolled back and there: {_some(undone)}")
+
+
+def _some(ids: set[str]) -> Sequence[str]:
+    return sorted(ids)[:10]
+
+
+def table(tally: Tally, seed: int) -> str:
+    """What came of it, for people."""
+    seconds = time.monotonic() - tally.since
+    rows: list[tuple[str, object]] = [
+        ("seed", seed),
+        ("transactions", f"{tally.begun:,} in {seconds / 60:.1f} minutes, {tally.rate:.0f} a second"),
+        ("programs", f"{tally.programs:,}, of which {tally.deaths.total():,} died"),
+        *((f"died at {point.name.lower().replace('_', '-')}", tally.deaths[point]) for point in IN_WORK + IN_RECOVERY),
+        ("heard as committed", f"{len(tally.committed):,}"),
+        ("heard as rolled back", f"{len(tally.rolled_back):,}"),
+        ("not heard of", f"{tally.begun - len(tally.committed) - len(tally.rolled_back):,}"),
+        *((f"found in {name}", f"{count:,}") for name, count in tally.found.items()),
+        ("in doubt after recovery", tally.in_doubt),
+        ("sums agree, each message once", "no" if tally.wrong else "yes"),
+    ]
+    return "\n".join(f"| {name} | {value} |" for name, value in [("", ""), ("---", "---"), *rows])
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transactions", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=None, help="of points and lots; printed")
+    parser.add_argument("--programs", type=int, default=4, help="at a time")
+    parser.add_argument("--mode", choices=MODES, default="standalone", help="where both dtx have their messages")
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
+    print(f"seed {seed}", file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(RabbitNode()) if options.mode == "alongside" else None
+        server = stack.enter_context(two_phase_server())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = stack.enter_context(World(server, directory, node))
+        copies = stack.enter_context(nursery())
+        tally = play(copies, world, options.transactions, seed, options.programs)
+    print(table(tally, seed))
+    for wrong in tally.wrong:
+        print(f"WRONG: {wrong}")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Who comes in at the operators' API, from where, and what nobody gets to see."""
+
+import json
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from dtx.client import Xid
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from dtx.store.postgres.editing import AccountEditor
+from tests.servers.admin.conftest import orphan, somebody
+from tests.support.client import new_xid
+from tests.support.crash import Scene, StandaloneStage, work
+from tests.support.operator import Operator
+from tests.support.postgres import PostgresServer
+from tests.support.service import ADMIN, DtxService
+
+
+@pytest.mark.parametrize("path", ["/api/branches", "/api/status", "/metrics", "/api/audit", "/api/tokens"])
+def test_nobody_looks_without_credentials(shared: StandaloneStage, path: str) -> None:
+    url = shared.service.admin_url
+    for nobody in (
+        Operator(url, user=""),
+        Operator(url, password="wrong"),
+        Operator(url, user="nobody"),
+        Operator(url, token="dtx_made-up"),
+    ):
+        answer = nobody.ask("GET", path)
+        assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
+        assert answer.headers["www-authenticate"].startswith("Basic")
+
+
+def test_users_come_in_by_their_tags(alone: StandaloneStage) -> None:
+    url = alone.service.admin_url
+    for name, tag in (("vera", "monitoring"), ("olga", "operator"), ("carla", "administrator"), ("nora", None)):
+        AccountEditor(alone.database, "dtx").add_user(name, b"their own", [tag] if tag else [])
+        person = Operator(url, user=name, password="their own")
+        statuses = [
+            person.ask("GET", "/api/status").status,
+            person.order("commit", new_xid(), dry_run=True).status,
+            person.ask("GET", "/api/audit").status,
+        ]
+        expected = {"monitoring": [200, 403, 403], "operator": [200, 404, 403], "administrator": [200, 404, 200]}
+        assert statuses == expected.get(tag or "", [403, 403, 403]), name
+
+
+def test_a_token_ends_when_it_is_revoked_or_expires(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    made = boss.ask("POST", "/api/tokens", {"name": "prometheus", "role": "viewer"})
+    assert made.status == 201
+    viewer = Operator(alone.service.admin_url, token=made.body["secret"])
+    assert viewer.ask("GET", "/metrics").status == 200
+    (listed,) = boss.get("/api/tokens")
+    assert (listed["name"], listed["role"], listed["made_by"]) == ("prometheus", "viewer", "guest")
+    assert made.body["secret"] not in json.dumps(listed)
+    assert boss.ask("POST", "/api/tokens", {"name": "prometheus", "role": "viewer"}).status == 409
+    assert boss.ask("DELETE", "/api/tokens/prometheus", {}).status == 204
+    assert viewer.ask("GET", "/metrics").status == 401
+    secret = OperatorLog(alone.database, "dtx").make_token("brief", Role.VIEWER, "test", seconds=-1)
+    assert Operator(alone.service.admin_url, token=secret).ask("GET", "/metrics").status == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 404),
+    ],
+)
+def test_a_page_of_somebody_else_orders_nothing(shared: StandaloneStage, headers: dict[str, str], status: int) -> None:
+    """CSRF: browsers send basic credentials with whatever a page makes them send."""
+    body = {"reason": "because"}
+    answer = Operator(shared.service.admin_url).ask("POST", f"/api/branches/{new_xid()}/commit", body, headers=headers)
+    assert answer.status == status
+
+
+@pytest.mark.parametrize("path", ["/api/status", "/metrics", "/openapi.json", "/", "/console/sign-in", "/nothing"])
+def test_a_name_that_somebody_else_lets_lead_here_is_not_answered(shared: StandaloneStage, path: str) -> None:
+    """DNS rebinding: a page of evil.example would be of the same origin as dtx."""
+    boss = Operator(shared.service.admin_url)
+    refused = boss.ask("GET", path, headers={"Host": "evil.example:15673"})
+    assert (refused.status, refused.headers["content-type"]) == (421, "application/problem+json")
+    assert refused.body["detail"] == "this dtx is not known as 'evil.example:15673': --admin-host has to name it"
+    assert boss.ask("GET", path, headers={"Host": "dtx.example:15673"}).status in {200, 404}
+    assert boss.ask("GET", "/healthz", headers={"Host": "evil.example"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/branches/1:61:/commit", {}, 422),
+        ("/api/branches/1:61:/commit", {"reason": ""}, 422),
+        ("/api/branches/1:61:/commit", {"reason": "x" * 2001}, 422),
+        ("/api/branches/1:61:/commit", {"reason": "x", "force": True}, 422),
+        ("/api/branches/1:61:/destroy", {"reason": "x"}, 422),
+        ("/api/branches/nonsense/commit", {"reason": "x"}, 400),
+        ("/api/branches/1:61:/commit", {"reason": "x" * (1 << 20)}, 413),
+        ("/api/branches/1:61:/discard", {"reason": "x", "positions": []}, 422),
+        ("/api/bulk", {"action": "commit", "reason": "x", "filter": {"state": ["lost"]}}, 400),
+        ("/api/bulk", {"action": "commit", "reason": "x", "filter": {"gtrid": "hex:zz"}}, 400),
+        ("/api/nothing", {}, 404),
+    ],
+)
+def test_what_is_wrong_is_told_as_a_problem(shared: StandaloneStage, path: str, body: object, status: int) -> None:
+    answer = Operator(shared.service.admin_url).ask("POST", path, body)
+    assert (answer.status, answer.body["status"]) == (status, status)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_secrets_are_nowhere_in_logs_metrics_and_trail(alone: StandaloneStage) -> None:
+    boss = Operator(alone.service.admin_url)
+    secret = boss.ask("POST", "/api/tokens", {"name": "x", "role": "coordinator"}).body["secret"]
+    holder = Operator(alone.service.admin_url, token=secret)
+    Operator(alone.service.admin_url, password="s3cret-guess").ask("GET", "/api/status")
+    said = (
+        json.dumps(holder.get("/api/audit")) + holder.get("/metrics").decode() + json.dumps(holder.get("/openapi.json"))
+    )
+    said += alone.service.log_path.read_text()
+    for word in (secret, secret[4:], "s3cret-guess", "argon2"):
+        assert word not in said
+
+
+def test_the_document_names_every_route(shared: StandaloneStage) -> None:
+    document = Operator(shared.service.admin_url, user="").get("/openapi.json")
+    assert {"/api/branches", "/api/branches/{xid}/{action}", "/api/bulk", "/healthz", "/metrics"} <= set(
+        document["paths"]
+    )
+
+
+def test_a_standby_says_that_it_is_one(alone: StandaloneStage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with DtxService(database=alone.database, options=("--admin-listen", f"127.0.0.1:{port}"), start=False) as standby:
+        standby.start(wait=False)
+        url = f"http://127.0.0.1:{port}"
+        alone.wait_for(lambda: _status(url, "/healthz") == 200, "the standby's API")
+        assert _status(url, "/readyz") == 503
+        assert Operator(url).order("commit", new_xid()).status == 503
+        assert _status(alone.service.admin_url, "/readyz") == 200
+        alone.service.kill9()
+        standby.wait_ready()
+        assert _status(url, "/readyz") == 200
+
+
+def _status(url: str, path: str) -> int:
+    try:
+        return Operator(url, user="").ask("GET", path).status
+    except OSError:
+        return 0
+
+
+def test_a_port_that_is_taken_is_named(postgres: PostgresServer, migrated_postgres_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        service = DtxService(database=migrated_postgres_url, options=("--admin-listen", where))
+        with pytest.raises(RuntimeError, match=rf"exit status 6[\s\S]*{where}[\s\S]*--no-admin"), service:
+            pass
+
+
+def test_the_api_speaks_tls(postgres: PostgresServer, migrated_postgres_url: str, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    chain, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    key.write_bytes(certificate.private_key_pem.bytes())
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    options = (*ADMIN, "--admin-tls-cert", str(chain), "--admin-tls-key", str(key))
+    with DtxService(database=migrated_postgres_url, options=options) as service:
+        assert service.admin_url.startswith("https://")
+        assert Operator(service.admin_url, ca=trusting).get("/api/status")["active"]
+
+
+def test_filters_and_pages_find_each_branch_once(scene: Scene) -> None:
+    xids = [str(orphan(scene)) for _ in range(5)]
+    viewer = somebody(scene, Role.VIEWER)
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = viewer.get("/api/branches", limit=2, cursor=cursor)
+        seen += [branch["xid"] for branch in page["branches"]]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    assert seen == xids
+    assert [branch["xid"] for branch in viewer.get("/api/branches", descending=True)["branches"]] == xids[::-1]
+    ids = [branch["id"] for branch in viewer.get("/api/branches")["branches"]]
+    assert [branch["id"] for branch in viewer.get("/api/branches", branch=ids[3])["branches"]] == ids[3:4]
+    gtrid = _gtrid(xids[2])
+    for query, expected in (
+        ({"gtrid": f"hex:{gtrid.hex()}"}, xids[2:3]),
+        ({"gtrid": f"hex:{gtrid[:-1].hex()}*"}, [xid for xid in xids if _gtrid(xid).startswith(gtrid[:-1])]),
+        ({"gtrid": f"hex:*{gtrid[1:].hex()}"}, xids[2:3]),
+        ({"gtrid": "no such*"}, []),
+        ({"format_id": 1 << 31}, []),
+        ({"owner": "guest", "vhost": scene.vhost, "state": "prepared"}, xids),
+        ({"owner": "somebody"}, []),
+        ({"state": "heuristic"}, []),
+        ({"queue": "in"}, xids),
+        ({"queue": "out"}, []),
+        ({"exchange": ""}, xids),
+        ({"exchange": "amq.topic"}, []),
+        ({"older_than": 3600}, []),
+        ({"stuck": False}, xids),
+        ({"stuck": True}, []),
+    ):
+        assert [branch["xid"] for branch in viewer.get("/api/branches", **query)["branches"]] == expected, query
+    detail = viewer.branch(Xid.parse(xids[0]), scene.vhost)
+    assert [line["event"] for line in detail["journal"]] == ["prepared"]
+    of_transaction = viewer.get("/api/transactions/" + xids[0].split(":")[1])
+    assert of_transaction == {"lines": detail["journal"], "cursor": None}
+    assert viewer.get("/api/journal", xid=xids[0]) == of_transaction
+
+
+@pytest.mark.parametrize("sort", ["bytes", "messages", "owner", "state"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_pages_in_another_order_find_each_branch_once_too(alone: StandaloneStage, sort: str, descending: bool) -> None:
+    alone.declare("out")
+    with alone.connected() as connection:
+        for bodies in ([b"long"], [b"a", b"b"], [b"long"], [b"a", b"b", b"c"], [b"x" * 10]):
+            xa, xid = work(connection.channel(), publish={"out": bodies})
+            xa.prepare(xid)
+    viewer = somebody(alone, Role.VIEWER)
+    seen: list[dict[str, object]] = []
+    cursor = None
+    while True:
+        page = viewer.get("/api/branches", limit=2, cursor=cursor, sort=sort, descending=descending)
+        seen += page["branches"]
+        cursor = page["cursor"]
+        if cursor is None:
+            break
+    keys = {
+        "bytes": lambda branch: branch["bytes"],
+        "messages": lambda branch: branch["publishes"] + branch["consumes"],
+        "owner": lambda branch: branch["owner"],
+        "state": lambda branch: branch["state"],
+    }
+    assert len({branch["id"] for branch in seen}) == len(seen) == 5
+    assert seen == sorted(seen, key=lambda branch: (keys[sort](branch), branch["id"]), reverse=descending)
+    for wrong in ("nonsense", str(seen[0]["id"]), f"{seen[0]['id']}."):
+        answer = viewer.ask("GET", "/api/branches", sort="bytes", cursor=wrong)
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
+def _gtrid(xid: str) -> bytes:
+    return bytes.fromhex(xid.split(":")[1])

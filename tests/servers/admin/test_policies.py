@@ -1,0 +1,91 @@
+"""Policies on real servers: what is old is decided as an operator would, everything else is left alone."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from dtx.client import XA_HEURRB, XaFlag, Xid
+from dtx.log.operator_tables import Role
+from tests.servers.admin.conftest import somebody
+from tests.support.broker import MODES
+from tests.support.crash import Scene, Stage, StandaloneStage, work
+from tests.support.postgres import PostgresServer
+from tests.support.service import ADMIN
+
+MEANT, NOT_MEANT = 4711, 4712
+
+
+def policy(vhost: str) -> tuple[str, ...]:
+    """What the service is told."""
+    return "--policy", f"orphans rollback format={MEANT} vhost={vhost} after=2s", "--alert-after", "1s", *ADMIN
+
+
+@pytest.fixture(params=MODES)
+def policed(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[Scene]:
+    """Dtx in either mode, with a policy."""
+    with ExitStack() as stack:
+        if request.param == "standalone":
+            yield stack.enter_context(StandaloneStage(postgres, options=policy("/")))
+        else:
+            node = request.getfixturevalue("shared_rabbitmq")
+            stage = stack.enter_context(Stage(node, postgres, start=False))
+            stage.service = stage.another_service(*policy(stage.vhost), through_proxy=True)
+            yield stage
+
+
+def orphan(scene: Scene, format_id: int) -> Xid:
+    """A prepared branch that published to *out* and consumed from *in*."""
+    scene.fill("in", b"consumed")
+    with scene.connected() as connection:
+        xa, xid = work(
+            connection.channel(),
+            publish={"out": [b"published"]},
+            consume={"in": 1},
+            xid=Xid(format_id, b"orphan of %d" % format_id),
+        )
+        assert xa.prepare(xid) is XaFlag.OK
+    return xid
+
+
+def test_an_old_branch_of_the_kind_that_is_meant_is_rolled_back_and_no_other(policed: Scene) -> None:
+    for queue in ("in", "out"):
+        policed.declare(queue)
+    other = orphan(policed, NOT_MEANT)
+    xid = orphan(policed, MEANT)
+    policed.wait_for_state(xid, "heuristic")
+    assert policed.states() == {xid: "heuristic", other: "prepared"}
+    assert (policed.bodies("in"), policed.count("out")) == ([b"consumed"], 0)
+    with policed.coordinator() as coordinator, pytest.raises(XA_HEURRB):
+        coordinator.commit(xid)
+    boss = somebody(policed, Role.COORDINATOR)
+    detail = boss.branch(xid, policed.vhost)
+    assert detail["decided_by"] == "policy:orphans"
+    assert "policy orphans: prepared for" in detail["decided_because"]
+    (line,) = boss.get("/api/audit", actor="policy:orphans")["lines"]
+    assert (line["action"], line["result"], line["reason"]) == ("rollback", "xa-heurrb", detail["decided_because"])
+    policed.wait_for(lambda: "branch has been prepared for long" in policed.service.log_path.read_text(), "an alert")
+    text = boss.get("/metrics").decode()
+    assert 'dtx_policy_actions_total{action="rollback",result="done"} 1.0' in text
+    assert boss.ask("GET", "/readyz").status == 200
+
+
+def test_a_vote_that_the_database_takes_for_older_than_it_was_seen_is_not_decided_early(policed: Scene) -> None:
+    """A clock that jumps must not fire them all; a row that says 1970 stands for a clock that was wrong."""
+    for queue in ("in", "out"):
+        policed.declare(queue)
+    # A longer policy on the same log: its age counts from when it was seen.
+    xid = orphan(policed, NOT_MEANT)
+    with psycopg.connect(policed.database) as connection:
+        connection.execute("UPDATE dtx.branch SET prepared_at = 'epoch'")
+        ((before,),) = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchall()
+    policed.service.kill9()
+    late = f"late commit format={NOT_MEANT} vhost={policed.vhost} after=4s"
+    policed.service.options = (*policed.service.options, "--policy", late)
+    policed.service.start()
+    policed.wait_for_state(xid, "heuristic")
+    with psycopg.connect(policed.database) as connection:
+        ((after,),) = connection.execute("SELECT extract(epoch FROM at) FROM dtx.heuristic_outcome").fetchall()
+    assert after - before >= 4
+    assert policed.bodies("out") == [b"published"]

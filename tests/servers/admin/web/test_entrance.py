@@ -1,0 +1,336 @@
+"""Who comes in at the web pages, for how long, and what no page of anybody else can do."""
+
+import http.client
+import re
+from dataclasses import dataclass
+from http.cookies import SimpleCookie
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from fastapi.routing import APIRoute
+
+from dtx.admin.web import branch, branches, connections, entrance, overview, reconciliation, records
+from dtx.client import Xid
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from dtx.store.postgres.editing import AccountEditor
+from tests.support.browser import Browser
+from tests.support.client import new_xid
+from tests.support.crash import StandaloneStage
+from tests.support.service import ADMIN, DtxService
+from tests.support.tour import PASSWORDS, Tour
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a page answered."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+def ask(url: str, path: str, fields: dict[str, str] | str | None = None, *, method: str = "", **headers: str) -> Answer:
+    """One request, as no browser would send it; redirects are not followed."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    body = urlencode(fields) if isinstance(fields, dict) else fields
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None:
+        given = {"Content-Type": FORM, "Origin": url, **given}
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, body, given)
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, text)
+    finally:
+        connection.close()
+
+
+def sign_in(url: str, name: str, password: str) -> str:
+    """The cookie of somebody who has signed in."""
+    answer = ask(url, "/console/sign-in", {"name": name, "password": password})
+    assert answer.status == 303, answer.text
+    (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
+    return f"{cookie.key}={cookie.value}"
+
+
+def mark_of(text: str) -> str:
+    """The mark in the forms of a page."""
+    found = re.search(r'name="mark" value="([^"]+)"', text)
+    assert found is not None
+    return found[1]
+
+
+_ARCHIVED = "branch=00000000-0000-0000-0000-000000000000&position=0"
+PAGES = {
+    "": Role.VIEWER,
+    "branches": Role.VIEWER,
+    "branch?xid=1:61:": Role.VIEWER,
+    "decide?xid=1:61:&action=commit": Role.OPERATOR,
+    "message?xid=1:61:&position=0": Role.OPERATOR,
+    "message/body?xid=1:61:&position=0": Role.OPERATOR,
+    "bulk": Role.COORDINATOR,
+    "outcomes": Role.VIEWER,
+    "reconciliation": Role.VIEWER,
+    "archive": Role.VIEWER,
+    f"archive/message?{_ARCHIVED}": Role.OPERATOR,
+    f"archive/body?{_ARCHIVED}": Role.OPERATOR,
+    "connections": Role.VIEWER,
+    "connection?number=999999": Role.VIEWER,
+    "connection/close?number=999999": Role.OPERATOR,
+    "audit": Role.COORDINATOR,
+    "transaction?gtrid=61": Role.VIEWER,
+    "live": Role.VIEWER,
+}
+"""Who may look at which."""
+FORMS = {
+    "decide": Role.OPERATOR,
+    "bulk": Role.COORDINATOR,
+    "connection/close": Role.OPERATOR,
+    "sign-out": Role.VIEWER,
+}
+"""Who may send which."""
+
+
+def test_every_page_and_every_form_is_here() -> None:
+    there: dict[str, set[str]] = {"GET": set(), "POST": set()}
+    for part in (entrance, overview, branches, branch, records, reconciliation, connections):
+        for route in part.router.routes:
+            assert isinstance(route, APIRoute)
+            for method in route.methods or ():
+                there[method].add(route.path.removeprefix("/"))
+    assert there["GET"] == {page.partition("?")[0] for page in PAGES} | {"sign-in", "static/{name}"}
+    assert there["POST"] == {*FORMS, "sign-in"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nobody_looks_without_signing_in(site: StandaloneStage, page: str) -> None:
+    for cookie in ("", "dtx_session=", "dtx_session=made-up"):
+        answer = ask(site.service.admin_url, f"/console/{page}", Cookie=cookie)
+        assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
+
+
+def test_the_root_leads_to_the_pages_and_credentials_of_the_api_are_none_there(site: StandaloneStage) -> None:
+    assert ask(site.service.admin_url, "/").headers["location"] == "/console/"
+    basic = "Basic Z3Vlc3Q6Z3Vlc3Q="
+    assert ask(site.service.admin_url, "/api/status", Authorization=basic).status == 200
+    assert ask(site.service.admin_url, "/console/", Authorization=basic).status == 303
+    cookie = sign_in(site.service.admin_url, "guest", "guest")
+    assert ask(site.service.admin_url, "/console/", Cookie=cookie).status == 200
+    assert ask(site.service.admin_url, "/api/status", Cookie=cookie).status == 401
+
+
+def test_the_cookie_is_for_the_pages_alone_and_no_script_reads_it(site: StandaloneStage) -> None:
+    answer = ask(site.service.admin_url, "/console/sign-in", {"name": "guest", "password": "guest"})
+    words = {word.strip().lower() for word in answer.headers["set-cookie"].split(";")}
+    assert {"httponly", "samesite=strict", "path=/console"} <= words
+    assert "secure" not in words, "without TLS it would not be sent at all"
+    assert len(next(iter(SimpleCookie(answer.headers["set-cookie"]).values())).value) >= 43
+
+
+def test_with_tls_the_cookie_is_secure(migrated_postgres_url: str, certificates: Path, browser: Browser) -> None:
+    words = ("--admin-tls-cert", str(certificates / "server.pem"), "--admin-tls-key", str(certificates / "server.key"))
+    with DtxService(database=migrated_postgres_url, options=(*ADMIN, *words)) as service:
+        visitor = browser.visitor(service.admin_url, trusting=True).enter("guest", "guest")
+        (cookie,) = visitor.page.context.cookies()
+        assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Strict")
+        visitor.require_peace()
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "status"),
+    [
+        ("guest", "gu3ss-me", 401),
+        ("nobody", "gu3ss-me", 401),
+        ("", "", 401),
+        ("", "dtx_made-up", 401),
+        ("nora", "hers", 403),
+    ],
+)
+def test_who_may_not_come_in_is_told_why_and_gets_no_cookie(
+    site: StandaloneStage, people: None, name: str, password: str, status: int
+) -> None:
+    if name == "nora":
+        AccountEditor(site.database, "dtx").add_user("nora", b"hers", [])
+    answer = ask(site.service.admin_url, "/console/sign-in", {"name": name, "password": password})
+    assert (answer.status, "set-cookie" in answer.headers) == (status, False)
+    assert 'role="alert"' in answer.text
+    assert not password or password not in answer.text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "https://evil.example/",
+        "//evil.example/",
+        "/\\evil.example",
+        "/console/\\evil",
+        "/console/\r\nSet-Cookie: a=b",
+        "/console",
+        "/api/status",
+        "javascript:alert(1)",
+    ],
+)
+def test_nobody_is_sent_elsewhere_after_signing_in(site: StandaloneStage, wanted: str) -> None:
+    fields = {"name": "guest", "password": "guest", "next": wanted}
+    answer = ask(site.service.admin_url, "/console/sign-in", fields)
+    assert answer.headers["location"] == "/console/"
+    assert answer.headers["set-cookie"].count("=") < 8
+
+
+def test_after_signing_in_the_page_that_was_wanted_comes(tour: Tour) -> None:
+    carla = tour.visitor("carla", "branches?q=ein+Umlaut+%C3%A4&state=prepared")
+    assert carla.page.url.endswith("/console/branches?q=ein+Umlaut+%C3%A4&state=prepared")
+    assert carla.page.locator("#q").input_value() == "ein Umlaut ä"
+    carla.require_peace()
+
+
+def test_signing_out_ends_the_session_everywhere(tour: Tour) -> None:
+    carla = tour.visitor("carla")
+    (cookie,) = carla.page.context.cookies()
+    carla.page.get_by_role("button", name="Sign out").click()
+    carla.page.get_by_role("heading", name="Sign in").wait_for()
+    assert carla.page.context.cookies() == []
+    kept = f"{cookie['name']}={cookie['value']}"
+    assert ask(tour.scene.service.admin_url, "/console/", Cookie=kept).status == 303
+
+
+def test_a_session_ends_with_the_user_the_password_the_tag_and_the_token(site: StandaloneStage) -> None:
+    url, editor, trail = site.service.admin_url, AccountEditor(site.database, "dtx"), OperatorLog(site.database, "dtx")
+    editor.add_user("temp", b"first", ["operator"])
+    cookie = sign_in(url, "temp", "first")
+    assert ask(url, "/console/", Cookie=cookie).status == 200
+    editor.set_password("temp", b"second")
+    assert ask(url, "/console/", Cookie=cookie).status == 303
+    cookie = sign_in(url, "temp", "second")
+    editor.set_tags("temp", [])
+    assert ask(url, "/console/", Cookie=cookie).status == 303
+    editor.set_tags("temp", ["monitoring"])
+    cookie = sign_in(url, "temp", "second")
+    editor.set_tags("temp", ["administrator"])
+    assert ask(url, "/console/audit", Cookie=cookie).status == 200, "a new role counts at once"
+    editor.remove_user("temp")
+    assert ask(url, "/console/", Cookie=cookie).status == 303
+    cookie = sign_in(url, "", trail.make_token("visitor", Role.VIEWER, "test"))
+    assert ask(url, "/console/", Cookie=cookie).status == 200
+    trail.revoke_token("visitor")
+    trail.make_token("visitor", Role.VIEWER, "test")
+    assert ask(url, "/console/", Cookie=cookie).status == 303, "another token of the same name is another one"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "application/json"}, 415),
+        ({"Content_Type": "multipart/form-data; boundary=x"}, 415),
+    ],
+)
+def test_a_page_of_somebody_else_sends_no_form(site: StandaloneStage, headers: dict[str, str], status: int) -> None:
+    """CSRF: that a browser shows its origin is demanded of every form, the one to sign in included."""
+    fields = {"name": "guest", "password": "guest"}
+    answer = ask(site.service.admin_url, "/console/sign-in", fields, **headers)
+    assert (answer.status, "set-cookie" in answer.headers) == (status, status == 303)
+
+
+def test_a_browser_that_tells_no_origin_sends_no_form(site: StandaloneStage) -> None:
+    parts = urlsplit(site.service.admin_url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    connection.request("POST", "/console/sign-in", "name=guest&password=guest", {"Content-Type": FORM})
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+@pytest.mark.parametrize("name", ["vera", "olga", "carla"])
+def test_pages_and_forms_are_refused_to_whom_they_are_not_for(site: StandaloneStage, people: None, name: str) -> None:
+    url, having = site.service.admin_url, {"vera": Role.VIEWER, "olga": Role.OPERATOR, "carla": Role.COORDINATOR}[name]
+    cookie = sign_in(url, name, PASSWORDS[name])
+    mark = mark_of(ask(url, "/console/", Cookie=cookie).text)
+    for page, role in PAGES.items():
+        if page != "live":  # it does not end
+            status = ask(url, f"/console/{page}", Cookie=cookie).status
+            assert (status == 403) != having.includes(role), (page, status)
+            assert status < 500
+    fields = {"mark": mark, "xid": str(new_xid()), "action": "rollback", "reason": "x", "stage": "do"}
+    for number in ("1", "9" * 5000, "one"):
+        for path, role in FORMS.items():
+            if path != "sign-out":
+                status = ask(url, f"/console/{path}", {**fields, "number": number}, Cookie=cookie).status
+                assert (status == 403) != having.includes(role), (path, status)
+                assert status < 500
+    assert ask(url, "/console/sign-out", fields, Cookie=cookie).status == 303
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_a_form_without_the_mark_of_the_session_does_nothing(site: StandaloneStage, path: str) -> None:
+    url = site.service.admin_url
+    mine, other = sign_in(url, "guest", "guest"), sign_in(url, "guest", "guest")
+    theirs = mark_of(ask(url, "/console/", Cookie=other).text)
+    fields = {"xid": str(new_xid()), "action": "rollback", "reason": "x", "number": "1", "stage": "do"}
+    for mark in ({}, {"mark": ""}, {"mark": "made up"}, {"mark": theirs}):
+        assert ask(url, f"/console/{path}", {**fields, **mark}, Cookie=mine).status == 403
+    assert ask(url, "/console/", Cookie=mine).status == 200
+
+
+def test_a_link_from_elsewhere_finds_who_has_signed_in(site: StandaloneStage, people: None, browser: Browser) -> None:
+    """The cookie does not come along from another site's link; the page asks for itself once more, and then it does."""
+    carla = browser.visitor(site.service.admin_url).enter("carla", PASSWORDS["carla"])
+    elsewhere = site.service.admin_url.replace("127.0.0.1", "localhost")
+    carla.page.goto(f"{elsewhere}/healthz")
+    carla.page.evaluate("(where) => { location.href = where; }", f"{site.service.admin_url}/console/audit")
+    carla.page.get_by_role("heading", name="Audit").wait_for()
+
+
+@pytest.mark.parametrize(
+    "page", ["", "branches", "branches?q=nonsense:x:y", "nothing", "sign-in", "static/console.css", "static/nothing"]
+)
+def test_every_answer_says_what_a_browser_may_do_with_it(site: StandaloneStage, page: str) -> None:
+    cookie = sign_in(site.service.admin_url, "guest", "guest")
+    headers = ask(site.service.admin_url, f"/console/{page}", Cookie=cookie if page != "sign-in" else "").headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_pages_are_kept_nowhere_and_files_for_ever(site: StandaloneStage) -> None:
+    url = site.service.admin_url
+    text = ask(url, "/console/", Cookie=sign_in(url, "guest", "guest"))
+    assert text.headers["cache-control"] == "no-store"
+    for path in re.findall(r'(?:href|src)="(/console/static/[^"]+)"', text.text):
+        answer = ask(url, path)
+        assert (answer.status, "immutable" in answer.headers["cache-control"]) == (200, True)
+    assert ask(url, "/console/static/console.js?v=old").headers["cache-control"] == "no-cache"
+    for path in ("../site.py", "..%2fsite.py", "console.css%00", "%2e%2e/rendering.py"):
+        assert ask(url, f"/console/static/{path}").status in {303, 404}
+
+
+def test_a_wrong_password_has_to_wait_and_keeps_nobody_else_out(site: StandaloneStage, people: None) -> None:
+    url = site.service.admin_url
+    for guess in ("a", "b"):
+        assert ask(url, "/console/sign-in", {"name": "guest", "password": guess}).status == 401
+    assert sign_in(url, "carla", PASSWORDS["carla"])
+
+
+@pytest.mark.parametrize("page", ["branch?xid={}", "message?xid={}&position=0", "decide?xid={}&action=commit"])
+@pytest.mark.parametrize("xid", [str(Xid(1, b"unknown")), "nonsense", "", "1:zz:", "1:" + "61" * 65 + ":", "\0"])
+def test_what_is_not_there_is_said_on_a_page(site: StandaloneStage, page: str, xid: str) -> None:
+    url = site.service.admin_url
+    where = "/console/" + page.format(urlencode({"": xid})[1:])
+    answer = ask(url, where, Cookie=sign_in(url, "guest", "guest"))
+    assert answer.status in {400, 404, 422}
+    assert answer.headers["content-type"].startswith("text/html")
+    assert 'role="alert"' in answer.text

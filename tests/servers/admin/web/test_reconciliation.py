@@ -1,0 +1,115 @@
+"""What the pipeline has published, as somebody with a browser sees it."""
+
+import json
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from dtx.log.reading import LogReader
+from dtx.log.verdicts import Place, found, reconciled
+from tests.support.crash import StandaloneStage
+from tests.support.tour import Tour
+
+TOTALS = {
+    "mixed": {"transactions": 70, "branches": 140, "sentence": "One branch was committed and another rolled back."},
+    "orphan": {"transactions": 2, "branches": 2, "sentence": "Nobody knows it."},
+    "committed": {"transactions": 1_234_567, "branches": 2_000_000, "sentence": "As it should be."},
+}
+NASTY = "<script>alert(1)</script>\u202e"
+PUT = """
+INSERT INTO dtx.verdict VALUES (
+    %(format_id)s, %(gtrid)s, %(verdict)s, %(findings)s, %(since)s, '2026-01-01Z', %(last_at)s, %(rms)s, %(owners)s, 2,
+    %(decision)s, %(tm)s, decode(md5(%(gtrid)s::text), 'hex'), %(evidence)s
+)
+"""
+
+
+def put(connection: psycopg.Connection, gtrid: bytes, **more: object) -> None:
+    line = {
+        "source": "db1", "rm": "rm-1", "vhost": NASTY, "bqual": "6231", "event": "committed", "outcome": None,
+        "at": "2026-01-01 00:00:00.000000Z", "actor": "ann", "id": "1",
+    }  # fmt: skip
+    told = {
+        "format_id": 1, "gtrid": gtrid, "verdict": "mixed", "findings": ["mixed", "unfinished"], "since": None,
+        "last_at": "2026-01-02Z", "rms": ["rm-1", NASTY], "owners": ["ann"], "decision": None, "tm": None,
+        "evidence": json.dumps([line]),
+    }  # fmt: skip
+    connection.execute(PUT, told | more)
+
+
+@pytest.fixture
+def published(site: StandaloneStage) -> Iterator[StandaloneStage]:
+    """A run with 73 verdicts that are shown."""
+    with psycopg.connect(site.database) as connection:
+        connection.execute(
+            "INSERT INTO dtx.reconciliation (number, as_of, lines, fingerprint, totals, shown)"
+            " VALUES (7, '2026-01-02Z', 5000000, -1, %s, 73)",
+            (json.dumps(TOTALS),),
+        )
+        for number in range(70):
+            put(connection, b"mixed-%02d" % number)
+        put(connection, b"orphan", verdict="orphan", findings=["orphan"], since="2026-01-01Z", owners=["bob"])
+        # two that differ in nothing but their format, of which one has none
+        # what is null of a line need not be written
+        few = json.dumps([{"source": "bank", "rm": "bank", "bqual": "", "event": "observed: prepared"}])
+        put(connection, b"seen", verdict="in-doubt", findings=["in-doubt"], rms=["bank"], evidence=few)
+        put(connection, b"orphan", format_id=None, verdict="orphan", findings=["orphan"], decision="commit", tm="tm1")
+    yield site
+    with psycopg.connect(site.database) as connection:
+        connection.execute("TRUNCATE dtx.reconciliation, dtx.verdict")
+
+
+def test_nothing_has_been_reconciled(tour: Tour) -> None:
+    carla = tour.visitor("carla", "reconciliation")
+    assert "Nothing has been reconciled yet" in carla.text()
+
+
+def test_totals_are_shown_and_verdicts_are_found(tour: Tour, published: StandaloneStage) -> None:
+    vera = tour.visitor("vera", "reconciliation")
+    text = vera.text()
+    assert "1\u202f234\u202f567" in text
+    assert "Nobody knows it." in text
+    rows = vera.page.locator("section[aria-labelledby=found] tbody tr")
+    assert rows.count() == 50
+    vera.follow("Next page")
+    assert rows.count() == 23
+    assert vera.page.get_by_role("link", name="Next page").count() == 0
+    vera.follow("First page")
+    assert rows.count() == 50
+    for query, count in (
+        ("verdict=orphan", 2),
+        ("verdict=committed", 0),
+        ("gtrid=mixed-03", 1),
+        ("gtrid=" + b"mixed-03".hex(), 1),
+        ("owner=bob", 1),
+        ("rm=rm-1&verdict=mixed", 50),
+        ("rm=rm-2", 0),
+    ):
+        vera.open(f"reconciliation?{query}")
+        assert rows.count() == count, query
+    vera.open("reconciliation?gtrid=mixed-03")
+    vera.page.locator("summary").click()
+    assert "committed in rm-1 <script>alert(1)</script>" in vera.text().replace("\n", " ")
+    assert "\u202e" not in vera.text()
+    vera.open("reconciliation?gtrid=seen")
+    vera.page.locator("summary").click()
+    assert "observed: prepared in bank of bank, branch (empty)" in vera.text().replace("\n", " ")
+    assert vera.open("reconciliation?cursor=nonsense").status == 400
+    vera.require_peace()
+
+
+def test_every_verdict_is_on_one_page(published: StandaloneStage) -> None:
+    """Whatever a page ends with: also between two that only differ in what has no format."""
+    seen = []
+    with LogReader(published.database) as log:
+        run = reconciled(log)
+        assert run is not None
+        assert (run.number, run.lines, run.shown, list(run.totals)) == (7, 5_000_000, 73, list(TOTALS))
+        after = None
+        while page := found(log, after=after, limit=1):
+            (one,) = page
+            seen.append((one.gtrid, one.format_id))
+            after = Place.parse(str(Place(last_at=one.last_at, gtrid=one.gtrid, format_id=one.format_id)))
+    assert len(seen) == len(set(seen)) == 73
+    assert seen[-3:] == [(b"orphan", None), (b"orphan", 1), (b"seen", 1)]

@@ -1,0 +1,80 @@
+"""Headers that are nested deeper than dtx reads: a broker takes them, and their messages must not get lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pika
+import pytest
+
+from dtx.client import XAResource
+from dtx.wire.amqp09.tables import MAX_DEPTH
+from tests.conftest import ServiceFactory
+from tests.servers.alongside.refusals import is_not_consumed
+from tests.support.client import bodies, connected, fresh_queue, new_xid
+from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
+
+
+def deep() -> dict[str, Any]:
+    """Tables within each other, two more than dtx reads."""
+    headers: dict[str, Any] = {"end": 1}
+    for _ in range(MAX_DEPTH + 2):
+        headers = {"in": headers}
+    return headers
+
+
+@pytest.fixture
+def service(dtx_service: ServiceFactory) -> DtxService:
+    """In front of the broker."""
+    return dtx_service()
+
+
+def put(rabbitmq: RabbitNode, queue: str) -> None:
+    """A message with such headers, past dtx, and a plain one behind it."""
+    with rabbitmq.channel() as channel:
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"deep", pika.BasicProperties(headers=deep(), delivery_mode=2))
+        channel.basic_publish("", queue, b"plain", pika.BasicProperties(delivery_mode=2))
+
+
+def test_what_a_client_that_is_cut_off_leaves_returns_to_its_queue(
+    service: DtxService, rabbitmq: RabbitNode, proxy: Callable[[str, int], Proxy]
+) -> None:
+    network = proxy(service.host, service.port)
+    url = service.url().replace(f":{service.port}", f":{network.port}")
+    with fresh_queue(rabbitmq) as queue:
+        put(rabbitmq, queue)
+        with connected(url) as connection:
+            channel = connection.channel()
+            xa, other = XAResource(channel), XAResource(connection.channel())
+            xa.select()
+            first = new_xid()
+            other.start(first)
+            assert [channel.basic_get(queue)[2] for _ in range(2)] == [b"deep", b"plain"]
+            network.cut()
+        wait_until(lambda: rabbitmq.count(queue) == 2, what="both messages being back")
+        assert bodies(rabbitmq, queue) == [b"deep", b"plain"]
+        with connected(service.url()) as connection:
+            coordinator = XAResource(connection.channel())
+            coordinator.rollback(first)  # its channel went with the connection: else 503
+
+
+def test_such_a_message_cannot_be_consumed_in_a_branch_but_outside_of_one(
+    service: DtxService, rabbitmq: RabbitNode
+) -> None:
+    """It could not be put back where the branch is rolled back."""
+    with fresh_queue(rabbitmq) as queue:
+        put(rabbitmq, queue)
+        with connected(service.url()) as connection:
+            xid = is_not_consumed(connection, queue, code=506, match="cannot be put back")
+            XAResource(connection.channel()).rollback(xid)
+            wait_until(lambda: rabbitmq.count(queue) == 2, what="the message being back")
+            again = connection.channel()
+            XAResource(again).select()
+            method, _, body = again.basic_get(queue)
+            assert (method is not None, body) == (True, b"deep")
+            again.basic_ack(method.delivery_tag)
+            again.close()
+        assert bodies(rabbitmq, queue) == [b"plain"]

@@ -1,0 +1,42 @@
+"""The broker of a client of AMQP 1.0 dies."""
+
+from dtx.client import Coordinator
+from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.events import Closed
+from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
+from tests.conftest import ServiceFactory
+from tests.servers.amqp10.raw import Raw, body
+from tests.support.client import connected, new_xid
+from tests.support.rabbitmq import RabbitNode
+
+
+def test_the_client_hears_of_the_death_of_its_broker(dtx_service: ServiceFactory, own_rabbitmq: RabbitNode) -> None:
+    """And what has voted is there when the broker is."""
+    service = dtx_service(broker=own_rabbitmq.url())
+    xid = new_xid()
+    with own_rabbitmq.channel() as direct:
+        direct.queue_declare("q", durable=True)
+    with Raw(service) as raw, connected(service.url()) as coordination:
+        manager = Coordinator(coordination)
+        session = raw.opened().begin()
+        control, sender = raw.control(session), raw.sender(session, "q")
+        durable = message.head(message.Header(durable=True)) + message.data(b"voted")
+        txn_id = raw.declare(session, control, xid.to_wire())
+        state = TransactionalState(txn_id=txn_id)
+        assert isinstance(raw.outcome(session, sender.send(b"t", durable, state=state)), TransactionalState)
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        manager.prepare(xid)
+        lost = raw.declare(session, control)
+        raw.post(sender, b"lost", lost)
+        own_rabbitmq.kill9()
+        raw.until(lambda: any(isinstance(event, Closed) for event in raw.events))
+        (closed,) = [event for event in raw.events if isinstance(event, Closed)]
+        assert closed.error is not None
+        assert closed.error.condition == "amqp:connection:forced"
+        assert "the connection to the broker is gone" in str(closed.error.description)
+        own_rabbitmq.start()
+        manager.commit(xid)
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        raw.receiver(session, "q", credit=2)
+        assert body(raw.take()) == b"voted"

@@ -1,0 +1,118 @@
+"""Proton's examples tx_send and tx_recv, with their variants that abort: programs driven by events, in batches."""
+
+from typing import Any
+
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.support.client import take_all
+from tests.support.proton import Message, handlers, reactor
+from tests.support.service import DtxService
+
+
+class TxSend(handlers.MessagingHandler, handlers.TransactionHandler):  # type: ignore[misc]
+    """Sends messages in transactions of a few each; every second one is aborted where that is asked for."""
+
+    def __init__(self, url: str, queue: str, messages: int, batch: int, *, aborts: bool) -> None:
+        super().__init__()
+        self._url, self._queue = url, queue
+        self._messages, self._batch, self._aborts = messages, batch, aborts
+        self._sent = self._confirmed = self._rounds = 0
+        self._in_batch = 0
+        self._transaction: Any = None
+
+    def on_start(self, event: Any) -> None:
+        self._container = event.container
+        self._connection = event.container.connect(self._url, allowed_mechs="PLAIN")
+        self._sender = event.container.create_sender(self._connection, self._queue)
+        self._container.declare_transaction(self._connection, handler=self)
+
+    def on_transaction_declared(self, event: Any) -> None:
+        self._transaction = event.transaction
+        self._send()
+
+    def on_sendable(self, event: Any) -> None:
+        self._send()
+
+    def _send(self) -> None:
+        while self._transaction and self._sender.credit and self._sent < self._messages:
+            self._transaction.send(self._sender, Message(body=f"{self._rounds}.{self._in_batch}", durable=True))
+            self._sent += 1
+            self._in_batch += 1
+            if self._in_batch == self._batch:
+                aborts = self._aborts and self._rounds % 2
+                (self._transaction.abort if aborts else self._transaction.commit)()
+                self._transaction = None
+
+    def _over(self) -> None:
+        self._rounds += 1
+        self._in_batch = 0
+        if self._rounds * self._batch == self._messages:
+            self._connection.close()
+        else:
+            self._container.declare_transaction(self._connection, handler=self)
+
+    def on_transaction_committed(self, event: Any) -> None:
+        self._over()
+
+    def on_transaction_aborted(self, event: Any) -> None:
+        self._over()
+
+
+class TxReceive(handlers.MessagingHandler, handlers.TransactionHandler):  # type: ignore[misc]
+    """Takes messages in transactions of a few each, until it has committed so many; the first one is aborted."""
+
+    def __init__(self, url: str, queue: str, messages: int, batch: int, *, aborts: bool) -> None:
+        super().__init__(prefetch=0, auto_accept=False)
+        self._url, self._queue = url, queue
+        self._messages, self._batch, self._aborts = messages, batch, aborts
+        self._in_batch: list[str] = []
+        self._transaction: Any = None
+        self.committed: list[str] = []
+
+    def on_start(self, event: Any) -> None:
+        self._container = event.container
+        self._connection = event.container.connect(self._url, allowed_mechs="PLAIN")
+        self._receiver = event.container.create_receiver(self._connection, self._queue)
+        self._container.declare_transaction(self._connection, handler=self, settle_before_discharge=True)
+
+    def on_transaction_declared(self, event: Any) -> None:
+        self._transaction = event.transaction
+        self._receiver.flow(self._batch)
+
+    def on_message(self, event: Any) -> None:
+        self._transaction.accept(event.delivery)
+        self._in_batch.append(event.message.body)
+        if len(self._in_batch) == self._batch:
+            (self._transaction.abort if self._aborts else self._transaction.commit)()
+
+    def _over(self) -> None:
+        self._in_batch.clear()
+        if len(self.committed) == self._messages:
+            self._connection.close()
+        else:
+            self._container.declare_transaction(self._connection, handler=self, settle_before_discharge=True)
+
+    def on_transaction_committed(self, event: Any) -> None:
+        self.committed += self._in_batch
+        self._over()
+
+    def on_transaction_aborted(self, event: Any) -> None:
+        self._aborts = False
+        self._over()
+
+
+def run(program: Any) -> None:
+    reactor.Container(program).run()
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_tx_send_and_tx_recv_pass_messages_on(
+    service: DtxService, channel: BlockingChannel, queue: str, aborts: bool
+) -> None:
+    run(TxSend(service.url(), queue, 20, 5, aborts=aborts))
+    kept = [f"{batch}.{number}" for batch in range(4) if not (aborts and batch % 2) for number in range(5)]
+    receiving = TxReceive(service.url(), queue, len(kept), 5, aborts=aborts)
+    run(receiving)
+    assert sorted(receiving.committed) == kept
+    assert take_all(channel, queue) == []

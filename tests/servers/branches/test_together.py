@@ -1,0 +1,337 @@
+"""What all branches of all clients together may hold, and that nothing of it is ever lost for good."""
+
+import contextlib
+import random
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import psycopg
+import pytest
+
+from dtx.client import XaFlag, XAResource, Xid
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, SetTimeout, Start, encode_call
+from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from tests.servers.branches.conftest import MakeScene
+from tests.support.broker import Mode, only_alongside
+from tests.support.client import new_xid
+from tests.support.crash import Scene, Stage, work
+from tests.support.peer import NO_PROPERTIES
+from tests.support.raw import RawClient
+
+HELD = 64 * 1024
+BRANCHES = 4
+CACHE = 2048
+KEPT = 16 * 1024
+Make = Callable[[], RawClient]
+
+
+@pytest.fixture(scope="module")
+def stage(make_scene: MakeScene) -> Scene:
+    """A dtx with little room."""
+    options = ["--max-held-bytes", str(HELD), "--max-branches", str(BRANCHES), "--max-kept-bytes", str(KEPT)]
+    options += ["--work-cache-bytes", str(CACHE)]
+    return make_scene(*options)
+
+
+@pytest.fixture
+def client(stage: Scene) -> Iterator[Make]:
+    """Makes connections with channel 1 selected."""
+    with contextlib.ExitStack() as stack:
+
+        def make() -> RawClient:
+            made = stack.enter_context(RawClient(stage.service.url(vhost=stage.vhost)))
+            made.open(1, select=True)
+            return made
+
+        yield make
+
+
+def fits(client: RawClient, size: int) -> bool:
+    """Whether a branch may hold a message of that size now; it is rolled back."""
+    xid = new_xid()
+    client.ask(1, Start(xid=xid))
+    client.publish(1, "out", bytes(size))
+    client.send(1, requests.queue_declare(b"out", passive=True))  # answered behind the publish, or refused with it
+    payload = client.next_method(1)
+    taken = payload[:4] == struct.pack(">I", keys.QUEUE_DECLARE_OK)
+    if taken:
+        client.ask(1, End(xid=xid))
+    else:
+        client.unread(1, payload)
+        refusal = client.refused(1)
+        assert (refusal.code, "--max-held-bytes" in refusal.text) == (506, True), refusal
+    client.ask(1, Rollback(xid=xid))
+    return taken
+
+
+def test_memory_for_the_messages_of_all_branches_has_a_limit(stage: Scene, client: Make) -> None:
+    """506 for whoever asks for more; nobody else is harmed, and when there is room again it works again."""
+    stage.declare("out")
+    first, second, third = client(), client(), client()
+    large, refused, small = new_xid(), new_xid(), new_xid()
+    first.idle(1, large, queue="out", body=bytes(HELD - 4096))
+    second.ask(1, Start(xid=refused))
+    second.publish(1, "out", bytes(8192))
+    refusal = second.refused(1)
+    assert (refusal.code, refusal.class_id, refusal.method_id) == (506, 60, 40)
+    assert "--max-held-bytes" in refusal.text
+    assert "rolled back" in refusal.text
+    third.prepared(1, small, queue="out", body=b"small")
+    assert third.ask(1, Commit(xid=small)) is XaFlag.OK
+    third.publish(1, "out", b"outside")
+    assert second.ask(1, Prepare(xid=refused)) is XaFlag.RBROLLBACK
+    assert first.ask(1, Prepare(xid=large)) is XaFlag.OK  # what has voted is in the log: it counts no more
+    again = second.prepared(1, new_xid(), queue="out", body=bytes(HELD - 4096))
+    assert second.ask(1, Rollback(xid=again)) is XaFlag.OK
+    assert first.ask(1, Rollback(xid=large)) is XaFlag.OK
+    stage.wait_for_count("out", 2)
+    assert sorted(stage.bodies("out")) == [b"outside", b"small"]
+
+
+@only_alongside
+def test_deliveries_that_are_not_settled_count_as_well(stage: Stage, client: Make) -> None:
+    """A delivery that is not kept can be settled outside a branch, and not within one."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", bytes(4096))
+    first, second = client(), client()
+    xid = first.idle(1, new_xid(), queue="out", body=bytes(HELD - 2048))
+    tag = second.get(1, "in")
+    assert tag is not None
+    doomed = new_xid()
+    second.ask(1, Start(xid=doomed))
+    refusal = second.refusal_of(1, requests.ack(tag))
+    assert refusal.code == 506
+    assert "--max-held-bytes" in refusal.text
+    assert second.ask(1, Rollback(xid=doomed)) is XaFlag.OK
+    assert first.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    second.ask(1, Start(xid=doomed))
+    second.consume_one(1, "in")
+    second.ask(1, End(xid=doomed))
+    assert second.ask(1, Commit(xid=doomed, one_phase=True)) is XaFlag.OK
+    assert stage.bodies("in") == []
+
+
+@only_alongside
+def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Make) -> None:
+    """Acknowledged within a branch it needs no more memory than before."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", bytes(3000))
+    first, second = client(), client()
+    tag = second.get(1, "in")
+    assert tag is not None
+    other = first.idle(1, new_xid(), queue="out", body=bytes(HELD - 4000))
+    xid = new_xid()
+    second.ask(1, Start(xid=xid))
+    second.send(1, requests.ack(tag))
+    assert second.ask(1, End(xid=xid)) is XaFlag.OK
+    for each in (xid, other):
+        assert second.ask(1, Rollback(xid=each)) is XaFlag.OK
+    stage.wait_for_count("in", 1)
+    assert stage.bodies("in") == [bytes(3000)]
+
+
+def test_there_is_a_largest_number_of_branches_that_have_not_voted(stage: Scene, client: Make) -> None:
+    """506 for one more; those that are there go on, and each that votes or ends makes room."""
+    stage.declare("out")
+    first, second = client(), client()
+    xids = [first.idle(1, new_xid(), queue="out", body=b"%d" % number) for number in range(BRANCHES)]
+    for _ in range(2):
+        refusal = second.refusal(1, Start(xid=new_xid()))
+        assert (refusal.code, refusal.class_id, refusal.method_id) == (506, 101, 20)
+        assert f"{BRANCHES} branches are open" in refusal.text
+    assert first.ask(1, Start(xid=xids[0], join=True)) is XaFlag.OK
+    assert first.ask(1, End(xid=xids[0])) is XaFlag.OK
+    assert first.ask(1, Prepare(xid=xids[0])) is XaFlag.OK
+    more = second.prepared(1, new_xid(), queue="out", body=b"more")
+    assert first.ask(1, Rollback(xid=xids[1])) is XaFlag.OK
+    second.idle(1, xids[1], queue="out", body=b"1 again")
+    xids.append(second.idle(1, new_xid(), queue="out", body=b"4"))
+    assert second.refusal(1, Start(xid=new_xid())).code == 506
+    for xid in (xids[0], more):
+        assert second.ask(1, Commit(xid=xid)) is XaFlag.OK
+    for xid in xids[1:]:
+        assert second.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert sorted(stage.bodies("out")) == [b"0", b"1 again", b"2", b"3", b"4", b"more"]
+
+
+@only_alongside
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "rollback"])
+def test_what_is_not_in_memory_any_more_is_read_from_the_log(stage: Stage, commit: bool) -> None:
+    """--work-cache-bytes: the oldest of the prepared branches leave it first."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", *(bytes([number]) * 600 for number in range(3)))
+    with stage.connected() as connection:
+        channel = connection.channel()
+        xa, xids = XAResource(channel), []
+        for number in range(3):
+            _, xid = work(channel, publish={"out": [bytes([number]) * 600]}, consume={"in": 1})
+            assert xa.prepare(xid) is XaFlag.OK
+            xids.append(xid)
+        rewrite(stage, b"from the log")
+        for xid in xids:
+            assert (xa.commit if commit else xa.rollback)(xid) is XaFlag.OK
+    found = stage.bodies("out" if commit else "in")
+    assert found == [b"from the log", b"from the log", b"\x02" * 600]
+    assert stage.bodies("in" if commit else "out") == []
+
+
+def rewrite(stage: Scene, body: bytes) -> None:
+    """Change every message in the log, past dtx: nothing else shows where it is read from."""
+    with psycopg.connect(stage.database) as connection:
+        connection.execute("UPDATE dtx.work SET body = %s", (body,))
+
+
+# -- a mixed load -----------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """Branches that end in every way there is, one after the other; some are left to the end.
+
+    Args:
+        stage: with queues ``in``, which has messages, and ``out``.
+        client: makes connections.
+        seed: of the choices.
+    """
+
+    def __init__(self, stage: Scene, client: Make, seed: int) -> None:
+        self._stage = stage
+        self._client = client
+        self._random = random.Random(seed)
+        self.alive = [client() for _ in range(2)]
+        self.left: list[Xid] = []
+        self.ways = [
+            self.completed, self.failed, self.timed_out, self.dies_active, self.dies_idle, self.dies_in_content,
+            self.channel_closed, self.refused_by_the_broker, self.too_much, self.too_many_kept, self.one_phase,
+        ]  # fmt: skip
+
+    def run(self, rounds: int) -> None:
+        """Every way *rounds* times, in any order."""
+        for way in self._random.sample(self.ways * rounds, len(self.ways) * rounds):
+            way()
+            self.settle()
+
+    def settle(self) -> None:
+        """The transaction manager ends what clients have left."""
+        for xid in self.left:
+            self._stage.wait_for(partial(self.rolled_back, xid), "the end of a branch")
+        self.left.clear()
+
+    def rolled_back(self, xid: Xid) -> bool:
+        """Roll *xid* back, unless dtx has not heard yet that its client is dead."""
+        client = self.alive[0]
+        client.send(1, encode_call(Rollback(xid=xid)))
+        payload = client.next_method(1)
+        client.unread(1, payload)
+        if payload[:4] == struct.pack(">I", keys.CHANNEL_CLOSE):
+            assert client.refused(1).code == 503
+            return False
+        return client.answer(1, Rollback(xid=xid)) in (XaFlag.OK, XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT)
+
+    def begin(self, client: RawClient) -> Xid:
+        """A branch that publishes and consumes."""
+        xid = new_xid()
+        client.ask(1, Start(xid=xid))
+        client.publish(1, "out", bytes(self._random.randrange(4096)))
+        client.consume_one(1, "in")
+        return xid
+
+    def ended(self, client: RawClient) -> Xid:
+        """The same, ended."""
+        xid = self.begin(client)
+        assert client.ask(1, End(xid=xid)) is XaFlag.OK
+        return xid
+
+    def any(self) -> RawClient:
+        """A client that lives on."""
+        return self._random.choice(self.alive)
+
+    def completed(self) -> None:
+        xid = self.ended(client := self.any())
+        assert client.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        assert client.ask(1, Rollback(xid=xid)) is XaFlag.OK
+
+    def one_phase(self) -> None:
+        self._stage.fill("in", b"one more")
+        xid = self.ended(client := self.any())
+        assert client.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+
+    def failed(self) -> None:
+        xid = self.begin(client := self.any())
+        assert client.ask(1, End(xid=xid, fail=True)) is XaFlag.RBROLLBACK
+        assert client.ask(1, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+        self.left.append(xid)
+
+    def timed_out(self) -> None:
+        xid = self.begin(client := self.any())
+        client.ask(1, SetTimeout(xid=xid, timeout=1))
+        self._stage.wait_for(lambda: self._stage.history(xid) == ["timed-out"], "the time-out")
+        assert client.ask(1, End(xid=xid)) is XaFlag.RBTIMEOUT
+        self.left.append(xid)
+
+    def dies_active(self) -> None:
+        self.left_by_a_death(self.begin)
+
+    def dies_idle(self) -> None:
+        self.left_by_a_death(self.ended)
+
+    def left_by_a_death(self, begin: Callable[[RawClient], Xid]) -> None:
+        with self._client() as client:
+            self.left.append(begin(client))
+            client.get(1, "in")
+            client.abort()
+
+    def dies_in_content(self) -> None:
+        with self._client() as client:
+            self.left.append(self.begin(client))
+            body = bytes(3000)
+            client.send_frames(
+                b"".join(
+                    (
+                        method_frame(1, requests.publish(b"", b"out", 0)),
+                        header_frame(1, 60, len(body) + 1, b"\x00\x00"),
+                        *body_frames(1, body, 4096),
+                    )
+                )
+            )
+            client.abort()
+
+    def channel_closed(self) -> None:
+        self.left.append(self.begin(client := self.any()))
+        client.get(1, "in")
+        client.close_channel(1)
+        client.open(1, select=True)
+
+    def refused_by_the_broker(self) -> None:
+        self.left.append(self.begin(client := self.any()))
+        client.publish(1, "out", bytes(1000), exchange="no such exchange")
+        assert client.refused(1).code == 404
+
+    def too_much(self) -> None:
+        self.left.append(self.begin(client := self.any()))
+        client.publish(1, "out", bytes(HELD + 1))
+        assert client.refused(1).code == 506
+
+    def too_many_kept(self) -> None:
+        client = self.any()
+        tags = [client.get(1, "in") for _ in range(KEPT // 2048 + 1)]
+        assert tags[-1] is not None
+        client.send(1, requests.nack(tags[-1], multiple=True))
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_what_branches_held_is_free_again_however_they_ended(mode: Mode, stage: Scene, client: Make, seed: int) -> None:
+    """Neither a leak, after which dtx refuses everything one day, nor a limit that has gone: the account is exact."""
+    stage.declare("in")
+    stage.declare("out")
+    stage.fill("in", *(bytes(2048) for _ in range(20)))
+    Load(stage, client, seed).run(3)
+    observer = client()
+    room = HELD if mode == "alongside" else HELD - len(NO_PROPERTIES)  # which count where dtx has the messages
+    stage.wait_for(lambda: fits(observer, room), "room for all that dtx may hold")
+    assert not fits(observer, room + 1)
+    assert fits(observer, room)

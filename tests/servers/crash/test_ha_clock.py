@@ -1,0 +1,70 @@
+"""The clock of the active dtx jumps: the lease is counted by the database, time-outs by a clock that only grows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dtx.client import XA_RBTIMEOUT, XaFlag, XAResource
+from tests.support.client import new_xid
+from tests.support.heirs import Crowd, Pair
+from tests.support.service import DtxService
+
+DAY: Final = 86_400
+WRONG_CLOCK: Final = str(Path(__file__).parents[2] / "support" / "wall_clock")
+
+
+@pytest.fixture
+def pair(pair_with: Callable[..., Pair]) -> Pair:
+    """Each has a clock of its own."""
+    return pair_with(env={"PYTHONPATH": WRONG_CLOCK})
+
+
+def set_clock(service: DtxService, seconds: float) -> None:
+    """Make the clock of *service* so many seconds fast."""
+    new = service.directory / "clock-offset.new"
+    new.write_text(str(seconds))
+    new.replace(service.directory / "clock-offset")  # never empty, whoever reads it meanwhile
+
+
+def test_jumps_of_the_clock_cost_neither_the_lease_nor_a_branch(pair: Pair) -> None:
+    epoch = pair.epoch()
+    with Crowd(pair) as crowd:
+        for seconds in (3600, -3600, 400 * DAY, -400 * DAY, 0):
+            set_clock(pair.active, seconds)
+            crowd.wait_for(10)
+        assert pair.epoch() == epoch
+        crowd.settle()
+    assert pair.active.running
+    assert not pair.standby.ready_line
+
+
+def test_a_standby_whose_clock_is_wrong_waits_all_the_same(pair: Pair) -> None:
+    """The lease runs out by the database's clock."""
+    epoch = pair.epoch()
+    set_clock(pair.standby, 400 * DAY)
+    with Crowd(pair) as crowd:
+        crowd.wait_for(40)
+        assert pair.epoch() == epoch
+        pair.active.kill9()
+        pair.succeed()
+        crowd.wait_for(20)
+        crowd.settle()
+
+
+@pytest.mark.parametrize("seconds", [400 * DAY, -400 * DAY], ids=["forward", "back"])
+def test_a_branch_times_out_when_its_time_has_passed_whatever_the_clock_says(pair: Pair, seconds: int) -> None:
+    scene = pair.scene
+    with scene.connected() as connection:
+        short, long = (XAResource(connection.channel(), timeout=60) for _ in range(2))
+        hasty, patient = new_xid(), new_xid()
+        for xa, xid, timeout in ((short, hasty, 2), (long, patient, 600)):
+            xa.start(xid)
+            xa.set_timeout(xid, timeout)
+        set_clock(pair.active, seconds)
+        scene.wait_for(lambda: b"branch timed out" in pair.active.log_path.read_bytes(), "a time-out")
+        with pytest.raises(XA_RBTIMEOUT):
+            short.end(hasty)
+        assert long.end(patient) is XaFlag.OK
+        assert long.rollback(patient) is XaFlag.OK

@@ -1,0 +1,250 @@
+"""A program with a transaction manager is killed at each point of it; recovery makes all resources agree."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from dtx.client.tm import Decision, RolledBack
+from dtx.client.tm.points import Point
+from tests.evidence.tm.campaign import nursery, play, program
+from tests.support.broker import MODES, Mode
+from tests.support.nursery import Nursery
+from tests.support.postgres import PostgresServer
+from tests.support.processes import unmeasured
+from tests.support.rabbitmq import RabbitNode
+from tests.support.tm import ALL, World, new_id, two_phase_server
+from tests.support.tm_child import UNDONE
+
+COMMIT_POINTS = [
+    (Point.BEGUN, 1, False),
+    (Point.BEGUN, 4, False),
+    (Point.ENDED, 2, False),
+    (Point.PREPARED, 1, False),
+    (Point.PREPARED, 3, False),
+    (Point.VOTED, 1, False),
+    (Point.DECIDED, 1, True),
+    (Point.COMMITTED, 1, True),
+    (Point.COMMITTED, 3, True),
+    (Point.COMPLETED, 1, True),
+    (Point.FINISHED, 1, True),
+]
+"""Point, the how-manieth time, whether all is committed then."""
+RECOVERY_POINTS = [
+    (Point.VOTED, Point.RECOVERY_SCANNED, 1, False),
+    (Point.VOTED, Point.RECOVERY_FENCED, 1, False),
+    (Point.VOTED, Point.RECOVERY_COMPLETED, 2, False),
+    (Point.DECIDED, Point.RECOVERY_TAKEN_UP, 1, True),
+    (Point.DECIDED, Point.RECOVERY_COMPLETED, 2, True),
+    (Point.DECIDED, Point.RECOVERY_FINISHED, 1, True),
+]
+"""Where the program dies, where the recovery after it dies, and what becomes of it all."""
+
+
+class Dies(Protocol):
+    """See the fixture."""
+
+    def __call__(self, point: Point, number: int = ..., **order: Any) -> None:
+        """Run it."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that has prepared transactions."""
+    with two_phase_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Where both dtx have their messages."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def standing_world(
+    mode: Mode, server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[World]:
+    """What ``world`` empties."""
+    node: RabbitNode | None = request.getfixturevalue("shared_rabbitmq") if mode == "alongside" else None
+    with World(server, tmp_path_factory.mktemp("tm"), node) as world:
+        yield world
+
+
+@pytest.fixture
+def world(standing_world: World, mode: Mode, request: pytest.FixtureRequest) -> World:
+    """Empty."""
+    if mode == "alongside":
+        request.getfixturevalue("rabbitmq")  # mended
+    standing_world.clear()
+    return standing_world
+
+
+@pytest.fixture(scope="module")
+def copies() -> Iterator[Nursery]:
+    """Makes copies of the program, which tell nothing of the lines that they ran: they are killed."""
+    with unmeasured(), nursery() as made:
+        yield made
+
+
+@pytest.fixture
+def dies(copies: Nursery, world: World) -> Dies:
+    """Runs the program until it dies at a point, for the so-manieth time that it is there."""
+
+    def run(point: Point, number: int = 1, **order: Any) -> None:
+        ended = program(copies, world, fates=[(point, number)], **order)
+        assert ended.died_at is point, f"it did not reach {point.name}: {ended}"
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def log_database(server: PostgresServer) -> Iterator[str]:
+    """A database for a log of decisions."""
+    database = server.create_database()
+    yield database
+    server.drop_database(database)
+
+
+def agreed(world: World, **options: Any) -> set[str]:
+    """Recover, and see that nothing is in doubt; what all resources agree on."""
+    with world.manager(**options) as tm:
+        report = tm.recover()
+        assert report.clean, report
+        assert not report.heuristics
+        again = tm.recover()
+        assert (again.committed, again.rolled_back, again.waiting) == ([], [], {}), "one round has done it all"
+        assert tm.log.unfinished("n") == []
+    assert world.in_doubt() == []
+    found = [world.rows("db1"), world.rows("db2")]
+    for name in ("q1", "q2"):
+        messages = world.messages(name)
+        assert len(messages) == len(set(messages)), "a message is there twice"
+        found.append(set(messages))
+    assert all(ids == found[0] for ids in found), f"the resources do not agree: {found}"
+    return found[0]
+
+
+@pytest.mark.parametrize(("point", "number", "committed"), COMMIT_POINTS)
+def test_a_program_that_dies_leaves_nothing_half_done(
+    world: World, dies: Dies, point: Point, number: int, committed: bool
+) -> None:
+    id_ = new_id()
+    dies(point, number, ids=[id_])
+    assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize(
+    ("point", "number", "committed"),
+    [(Point.PREPARED, 3, False), (Point.VOTED, 1, False), (Point.DECIDED, 1, True), (Point.COMMITTED, 2, True)],
+)
+def test_a_program_with_asyncio_that_dies_leaves_nothing_half_done(
+    world: World, dies: Dies, point: Point, number: int, committed: bool
+) -> None:
+    """And the next one, with asyncio, too, dies in its recovery."""
+    id_ = new_id()
+    dies(point, number, ids=[id_], asyncio=True)
+    in_recovery = Point.RECOVERY_TAKEN_UP if committed else Point.RECOVERY_FENCED
+    dies(in_recovery, recover=True, asyncio=True)
+    assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize("asyncio", [False, True])
+@pytest.mark.parametrize(
+    ("point", "in_recovery", "committed"),
+    [
+        (Point.VOTED, Point.RECOVERY_FENCED, False),
+        (Point.DECIDED, Point.RECOVERY_TAKEN_UP, True),
+        (Point.COMMITTED, Point.RECOVERY_FINISHED, True),
+    ],
+)
+def test_a_program_whose_log_is_in_postgresql_leaves_nothing_half_done_either(
+    world: World, dies: Dies, log_database: str, point: Point, in_recovery: Point, committed: bool, asyncio: bool
+) -> None:
+    """And the next one dies in its recovery."""
+    id_ = new_id()
+    dies(point, ids=[id_], log=log_database, asyncio=asyncio)
+    dies(in_recovery, recover=True, log=log_database, asyncio=asyncio)
+    assert agreed(world, log=log_database) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize(("point", "in_recovery", "number", "committed"), RECOVERY_POINTS)
+def test_a_recovery_that_dies_is_done_by_the_next_one(
+    world: World, dies: Dies, point: Point, in_recovery: Point, number: int, committed: bool
+) -> None:
+    id_ = new_id()
+    dies(point, ids=[id_])
+    dies(in_recovery, number, recover=True)
+    assert agreed(world) == ({id_} if committed else set())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_rollback_that_dies_is_one_all_the_same(world: World, dies: Dies, number: int) -> None:
+    dies(Point.ROLLED_BACK, number, ids=[f"{UNDONE}-{new_id()}"])
+    assert agreed(world) == set()
+
+
+@pytest.mark.parametrize("alone", ["db1", "q1"])
+@pytest.mark.parametrize(("point", "committed"), [(Point.ONE_PHASE_BEFORE, False), (Point.ONE_PHASE_AFTER, True)])
+def test_a_one_phase_commit_leaves_nothing_in_doubt(
+    world: World, dies: Dies, point: Point, committed: bool, alone: str
+) -> None:
+    id_ = f"{alone}-{new_id()}"
+    dies(point, ids=[id_])
+    with world.manager() as tm:
+        assert not tm.recover().committed
+    there = world.rows("db1") if alone == "db1" else set(world.messages("q1"))
+    assert there == ({id_} if committed else set())
+    assert world.in_doubt() == []
+
+
+@pytest.mark.parametrize("point", [Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN])
+def test_a_heuristic_outcome_is_recorded_before_it_is_forgotten(world: World, dies: Dies, point: Point) -> None:
+    id_ = new_id()
+    dies(Point.DECIDED, ids=[id_])
+    world.decide("q1", "rollback")
+    dies(point, recover=True)
+    with world.manager() as tm:
+        assert tm.recover().clean
+        ((report, _, forgotten),) = tm.log.heuristics()
+        assert (report.resource, report.outcome.value, report.decision) == ("q1", "rolled-back", "commit")
+        assert report.damaging
+        assert forgotten is not None
+        assert tm.log.unfinished("n") == []
+    assert world.in_doubt() == []
+    assert world.rows("db1") == world.rows("db2") == set(world.messages("q2")) == {id_}
+    assert world.messages("q1") == []
+
+
+def test_every_point_is_one_that_a_program_dies_at_here() -> None:
+    tried = {point for point, _, _ in COMMIT_POINTS} | {point for _, point, _, _ in RECOVERY_POINTS}
+    tried |= {Point.ROLLED_BACK, Point.ONE_PHASE_BEFORE, Point.ONE_PHASE_AFTER}
+    tried |= {Point.HEURISTIC_RECORDED, Point.HEURISTIC_FORGOTTEN}
+    assert tried == set(Point)
+
+
+def test_a_decision_that_only_seems_orphaned_cannot_commit_after_its_roll_back(world: World) -> None:
+    """The primary key of the log is where it is decided: whoever comes second finds the decision of the first."""
+    with world.manager() as tm, world.manager() as other:
+        tx = tm.begin()
+        for name in ALL:
+            handle: Any = tx.enlist(name)
+            if name.startswith("db"):
+                handle.execute("INSERT INTO entry VALUES ('late', 1)")
+            else:
+                handle.basic_publish("", "q", b"late")
+        parts = tx.gtrid
+        row = tm.plan(parts, []).row([])
+        assert other.log.fence(row) is Decision.ROLLBACK
+        with pytest.raises(RolledBack, match="took the transaction for dead"):
+            tx.commit()
+    assert agreed(world) == set()
+
+
+def test_programs_that_die_again_and_again_leave_the_resources_in_agreement(world: World, copies: Nursery) -> None:
+    """In short; ``make evidence PARTS=tm`` plays thousands of transactions."""
+    tally = play(copies, world, 48, seed=7, programs=2)
+    assert tally.wrong == []
+    assert tally.begun == 48
+    assert tally.in_doubt == 0
+    assert tally.deaths.total() > 0

@@ -1,0 +1,131 @@
+"""Streams of real clients, mutated, against the live service: it lives on, and others lose nothing."""
+
+import contextlib
+import os
+import random
+import secrets
+from collections.abc import Callable
+
+import pytest
+from pika.adapters.blocking_connection import BlockingConnection
+
+from dtx.wire.amqp09 import handshake, keys, tables
+from dtx.wire.amqp09.frames import method_frame
+from tests.evidence.fuzz import corpus
+from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation, flip
+from tests.support.broker import Broker, Mode
+from tests.support.client import bodies
+from tests.support.peer import Peer
+from tests.support.processes import resident
+from tests.support.service import DtxService
+
+STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
+SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
+MOST_MEMORY = 64 << 20
+"""Octets that all streams of a test may cost dtx together: nothing of a client stays when it is gone."""
+
+
+def speak(
+    service: DtxService, rng: random.Random, queue: bytes, say: Callable[[random.Random, bytes], list[bytes]]
+) -> None:
+    """One client: a real conversation with one mutation, in pieces of any size."""
+    with Peer(service.url()) as peer, contextlib.suppress(OSError):
+        peer.log_in(frame_max=rng.choice((4096, 131072)))
+        peer.open(1, 2)
+        data = b"".join(rng.choice(MUTATIONS)(rng, say(rng, queue)))
+        while data:
+            size = rng.choice((1, 7, 100, 4096, len(data)))
+            peer.send(data[:size])
+            data = data[size:]
+        peer.socket.settimeout(rng.choice((0.01, 0.05, 0.2)))
+        with contextlib.suppress(TimeoutError):
+            peer.drain()
+
+
+def healthy(service: DtxService) -> None:
+    """No error that nobody foresaw."""
+    log = service.log_path.read_text(errors="replace")
+    for sign in ("Traceback", "call failed", "session failed", "operation failed", "Fatal error"):
+        assert sign not in log, log[log.index(sign) - 500 :][:6000]
+
+
+def test_mutated_streams_harm_nobody(
+    mode: Mode, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
+) -> None:
+    print(f"DTX_FUZZ_SEED={SEED}")
+    rng = random.Random(SEED)
+    fuzzed = f"{queue}-fuzzed"
+    bystander = through.channel()
+    bystander.confirm_delivery()
+    bystander.queue_declare(fuzzed, durable=True)
+    before = resident(service.pid)
+    try:
+        for number in range(STREAMS):
+            with_all = mode == "standalone" and number % 2
+            speak(service, rng, fuzzed.encode(), broker_of_its_own if with_all else conversation)
+            bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+            assert service.running
+            healthy(service)
+        assert bodies(broker, queue) == [b"%d" % number for number in range(STREAMS)]
+        assert resident(service.pid) - before < MOST_MEMORY
+    finally:
+        bystander.queue_delete(fuzzed)
+
+
+@pytest.mark.parametrize("name", ["conversation", "opening"])
+def test_what_fuzzing_has_found_harms_nobody(
+    name: str, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
+) -> None:
+    """The conversations that reach most of the code, over a real socket, in front of a real broker too."""
+    bystander = through.channel()
+    bystander.confirm_delivery()
+    inputs = corpus.stored(name)
+    assert inputs
+    vhost = broker.add_vhost()  # what they declare there goes with it
+    before = resident(service.pid)
+    for number, path in enumerate(inputs):
+        with Peer(service.url(vhost=vhost)) as peer, contextlib.suppress(OSError):
+            if name == "opening":
+                peer.begin()
+            else:
+                peer.log_in()
+                peer.open(1, 2)
+            peer.send(path.read_bytes()[1:])  # the first octet is the fuzzer's own
+            peer.socket.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                peer.drain()
+        bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+        assert service.running, path
+        healthy(service)
+    broker.delete_vhost(vhost)
+    assert bodies(broker, queue) == [b"%d" % number for number in range(len(inputs))]
+    assert resident(service.pid) - before < MOST_MEMORY
+
+
+@pytest.mark.parametrize("amqplain", [False, True], ids=["PLAIN", "AMQPLAIN"])
+@pytest.mark.parametrize("step", ["header", "start-ok", "tune-ok", "open"])
+def test_mutated_handshakes_harm_nobody(
+    service: DtxService, through: BlockingConnection, step: str, amqplain: bool
+) -> None:
+    login = tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest")
+    rng = random.Random(f"{SEED} {step} {amqplain}")
+    print(f"DTX_FUZZ_SEED={SEED}")
+    for _ in range(25):
+        with Peer(service.url(), patience=0.1) as peer, contextlib.suppress(OSError, AssertionError):
+            if step == "header":
+                peer.send(*flip(rng, [b"AMQP\x00\x00\x09\x01"]))
+                peer.drain()
+                continue
+            peer.begin()
+            said = peer.start_ok(handshake.AMQPLAIN, login) if amqplain else peer.start_ok()
+            if step != "start-ok":
+                peer.say(0, said)
+                peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+                said = peer.tune_ok()
+            if step == "open":
+                peer.say(0, said)
+                said = handshake.encode_open(b"/")
+            peer.send(*rng.choice(MUTATIONS[:3])(rng, [method_frame(0, said)]))
+            peer.drain()
+    healthy(service)
+    assert through.channel().is_open

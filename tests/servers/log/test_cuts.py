@@ -1,0 +1,280 @@
+"""Connections that are cut at any octet, in either direction: every write is answered as if nothing had happened.
+
+Records are posted without waiting for one another, so those of one branch stand in groups that follow each other. What
+each of them must be answered is known beforehand: order is kept, what is good is written once, what is not is refused.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from dtx.log.api import LogConflict, LogError
+from dtx.log.changes import Change, Define, Slot, Store
+from dtx.log.postgres import PostgresLog
+from dtx.log.records import BranchRecord, JournalEvent, Line, LogState, LogWrite, Note
+from dtx.xa.xid import Xid
+from tests.servers.log.conftest import OpenLog
+from tests.support.branches import a_branch, a_commit, a_completion, a_line, a_publish, an_insert
+from tests.support.proxy import Direction, Proxy
+from tests.support.stored import QUEUE, a_message, a_queue, drops, puts
+
+ROUNDS: Final = 8
+"""Of cuts."""
+_CHAINS: Final = 60
+"""Sequences of records in one round: some groups of many records, one behind the other."""
+_LONGEST: Final = 120_000
+"""Octets after which a round's connections are cut, at most: about what a round sends."""
+
+Expected = type[LogError] | None
+
+
+@dataclass(slots=True)
+class Model:
+    """What is to be in the tables, and what each write is to be told."""
+
+    occupied: Xid
+    told: list[tuple[LogWrite, Expected, list[LogError | None]]] = field(default_factory=list)
+    branches: dict[UUID, tuple[LogState, int]] = field(default_factory=dict)
+    messages: set[Slot] = field(default_factory=set)
+    queues: set[int] = field(default_factory=set)
+    lines: defaultdict[UUID, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def expect(self, record: LogWrite, expected: Expected = None) -> tuple[LogWrite, list[LogError | None]]:
+        """*record* is posted; returns it with the list that takes what is told."""
+        answers: list[LogError | None] = []
+        self.told.append((record, expected, answers))
+        return record, answers
+
+
+Posts = list[tuple[LogWrite, list[LogError | None]]]
+
+
+class Chains:
+    """Sequences of records that depend on each other, drawn at random."""
+
+    def __init__(self, random: Random, model: Model) -> None:
+        self._random = random
+        self._model = model
+        self._kinds: Sequence[Callable[[], Posts]] = (
+            self._life, self._life, self._life, self._halfway, self._refused, self._stale, self._again, self._messages,
+            self._one_phase, self._queue,
+        )  # fmt: skip
+
+    def draw(self) -> Posts:
+        """One of them."""
+        return self._random.choice(self._kinds)()
+
+    def _entry(self, branch: BranchRecord) -> LogWrite:
+        """The branch enters, with the journal's line in one of its forms."""
+        body = self._random.randbytes(self._random.choice((5, 5, 5, 3000)))
+        record = an_insert(branch, a_publish(body=body))
+        match self._random.randrange(3):
+            case 0:
+                return type(record)(branch=branch, work=record.work)
+            case 1:
+                self._model.lines[branch.id].append("prepared")
+                assert branch.prepared_at is not None
+                return type(record)(
+                    branch=branch, work=record.work, journal=Line(JournalEvent.PREPARED, time.time(), "guest")
+                )
+            case _:
+                self._model.lines[branch.id].append("prepared")
+                return record
+
+    def _decision(self, branch: BranchRecord) -> LogWrite:
+        if self._random.random() < 0.5:
+            return a_commit(branch)
+        self._model.lines[branch.id].append("repeated")
+        return a_commit(branch, journal=a_line(branch, JournalEvent.REPEATED))
+
+    def _life(self, **changes: Any) -> Posts:
+        """A branch enters, is decided, and ends."""
+        branch = a_branch(**changes)
+        posts = [self._model.expect(record) for record in (self._entry(branch), self._decision(branch))]
+        posts.append(self._model.expect(a_completion(branch, expect=LogState.COMMITTING, version=2)))
+        self._model.lines[branch.id].append("committed")
+        return posts
+
+    def _halfway(self) -> Posts:
+        """A branch stays."""
+        branch = a_branch()
+        posts = [self._model.expect(self._entry(branch))]
+        self._model.branches[branch.id] = LogState.PREPARED, 1
+        for version in range(1, self._random.randrange(4)):
+            more: dict[str, Any] = {} if version == 1 else {"expect": LogState.COMMITTING, "version": version}
+            posts.append(self._model.expect(a_commit(branch, **more)))
+            self._model.branches[branch.id] = LogState.COMMITTING, version + 1
+        return posts
+
+    def _refused(self) -> Posts:
+        """The xid is there already: nothing that builds on the branch is written."""
+        branch = a_branch(xid=self._model.occupied)
+        records = (an_insert(branch), a_commit(branch), a_completion(branch, expect=LogState.COMMITTING, version=2))
+        return [self._model.expect(record, LogConflict) for record in records]
+
+    def _stale(self) -> Posts:
+        """A record of a branch fails, what comes after it does not."""
+        branch = a_branch()
+        posts = [self._model.expect(self._entry(branch))]
+        posts.append(self._model.expect(a_commit(branch, version=7), LogConflict))
+        posts.append(self._model.expect(self._decision(branch)))
+        posts.append(self._model.expect(a_completion(branch), LogConflict))
+        self._model.branches[branch.id] = LogState.COMMITTING, 2
+        return posts
+
+    def _again(self) -> Posts:
+        """An xid begins anew when its branch has ended."""
+        branch = a_branch()
+        return self._life(xid=branch.xid) + self._life(xid=branch.xid)
+
+    def _messages(self) -> Posts:
+        """Messages come and go; some records leave no trace."""
+        here, gone, later = a_message(), a_message(), a_message()
+        self._model.messages |= {here.slot, later.slot}
+        changes = [puts(here, gone), drops(gone), drops(gone), puts(later), Change(delivered=[(QUEUE, later.position)])]
+        return [self._model.expect(Store(change=change)) for change in changes]
+
+    def _one_phase(self) -> Posts:
+        """Messages and the journal's line in one."""
+        message, branch = a_message(), a_branch()
+        self._model.messages.add(message.slot)
+        self._model.lines[branch.id].append("committed")
+        return [self._model.expect(Note(journal=a_line(branch, JournalEvent.COMMITTED), change=puts(message)))]
+
+    def _queue(self) -> Posts:
+        """Topology comes, and goes or stays."""
+        queue = a_queue(id=self._random.randrange(1, 2**62), name=uuid4().bytes)
+        posts = [self._model.expect(Define(queues=[queue]))]
+        if self._random.random() < 0.5:
+            posts.append(self._model.expect(Define(queues_gone=[queue.id])))
+        else:
+            self._model.queues.add(queue.id)
+        return posts
+
+
+class Run:
+    """Rounds of writes under cuts, and the look at what came of them.
+
+    Args:
+        log: by way of *proxy*.
+        proxy: that cuts.
+        url: of the database, past the proxy.
+        seed: of all that is drawn.
+    """
+
+    def __init__(self, log: PostgresLog, proxy: Proxy, url: str, seed: int) -> None:
+        self._log = log
+        self._proxy = proxy
+        self._url = url
+        self._random = Random(seed)
+        self._model = Model(a_branch().xid)
+        self._chains = Chains(self._random, self._model)
+        self._open = 0
+        self._idle = asyncio.Event()
+        self.most_under_way = 0
+
+    async def rounds(self, number: int) -> None:
+        """Play that many, each with a cut of every connection."""
+        first = a_branch(xid=self._model.occupied)
+        self._model.branches[first.id] = LogState.PREPARED, 1
+        await self._log.write(self._model.expect(an_insert(first))[0])
+        self._model.told[0][2].append(None)
+        self._model.lines[first.id].append("prepared")
+        for _ in range(number):
+            await self._round()
+
+    async def _round(self) -> None:
+        direction: Direction = self._random.choice(("up", "down"))
+        octets = int(self._random.random() ** 2 * _LONGEST)
+        waiting = [self._chains.draw() for _ in range(_CHAINS)]
+        self._proxy.cut_after(direction, octets)
+        while waiting:
+            for chain in [chain for chain in waiting if self._random.random() < 0.5]:
+                for record, answers in chain[: self._random.randrange(1, 4)]:
+                    self._post(record, answers)
+                    chain.pop(0)
+                if not chain:
+                    waiting.remove(chain)
+            await asyncio.sleep(self._random.choice((0, 0, 0.001)))
+            assert self._log._writer is not None
+            self.most_under_way = max(self.most_under_way, len(self._log._writer._under_way))
+        await self._all_told()
+        self._proxy.resume()
+
+    def _post(self, record: LogWrite, answers: list[LogError | None]) -> None:
+        def told(error: LogError | None) -> None:
+            answers.append(error)
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+        self._open += 1
+        self._idle.clear()
+        # who says that nobody waits for a record of a branch posts no other of it meanwhile
+        self._log.post(record, told, urgent=not isinstance(record, Store | Note) or self._random.random() < 0.8)
+
+    async def _all_told(self) -> None:
+        if self._open:
+            async with asyncio.timeout(120):
+                await self._idle.wait()
+
+    async def check(self) -> None:
+        """Compare every answer, and the tables, with what was to be."""
+        wrong = [
+            (record, expected, answers)
+            for record, expected, answers in self._model.told
+            if [None if answer is None else type(answer) for answer in answers] != [expected]
+        ]
+        assert wrong == []
+        model = self._model
+        async with await psycopg.AsyncConnection.connect(self._url) as connection:
+
+            async def rows(query: str) -> list[Any]:
+                return await (await connection.execute(query.encode())).fetchall()
+
+            branches = await rows("SELECT id, state, version FROM dtx.branch")
+            assert {row[0]: (row[1], row[2]) for row in branches} == model.branches
+            work = Counter(row[0] for row in await rows("SELECT branch_id FROM dtx.work"))
+            assert work == Counter(dict.fromkeys(model.branches, 1))
+            assert {Slot(*row) for row in await rows("SELECT queue, position FROM dtx.message")} == model.messages
+            assert {row[0] for row in await rows("SELECT id FROM dtx.queue")} == model.queues
+            lines: defaultdict[UUID, list[str]] = defaultdict(list)
+            for branch, event in await rows("SELECT branch_id, event FROM dtx.journal ORDER BY xid8"):
+                lines[branch].append(event)
+            assert lines == {branch: events for branch, events in model.lines.items() if events}
+
+
+@pytest.fixture
+def cutting(migrated_postgres_url: str) -> Iterator[Proxy]:
+    """Stands between the log and PostgreSQL."""
+    values = conninfo_to_dict(migrated_postgres_url)
+    with Proxy(str(values["host"]), int(values["port"] or 5432)) as proxy:
+        yield proxy
+
+
+async def test_no_cut_changes_what_is_written_or_told(
+    open_log: OpenLog, migrated_postgres_url: str, cutting: Proxy
+) -> None:
+    seed = time.time_ns() & 0xFFFFFF
+    print(f"seed {seed}")
+    values = conninfo_to_dict(migrated_postgres_url)
+    log = await open_log(
+        url=f"postgresql://{values['user']}:{values['password']}@127.0.0.1:{cutting.port}/{values['dbname']}",
+        lease_ttl=60.0,
+        retry_window=60.0,
+        answer_timeout=30.0,
+    )
+    run = Run(log, cutting, migrated_postgres_url, seed)
+    await run.rounds(ROUNDS)
+    await run.check()
+    assert run.most_under_way == 2, "no group was sent behind another one"
+    assert cutting.accepted >= ROUNDS, "too few connections were cut"

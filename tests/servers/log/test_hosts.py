@@ -1,0 +1,151 @@
+"""A database of which one host is silent: its machine is gone, so nobody refuses, and nobody answers."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlencode
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from dtx.log import connecting
+from dtx.log.api import LogUnavailable
+from dtx.log.connecting import connect, split
+from dtx.log.dsn import Dsn
+from dtx.log.engine import connected
+from dtx.log.lease import Lease
+from tests.servers.log.conftest import OpenLog
+from tests.support.branches import a_branch, all_of, an_insert
+
+END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE"
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a host that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def url(migrated_postgres_url: str, silent: int) -> str:
+    """The database, behind a host that is silent."""
+    parts = conninfo_to_dict(migrated_postgres_url)
+    hosts = {"host": f"127.0.0.1,{parts['host']}", "port": f"{silent},{parts.get('port', 5432)}"}
+    return f"postgresql:///?{urlencode({**parts, **hosts, 'target_session_attrs': 'read-write'})}"
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "places"),
+    [
+        ("postgresql://u@a/d", [{"host": "a"}]),
+        ("postgresql://u@a:1,b:2/d", [{"host": "a", "port": "1"}, {"host": "b", "port": "2"}]),
+        ("postgresql://u@a,b/d?port=7", [{"host": "a", "port": "7"}, {"host": "b", "port": "7"}]),
+        ("postgresql:///d?host=/run,b", [{"host": "/run"}, {"host": "b"}]),
+        ("postgresql:///d?hostaddr=127.0.0.1,::1", [{"hostaddr": "127.0.0.1"}, {"hostaddr": "::1"}]),
+        ("postgresql:///d", [{}]),
+        ("postgresql:///d?host=a,b&port=1,2,3", [{}]),
+    ],
+)
+def test_hosts_of_a_url_one_by_one(conninfo: str, places: list[dict[str, str]]) -> None:
+    assert split(conninfo) == places
+
+
+async def test_a_silent_host_takes_its_part_of_the_time_alone_and_that_once(url: str) -> None:
+    dsn = Dsn(url)
+    for least, most in ((1.0, 2.5), (0.0, 0.5)):
+        began = time.monotonic()
+        async with await connect(dsn, {"statement_timeout": "7s"}, timeout=4.0) as connection:
+            assert await (await connection.execute("SHOW statement_timeout")).fetchone() == ("7s",)
+        assert least <= time.monotonic() - began < most
+
+
+async def test_a_log_goes_on_when_the_host_that_it_was_at_falls_silent(
+    open_log: OpenLog, url: str, migrated_postgres_url: str
+) -> None:
+    """The writer has its retry window to get there, the lease a third of its life."""
+    log = await open_log(url=url, lease_ttl=9.0)
+    await log.write(an_insert(first := a_branch()))
+    log._dsn.first = 0
+    with psycopg.connect(migrated_postgres_url) as others:
+        others.execute(f"{END} 'dtx %'")
+    await log.write(an_insert(second := a_branch()))
+    assert {first.id, second.id} <= set(await all_of(log.load()))
+    log._dsn.first = 0
+    with psycopg.connect(migrated_postgres_url) as others:
+        others.execute(f"{END} 'dtx lease %'")
+    for _ in range(20):  # longer than the lease lives without a renewal
+        await asyncio.sleep(0.5)
+        assert log.lease_valid
+
+
+async def test_a_standby_gets_to_the_host_that_answers(open_log: OpenLog, url: str) -> None:
+    """Whose connection was lost while it waited."""
+    active = await open_log(url=url, lease_ttl=2.0)
+    standby = Lease(Dsn(url), "rm", "standby", ttl=2.0)
+    for _ in range(3):
+        standby._dsn.first = 0
+        await standby._disconnect()
+        with suppress(TimeoutError, LogUnavailable):
+            assert (await standby._within(2.0, standby._try()))[0] is None
+    waiting = asyncio.create_task(standby.take())
+    await active.close()
+    assert await asyncio.wait_for(waiting, 10) > 1
+    await standby.release()
+
+
+async def test_a_connection_that_is_made_when_nobody_wants_it_any_more_is_closed(migrated_postgres_url: str) -> None:
+    made: list[psycopg.AsyncConnection] = []
+
+    async def one() -> psycopg.AsyncConnection:
+        made.append(await connect(Dsn(migrated_postgres_url), {}, timeout=5.0))
+        waiting.cancel()
+        return made[0]
+
+    waiting = asyncio.create_task(connecting._within(5.0, one(), {}))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.gather(*connecting._burials)
+    assert made[0].closed
+
+
+async def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+
+    def second(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(None)
+        writer.close()
+
+    server = await asyncio.start_server(second, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def two(*_: object, **__: object) -> list[Any]:
+        return [(0, 0, 0, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    with socket.create_server(("127.0.0.2", port)):
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", two)
+        dsn = Dsn(f"postgresql://u:secret@bank.example:{port}/d")
+        with pytest.raises(psycopg.OperationalError, match=r"^127\.0\.0\.2: no answer within 1 seconds; .*0\.1"):
+            await connect(dsn, {}, timeout=3.0)
+    assert asked == [None]
+    server.close()
+
+
+def test_whoever_asks_now_and_then_waits_for_a_silent_host_once(url: str) -> None:
+    """Pages and commands make a connection for each question."""
+    dsn = Dsn(url)
+    for least, most in ((2.0, 5.0), (0.0, 0.5)):
+        began = time.monotonic()
+        with connected(dsn, autocommit=True) as connection:
+            assert connection.execute("SHOW DateStyle").fetchone() == ("ISO, MDY",)
+        assert least <= time.monotonic() - began < most
+
+
+async def test_what_one_host_says_is_told_as_it_is(migrated_postgres_url: str) -> None:
+    parts = {**conninfo_to_dict(migrated_postgres_url), "user": "nobody"}
+    with pytest.raises(psycopg.OperationalError, match="nobody"):
+        await connect(Dsn(f"postgresql:///?{urlencode(parts)}"), {}, timeout=3.0)

@@ -1,0 +1,212 @@
+"""Migrations: what they make is what the tables say; up, down, at once, and from an installed wheel."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from venv import EnvBuilder
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import CheckConstraint
+from sqlalchemy.dialects.postgresql.base import PGDialect
+
+from dtx.log import account_tables, migrate, operator_tables, tables, verdict_tables
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.engine import engine
+from tests.support.postgres import PostgresServer
+from tests.support.processes import unmeasured
+
+HEAD = "0012"
+
+
+def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
+    """Partitions and Alembic's own table are not in the metadata."""
+    return not (kind == "table" and name is not None and name.startswith(("journal_", "alembic_")))
+
+
+def _plain(source: str) -> list[str]:
+    """The words of *source*; those of a list in order, since nobody says which comes first."""
+    lists = re.compile(r"\bIN \(([^)]*)\)")
+    listed = lists.sub(lambda found: f"IN ({', '.join(sorted(found[1].split(', ')))})", " ".join(source.split()))
+    return re.findall(r"[\w.']+|[^\s\w]", listed)
+
+
+def query(url: str, sql: str) -> list[Any]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(sql).fetchall()
+
+
+@pytest.mark.filterwarnings("ignore:Can't validate argument 'dialect_options'")  # SQLAlchemy, about NOT VALID
+def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PGDialect.ischema_names, "xid8", tables.Xid8)
+    with engine(Dsn(migrated_postgres_url)).connect() as connection:
+        # the tests' role is called dtx: by its search path the schema would be left out of what foreign keys refer to
+        connection.exec_driver_sql("SET search_path = public")
+        connection.dialect.default_schema_name = "public"
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "include_schemas": True,
+                "include_object": ours,
+                "compare_type": True,
+                "compare_server_default": True,
+                "version_table_schema": tables.SCHEMA,
+            },
+        )
+        differences = [
+            difference for difference in compare_metadata(context, tables.metadata) if "dtx" in repr(difference)
+        ]
+    assert differences == []
+
+
+def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) -> None:
+    """Constraints repeat the core's invariants."""
+    found = dict(
+        query(
+            migrated_postgres_url,
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE contype = 'c' AND conrelid IN ("
+            "SELECT oid FROM pg_class WHERE relnamespace = 'dtx'::regnamespace AND NOT relispartition)",
+        )
+    )
+    checks = {
+        str(constraint.name): constraint
+        for table in tables.metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+    assert account_tables.account.metadata is tables.metadata
+    assert operator_tables.audit.metadata is tables.metadata
+    assert verdict_tables.verdict.metadata is tables.metadata
+    assert found.keys() == checks.keys()
+    assert "'committed'" in found["heuristic_outcome_outcome_check"]
+    functions = dict(query(migrated_postgres_url, "SELECT proname, prosrc FROM pg_proc WHERE proname LIKE '%\\_holds'"))
+    assert {name.removesuffix("_holds") for name in functions} == tables.INVARIANTS.keys()
+    for name, invariants in tables.INVARIANTS.items():
+        assert _plain(functions[f"{name}_holds"]) == _plain(f"BEGIN RETURN {' AND '.join(invariants)}; END"), name
+        asked = str(checks[f"{name}_check"].sqltext).removeprefix(f"{tables.SCHEMA}.")  # in the role's search path
+        assert found[f"{name}_check"] == f"CHECK ({asked}) NOT VALID"
+    collations = query(
+        migrated_postgres_url,
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = 'dtx' AND table_name = 'branch' AND collation_name = 'C'",
+    )
+    assert {column for _, column in collations} == {"rm", "vhost", "state", "owner", "outcome"}
+    options = dict(
+        query(
+            migrated_postgres_url,
+            "SELECT relname, array_to_string(reloptions, ' ') FROM pg_class "
+            "WHERE relnamespace = 'dtx'::regnamespace AND relkind = 'r' AND reloptions IS NOT NULL",
+        )
+    )
+    for table in tables.metadata.tables.values():
+        wanted = table.dialect_options["postgresql"]["with"] or {}
+        assert all(f"{key}={value}" in options[table.name] for key, value in wanted.items())
+
+
+def test_the_journal_has_partitions_for_the_days_to_come(migrated_postgres_url: str) -> None:
+    rows = query(
+        migrated_postgres_url,
+        "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dtx.journal'::regclass AND inhrelid::regclass::text "
+        r"~ 'journal_\d{8}'",
+    )
+    assert rows == [(9,)]
+
+
+def test_down_and_up_again(postgres_url: str) -> None:
+    assert migrate.current(postgres_url) is None
+    assert migrate.upgrade(postgres_url) == HEAD
+    assert migrate.current(postgres_url) == HEAD
+    assert migrate.downgrade(postgres_url, "base") is None
+    left = "SELECT relname FROM pg_class WHERE relnamespace = 'dtx'::regnamespace AND relkind IN ('r', 'p', 'v')"
+    assert query(postgres_url, left) == [("alembic_version",)]
+    assert query(postgres_url, "SELECT proname FROM pg_proc WHERE pronamespace = 'dtx'::regnamespace") == []
+    assert migrate.upgrade(postgres_url) == HEAD
+    assert migrate.upgrade(postgres_url) == HEAD
+
+
+def test_messages_are_vacuumed_in_step_with_their_number(postgres_url: str) -> None:
+    """By number alone, a deep queue would have its whole index read again and again."""
+
+    def found() -> tuple[set[str], int]:
+        options = query(postgres_url, "SELECT unnest(reloptions) FROM pg_class WHERE oid = 'dtx.message'::regclass")
+        body = "SELECT coalesce(attstattarget, -1) FROM pg_attribute WHERE attrelid = 'dtx.message'::regclass"
+        return {option for (option,) in options}, int(query(postgres_url, f"{body} AND attname = 'body'")[0][0])
+
+    migrate.upgrade(postgres_url)
+    options, statistics = found()
+    assert {"autovacuum_vacuum_scale_factor=0.05", "autovacuum_vacuum_threshold=20000"} < options
+    assert statistics == 0
+    migrate.downgrade(postgres_url, "0003")
+    options, statistics = found()
+    assert "autovacuum_vacuum_scale_factor=0" in options
+    assert statistics == -1
+
+
+def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
+    """Applied at start under an advisory lock."""
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(migrate.upgrade, [postgres_url] * 4)) == [HEAD] * 4
+    assert query(postgres_url, "SELECT count(*) FROM dtx.alembic_version") == [(1,)]
+
+
+def test_a_database_of_a_newer_dtx_is_refused(migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.alembic_version SET version_num = '9999'")
+    with pytest.raises(LogError, match="cannot be migrated by this dtx"):
+        migrate.upgrade(migrated_postgres_url)
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    with pytest.raises(LogUnavailable) as caught:
+        migrate.upgrade("postgresql://me:s3cret@127.0.0.1:1/nowhere")
+    assert "postgresql://me@127.0.0.1:1/nowhere" in str(caught.value)
+    assert "s3cret" not in repr(caught.value)
+
+
+def test_a_user_who_may_make_no_tables_is_told_what_to_grant(postgres_url: str, postgres: PostgresServer) -> None:
+    with postgres.connection(postgres_url) as connection:
+        connection.execute("DROP ROLE IF EXISTS no_tables")
+        connection.execute("CREATE ROLE no_tables LOGIN PASSWORD 'x'")
+        url = re.sub("//[^@]*@", "//no_tables:x@", postgres_url)
+        with pytest.raises(LogUnavailable, match=r"permission denied for database .*; .* grant CREATE on"):
+            migrate.upgrade(url)
+        connection.execute("DROP ROLE no_tables")
+
+
+@pytest.mark.timeout(400)  # pip gets what it builds wheels with from the network
+def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    EnvBuilder(with_pip=False).create(tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    with unmeasured():  # pip and what it starts
+        subprocess.run(
+            [*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, root], check=True, stdin=subprocess.DEVNULL
+        )
+        (wheel,) = tmp_path.glob("dtx-*.whl")
+        subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    # its dependencies are those of this environment, which has dtx itself only as a checkout outside of its directories
+    others = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    script = (
+        "import sys, dtx.log.migrate as m; "
+        "print(m.script_location()); print(m.upgrade(sys.argv[1]), m.current(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [python, "-P", "-c", script, postgres_url],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{others}"},
+    )
+    location, revisions = done.stdout.splitlines()[-2:]
+    assert location.startswith(str(tmp_path))
+    assert revisions == f"{HEAD} {HEAD}"

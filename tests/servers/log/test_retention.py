@@ -1,0 +1,197 @@
+"""The journal's partitions: made ahead, dropped after retention, never in anybody's way."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, Self
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from dtx.log import retention
+from dtx.log.api import LogUnavailable
+from dtx.log.dsn import Dsn
+from dtx.log.keeping import Keep
+from dtx.log.records import JournalEvent, Note
+from tests.servers.log.conftest import OpenLog
+from tests.support.branches import a_branch, a_line, a_xid
+
+LEASE = "INSERT INTO dtx.lease VALUES (%s, 1, 'somebody', NULL, %s, now(), now(), %s)"
+
+
+def partitions(url: str) -> list[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r' AND relname LIKE 'journal%'"
+        ).fetchall()
+    return sorted(name for (name,) in rows if name != "journal_default")
+
+
+def wanted(url: str, **retention_days: int) -> None:
+    with psycopg.connect(url) as connection:
+        for rm, days in retention_days.items():
+            connection.execute(LEASE, [rm, uuid4(), days])
+
+
+async def maintained(url: str, name: str, lines: int, now: datetime | None = None) -> None:
+    """Maintain the journal until *name* has so many lines; an open log does the same at times, and one waits."""
+    async with asyncio.timeout(30):
+        while True:
+            retention.maintain(Dsn(url), now)
+            with psycopg.connect(url) as connection:
+                row = connection.execute("SELECT to_regclass(%s)", [f"dtx.{name}"]).fetchone()
+                if row and row[0] and connection.execute(f"SELECT count(*) FROM dtx.{name}").fetchone() == (lines,):
+                    return
+            await asyncio.sleep(0.05)
+
+
+def test_partitions_are_made_for_a_week_ahead(migrated_postgres_url: str) -> None:
+    now = datetime(2031, 12, 30, 23, 59, tzinfo=UTC)
+    retention.maintain(Dsn(migrated_postgres_url), now)
+    made = partitions(migrated_postgres_url)
+    assert [retention.partition_name(now.date() + timedelta(days=offset)) for offset in range(-1, 8)] == made[-9:]
+    retention.maintain(Dsn(migrated_postgres_url), now)
+    assert partitions(migrated_postgres_url) == made
+
+
+def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is as old as the database says: all who keep it share its clock."""
+
+    class AheadOfTime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(days=400)
+
+    wanted(migrated_postgres_url, mine=30)
+    retention.maintain(Dsn(migrated_postgres_url))
+    made = partitions(migrated_postgres_url)
+    monkeypatch.setattr(retention, "datetime", AheadOfTime)
+    retention.maintain(Dsn(migrated_postgres_url))
+    assert partitions(migrated_postgres_url) == made
+
+
+def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: str) -> None:
+    """Every resource manager states for how long it keeps the journal: the longest counts."""
+    first = datetime(2031, 1, 1, 12, tzinfo=UTC)
+    dsn = Dsn(migrated_postgres_url)
+    with psycopg.connect(migrated_postgres_url) as connection:
+        for day in partitions(migrated_postgres_url):
+            connection.execute(f"DROP TABLE dtx.{day}")
+    retention.maintain(dsn, first)
+    wanted(migrated_postgres_url, short=2, long=10)
+    retention.maintain(dsn, first + timedelta(days=9))
+    assert partitions(migrated_postgres_url)[0] == "journal_20301231"
+    retention.maintain(dsn, first + timedelta(days=13))
+    assert partitions(migrated_postgres_url)[0] == "journal_20310104"
+
+
+async def test_lines_in_the_default_partition_move_to_their_day(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    log = await open_log(keep=Keep(journal=36_500))
+    branch = a_branch()
+    day = datetime(2041, 5, 5, tzinfo=UTC)
+    for offset in (0.0, 86_399.999999, 86_400.0):
+        await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=day.timestamp() + offset)))
+    before = await log.history(None, branch.xid)
+    await maintained(migrated_postgres_url, "journal_20410506", 1, day)
+    assert await log.history(None, branch.xid) == before
+    with psycopg.connect(migrated_postgres_url) as connection:
+        for name, lines in (("journal_20410505", 2), ("journal_20410506", 1), ("journal_default", 0)):
+            assert connection.execute(f"SELECT count(*) FROM dtx.{name}").fetchone() == (lines,)
+
+
+async def test_what_nobody_keeps_leaves_the_default_partition_too(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    log = await open_log(keep=Keep(journal=5))
+    branch = a_branch()
+    await log.write(Note(journal=a_line(branch, JournalEvent.COMMITTED, at=1.0)))
+    await maintained(migrated_postgres_url, "journal_default", 0)
+    assert await log.history(None, branch.xid) == []
+
+
+@pytest.mark.parametrize("now", [datetime(2035, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)])
+def test_a_long_reader_is_not_waited_for(migrated_postgres_url: str, now: datetime) -> None:
+    wanted(migrated_postgres_url, rm=1)
+    before = partitions(migrated_postgres_url)
+    with psycopg.connect(migrated_postgres_url) as reader:
+        reader.execute("SELECT count(*) FROM dtx.journal")
+        retention.maintain(Dsn(migrated_postgres_url), now)
+    assert partitions(migrated_postgres_url) == before
+
+
+def test_two_at_once_do_not_wait_for_each_other(migrated_postgres_url: str) -> None:
+    with psycopg.connect(migrated_postgres_url) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [retention._LOCK_KEY])
+        before = partitions(migrated_postgres_url)
+        retention.maintain(Dsn(migrated_postgres_url), datetime(2035, 1, 1, tzinfo=UTC))
+    assert partitions(migrated_postgres_url) == before
+
+
+def test_a_database_that_is_away_is_unavailable() -> None:
+    with pytest.raises(LogUnavailable):
+        retention.maintain(Dsn("postgresql://127.0.0.1:1/nowhere"))
+
+
+async def test_readers_have_a_safe_offset(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    """The xid8 column has the default pg_current_xact_id(), so that readers can take a safe offset."""
+    log = await open_log()
+    rows: list[Any] = []
+    for _ in range(2):
+        await log.write(Note(journal=a_line(a_branch(xid=a_xid()))))
+    async with asyncio.timeout(30):
+        while [safe for _, safe in rows] != [True, True]:  # whatever else runs on the server ends some time
+            await asyncio.sleep(0.05)
+            with psycopg.connect(migrated_postgres_url) as connection:
+                rows = connection.execute(
+                    "SELECT xid8::text::bigint, xid8 < pg_snapshot_xmin(pg_current_snapshot()) "
+                    "FROM dtx.journal ORDER BY at"
+                ).fetchall()
+    assert rows[0][0] < rows[1][0]
+
+
+OLD = """
+INSERT INTO dtx.archive (branch_id, position, rm, vhost, format_id, gtrid, bqual, owner, kind, exchange, routing_key,
+    properties, body, fate, at)
+SELECT gen_random_uuid(), 0, %(rm)s, '/', 1, 'g', 'b', 'guest', 'publish', 'e', 'k', '', '', 'dropped',
+    clock_timestamp() - n * interval '12 hours' FROM generate_series(1, 3000) n;
+"""
+OLD_TRAIL = """
+INSERT INTO dtx.audit (at, rm, actor, role, address, action, subject, reason, detail)
+SELECT clock_timestamp() - n * interval '12 hours', %(rm)s, 'olga', 'operator', '', 'commit', 'x', 'y', '{}'
+FROM generate_series(1, 3000) n
+"""
+
+
+def kept(url: str) -> dict[str, tuple[int, int]]:
+    """How many messages and lines of the trail each resource manager has."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT rm, (SELECT count(*) FROM dtx.archive a WHERE a.rm = l.rm), "
+            "(SELECT count(*) FROM dtx.audit a WHERE a.rm = l.rm) FROM dtx.lease l"
+        ).fetchall()
+    return {rm: (archived, audited) for rm, archived, audited in rows}
+
+
+def test_archive_and_trail_are_kept_as_long_as_their_own_resource_manager_says(migrated_postgres_url: str) -> None:
+    wanted(migrated_postgres_url, brief=30, other=30, ever=30)
+    with psycopg.connect(migrated_postgres_url) as connection:
+        connection.execute("UPDATE dtx.lease SET archive_days = 10, audit_days = 100 WHERE rm = 'brief'")
+        connection.execute("UPDATE dtx.lease SET archive_days = 100, audit_days = 10 WHERE rm = 'other'")
+        for rm in ("brief", "other", "ever"):
+            connection.execute(OLD, {"rm": rm})
+            connection.execute(OLD_TRAIL, {"rm": rm})
+    retention.maintain(Dsn(migrated_postgres_url))
+    assert kept(migrated_postgres_url) == {"brief": (19, 199), "other": (199, 19), "ever": (3000, 3000)}
+
+
+async def test_the_lease_says_how_long_archive_and_trail_are_kept(
+    open_log: OpenLog, migrated_postgres_url: str
+) -> None:
+    for keep, expected in ((Keep(journal=7, archive=8, audit=9), (7, 8, 9)), (Keep(), (30, None, None))):
+        log = await open_log(keep=keep)
+        with psycopg.connect(migrated_postgres_url) as connection:
+            said = connection.execute("SELECT retention_days, archive_days, audit_days FROM dtx.lease").fetchone()
+        assert said == expected
+        await log.close()

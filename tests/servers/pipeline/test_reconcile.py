@@ -1,0 +1,72 @@
+"""Verdicts on Spark: the same as the reference's, and the right ones for fleets whose truth is known."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from dtx.pipeline.reconcile import verdicts_of
+from dtx.pipeline.reference import Judgement, Key, reconcile
+from dtx.pipeline.verdicts import Rules, Verdict
+from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, judgements, observations_frame
+
+pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
+RULES = st.builds(
+    Rules,
+    as_of=st.integers(0, 20).map(lambda step: step * 250_000_000),
+    orphan_after=st.sampled_from([0, 500_000_000]),
+    skew=st.sampled_from([0, 300_000_000]),
+    decisions_read=st.booleans(),
+)
+
+
+def told(verdicts: DataFrame) -> dict[Key, tuple[Judgement, bytes]]:
+    """What Spark says."""
+    rows = (
+        verdicts.drop("evidence")
+        .withColumn("since_micros", sf.unix_micros("since"))
+        .withColumn("first_micros", sf.unix_micros("first_at"))
+        .withColumn("last_micros", sf.unix_micros("last_at"))
+        .collect()
+    )
+    found = judgements(rows)
+    assert len(found) == len(rows), "a transaction has two verdicts"
+    return found
+
+
+def expected(fleet: Fleet, rules: Rules) -> dict[Key, tuple[Judgement, bytes]]:
+    """What the reference says."""
+    found = reconcile(fleet.events, fleet.observations, fleet.decisions, rules)
+    return {key: (judgement, judgement.fingerprint) for key, judgement in found.items()}
+
+
+def require_same(verdicts: DataFrame, fleet: Fleet, rules: Rules) -> None:
+    """Both say the same; where they do not, the smallest of what they differ about is shown."""
+    ours, theirs = told(verdicts), expected(fleet, rules)
+    differ = [key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)]
+    if differ:
+        key = min(differ, key=lambda each: len(fleet.about(each[1]).events))
+        pytest.fail(
+            f"{len(differ)} differ, one is {key}: Spark {ours.get(key)}, reference {theirs.get(key)}, "
+            f"{rules}: {fleet.about(key[1])}"
+        )
+
+
+@settings(max_examples=1, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), rules=RULES)
+def test_spark_and_the_reference_agree(spark: SparkSession, seed: int, rules: Rules) -> None:
+    agree(spark, seed, rules)
+
+
+def agree(spark: SparkSession, seed: int, rules: Rules) -> None:
+    """Spark and the reference have the same verdicts of a random fleet."""
+    fleet = fleet_of(seed, 2_000)
+    assert len({judgement.verdict for judgement, _ in expected(fleet, rules).values()}) >= len(Verdict) - 2
+    verdicts = verdicts_of(
+        events_frame(spark, fleet.events),
+        observations_frame(spark, fleet.observations),
+        decisions_frame(spark, fleet.decisions),
+        rules,
+    )
+    require_same(verdicts, fleet, rules)
