@@ -52,7 +52,8 @@ def mended(service: DtxService) -> Iterator[None]:
     try:
         yield
     finally:
-        with psycopg.connect(service.database, autocommit=True) as database:
+        with psycopg.connect(service.database) as database:
+            database.execute("LOCK TABLE dtx.journal")  # before its partitions, as those who write do
             database.execute("DROP FUNCTION late_refusal CASCADE")
 
 

@@ -129,12 +129,9 @@ def test_a_fleet_may_have_its_journals_in_the_table(database: str, tmp_path: Pat
         return said
 
     write(database, 5)
-    assert "archived 5 lines" in call("archive")
-    assert lines(tmp_path / "lake") == journal(database)
-    assert not list((tmp_path / "lake").glob("rm=*"))
     assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", "--no-publish")
+    assert lines(tmp_path / "lake") == journal(database)
     write(database, 7, rm="other")
-    assert "reconciled 7 transactions from 12 lines, 7 of them new" in call("run", "--no-publish")
     assert not list((tmp_path / "lake").glob("rm=*"))
     assert "archived 12 lines" in call("archive", "--format", "parquet")
     assert sorted(path.name for path in (tmp_path / "lake").glob("rm=*")) == ["rm=other", "rm=rm"]

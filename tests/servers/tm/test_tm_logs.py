@@ -10,6 +10,7 @@ from dtx.client.tm import Decision, HeuristicReport, LogFailed, open_log
 from dtx.client.tm.decisions import Batch, DecisionLog, DecisionRow, Entry, now
 from dtx.xa.codes import Heuristic
 from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -128,7 +129,9 @@ def test_who_lives_is_known_to_all(log: DecisionLog, where: str) -> None:
         assert not other.alive("n", "p2")
         assert not other.alive("m", "p1")
         log.close()
-        assert not other.alive("n", "p1")
+        wait_until(
+            lambda: not other.alive("n", "p1"), what="the end of the process"
+        )  # PostgreSQL notices a moment later
 
 
 def test_a_log_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

@@ -20,13 +20,19 @@ from dtx.wire.amqp09.calls import (
 )
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
-from tests.support.broker import Broker, Mode, StandaloneBroker
+from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.seed import heuristic, seed
 from tests.support.service import DtxService
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What keeps the messages."""
+    return cast("Mode", request.param)
 
 
 @pytest.fixture
