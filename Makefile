@@ -70,11 +70,11 @@ pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, rec
 test: install $(PIPELINE) ## the tests to run while you work, ten minutes; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-# Coverage needs the default tier too: it is what reaches every branch of the core and the wire.
+# Coverage needs the unit tests too: they reach every branch of the core and the wire.
 test-servers: install $(PIPELINE) ## the tests that start servers of their own, each failpoint once, and coverage floors
 	@$(BIN)/coverage erase
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= tests/servers $(ARGS)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-append --cov-report= --quiet tests/unit tests/contract
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-append --cov-report= --quiet --ignore tests/unit/test_simulation.py tests/unit
 	@$(BIN)/coverage report --include='dtx/xa/*,dtx/wire/*' --fail-under=100 --precision=2
 	@$(BIN)/coverage report --fail-under=90 --precision=2 --format=total
 
