@@ -16,6 +16,7 @@ from dtx.config import Settings
 from tests.support.crash import StandaloneStage
 from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
+from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +109,16 @@ def test_the_health_check_finds_a_dtx_that_serves_and_one_that_stands_by_well(
         standby.start(wait=False)
         stage.wait_for(lambda: is_well(standby, port), "a standby that is well")
         assert is_well(stage.service, nobody)
+
+
+def test_rabbitmq_understands_its_configuration() -> None:
+    """The service user needs the tag impersonator to republish a user-id that a client has set."""
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    lines = compose["configs"]["rabbitmq"]["content"].splitlines()
+    config = dict(line.split(" = ") for line in lines if not line.startswith("#"))
+    with RabbitNode(config=config) as node:
+        tags = node.api("GET", "/api/users/guest")["tags"]
+    assert set(tags) == {"administrator", "impersonator"}
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="there is no docker to ask; the other tests read the file")
