@@ -1,4 +1,4 @@
-"""The kill matrix in its short form, beside a broker: dtx dies once at each failpoint.."""
+"""The kill matrix in its short form, beside a broker: dtx dies once at each failpoint."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The kill matrix in its short form: PostgreSQL and RabbitMQ die where it matters most.."""
+"""The kill matrix in its short form: PostgreSQL and RabbitMQ die where it matters most."""
 
 from collections.abc import Iterator
 
