@@ -12,6 +12,8 @@ ARGS ?=
 JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
+# tests of the core and the wire, which `make test-servers` measures too
+CORE := tests/unit/xa tests/unit/wire tests/unit/fuzz
 # parts of `make evidence`, and minutes for each one that has no fixed size
 PARTS ?= sim matrix tm soak overload fuzz pipeline walkthrough
 MINUTES ?= 10
@@ -32,6 +34,8 @@ help: ## this list
 	@echo
 	@echo 'BROKER=amqp://user:password@host:port/   the broker of run and demo (default: none, dtx is the broker)'
 	@echo 'DATA_DIR=directory                       the data of run (default: $(DATA_DIR))'
+	@echo 'PARTS="sim soak"                         parts of evidence (default: $(PARTS))'
+	@echo 'MINUTES=10                               duration of each part that has no fixed size'
 	@echo 'JOBS=3                                   processes of test (0: none but the first, for a debugger)'
 	@echo 'ARGS="..."                               further words, e.g. make test ARGS="tests/unit -x"'
 	@echo 'PYTHON=python3.12                        the Python that .venv is made with (3.11 or newer)'
@@ -67,14 +71,12 @@ demo: install ## move money between PostgreSQL and a queue, kill dtx in between,
 pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, reconcile, report (ARGS="--keep DIRECTORY")
 	@exec $(BIN)/python -m dtx.demo.pipeline $(ARGS)
 
-test: install $(PIPELINE) ## the tests to run while you work, ten minutes; they start their own PostgreSQL and RabbitMQ
+test: install $(PIPELINE) ## the tests to run while you work, in minutes; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-# Coverage needs the unit tests too: they reach every branch of the core and the wire.
+# Some unit tests run with them: they reach every branch of the core and the wire, for which the floor is 100 %.
 test-servers: install $(PIPELINE) ## the tests that start servers of their own, each failpoint once, and coverage floors
-	@$(BIN)/coverage erase
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= tests/servers $(ARGS)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-append --cov-report= --quiet --ignore tests/unit/test_simulation.py tests/unit
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= $(CORE) tests/servers $(ARGS)
 	@$(BIN)/coverage report --include='dtx/xa/*,dtx/wire/*' --fail-under=100 --precision=2
 	@$(BIN)/coverage report --fail-under=90 --precision=2 --format=total
 

@@ -52,7 +52,8 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Give files to processes."""
+    """Give files to processes, in the order of ``pytest_collection_modifyitems``."""
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 

@@ -20,14 +20,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect figures."""
-    config.pluginmanager.register(Results("tests/evidence", config.getoption("--results", Path("docs/evidence"))))
+    directory = config.getoption("--results", Path("docs/evidence"))
+    tier = Path(__file__).parent.relative_to(config.rootpath)
+    config.pluginmanager.register(Results(tier, directory, config.getoption("--minutes", 10.0)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test may take twice its minutes, and half an hour for everything around them."""
+    """A test may take twice its minutes, and half an hour for everything around them, but always an hour."""
+    seconds = max(3600.0, config.getoption("--minutes", 10.0) * 120 + 1800)
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(config.getoption("--minutes", 10.0) * 120 + 1800))
+            item.add_marker(pytest.mark.timeout(seconds))
 
 
 @pytest.fixture(scope="session")

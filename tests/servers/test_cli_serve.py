@@ -100,6 +100,16 @@ def test_a_service_that_is_told_to_stop_ends_with_0(dtx_service: Callable[..., D
     assert service.stop() == 0
 
 
+def test_a_service_with_its_own_postgresql_keeps_its_data_over_a_kill(
+    dtx_service: Callable[..., DtxService],
+) -> None:
+    service = dtx_service(database="embedded")
+    first = (service.data_dir / "postgres" / "PG_VERSION").stat()
+    service.restart()
+    pika.BlockingConnection(pika.URLParameters(service.url())).close()
+    assert (service.data_dir / "postgres" / "PG_VERSION").stat().st_ino == first.st_ino
+
+
 @pytest.mark.parametrize("abstract", [False, True], ids=["a path", "an abstract name"])
 def test_systemd_is_told_of_the_start_and_of_the_stop(dtx_service: Callable[..., DtxService], abstract: bool) -> None:
     """sd_notify(3): one datagram each to the socket that $NOTIFY_SOCKET names, "@" being an abstract one."""

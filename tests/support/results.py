@@ -3,7 +3,7 @@
 import json
 import subprocess
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, cast
@@ -41,53 +41,77 @@ class Part:
                 else:
                     self.figures[name] = earlier + value
 
+    def __str__(self) -> str:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.outcomes.items()))
+        figures = (
+            f"{name} {value if isinstance(value, str) else f'{value:,}'}" for name, value in self.figures.items()
+        )
+        return f"{self.name:12} {outcomes}, {self.seconds:,.0f} s: {', '.join(figures) or 'no figures'}"
+
 
 class Results:
     """Collects the results of a run. A plugin of pytest.
 
+    A part's file is written only by a run of the whole part: one that was interrupted, or of which options left tests
+    out, keeps the file that is there.
+
     Args:
         tier: the folder whose folders are the parts.
         directory: where the files are written.
+        minutes: the duration of parts that have no fixed size.
     """
 
-    def __init__(self, tier: str, directory: Path) -> None:
+    def __init__(self, tier: Path, directory: Path, minutes: float) -> None:
         self._tier = tier
         self._directory = directory
+        self._minutes = minutes
         self._parts: dict[str, Part] = {}
+        self._whole = True
+
+    def pytest_deselected(self) -> None:
+        """Options left tests out."""
+        self._whole = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the report to its part."""
-        if report.nodeid.startswith(self._tier):
-            name = report.nodeid.removeprefix(self._tier).split("/")[1]
+        path = Path(report.nodeid.partition("::")[0])
+        if path.is_relative_to(self._tier):
+            name = path.relative_to(self._tier).parts[0]
             self._parts.setdefault(name, Part(name)).add(report)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        """Write the files and print the table."""
-        if not self._parts:
-            return
-        self._directory.mkdir(parents=True, exist_ok=True)
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+    ) -> None:
+        """Print the table, and write the files of whole parts."""
         about = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": _commit(config.rootpath),
+            "commit": commit(config.rootpath, self._directory),
             "machine": machine(),
+            "minutes": self._minutes,
         }
+        directory = config.rootpath / self._directory
+        named = {Path(word).resolve() for word in config.args}
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         terminalreporter.section("evidence")
         for part in self._parts.values():
-            result = about | asdict(part) | {"seconds": round(part.seconds, 1)}
-            path = self._directory / f"{part.name}.json"
-            path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(part.outcomes.items()))
-            figures = ", ".join(f"{name} {_text(value)}" for name, value in part.figures.items())
-            terminalreporter.write_line(f"{part.name:12} {outcomes}, {part.seconds:,.0f} s: {figures or 'no figures'}")
-        terminalreporter.write_line(f"{about['machine']}, commit {about['commit']}; files in {self._directory}")
+            folder = config.rootpath / self._tier / part.name
+            whole = self._whole and ended and bool(named & {folder, folder.parent})
+            terminalreporter.write_line(f"{part}{'' if whole else ' (in part: no file)'}")
+            if whole:
+                result = {"part": part.name, **about, "seconds": round(part.seconds, 1)}
+                result |= {"outcomes": dict(part.outcomes), "figures": part.figures}
+                directory.mkdir(parents=True, exist_ok=True)
+                text = json.dumps(result, indent=2, ensure_ascii=False)
+                (directory / f"{part.name}.json").write_text(f"{text}\n", encoding="utf-8")
+        terminalreporter.write_line(f"{about['machine']}, commit {about['commit']}, files in {directory}")
 
 
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+def commit(root: Path, results: Path) -> str:
+    """The commit that is checked out; with ``+`` where files other than *results* differ from it."""
 
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
 
-def _commit(root: Path) -> str:
-    """The commit that is checked out; with ``+`` where files differ from it."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    changed = git("status", "--porcelain", "--", ".", f":(exclude){results}")
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("+" if changed else "")

@@ -7,12 +7,14 @@ or adapted, and no plan is drawn. The evidence tier uses the pipeline's own sett
 import atexit
 import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from dtx.pipeline.session import SessionOptions, make_session
+from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 
 _MEMORY = 1 << 30
@@ -59,3 +61,11 @@ def shared_spark(*, quick: bool = True) -> SparkSession:
 def spark() -> SparkSession:
     """See :func:`shared_spark`. Use it from a ``conftest.py``: ``from tests.support.spark import spark``."""
     return shared_spark()
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """A database with dtx's tables, for one test."""
+    url = postgres.create_migrated_database()
+    yield url
+    postgres.drop_database(url)

@@ -70,9 +70,14 @@ def _not_run(config: pytest.Config) -> list[str]:
     """The tiers that were not asked for."""
     named = [Path(config.invocation_params.dir, word.partition("::")[0]).resolve() for word in config.args]
     tiers = {config.rootpath / folder: name for folder, name in TIERS.items() if (config.rootpath / folder).is_dir()}
-    if any(path.is_relative_to(folder) and path != folder for path in named for folder in tiers):
-        return ["everything except what was named"]
-    return [name for folder, name in tiers.items() if not any(folder.is_relative_to(path) for path in named)]
+    left = []
+    for folder, name in tiers.items():
+        parts = [path for path in folder.iterdir() if path.is_dir() and any(path.rglob("test_*.py"))]
+        if any(folder.is_relative_to(path) for path in named) or (parts and set(parts) <= set(named)):
+            continue
+        some = any(path.is_relative_to(folder) for path in named)
+        left.append(f"everything else of {name}" if some else name)
+    return left
 
 
 def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:

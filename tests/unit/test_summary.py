@@ -58,7 +58,7 @@ def test_deselected_tests_are_counted_and_other_tiers_are_named(here: Path, proc
 
 def test_a_run_of_named_tests_is_not_a_whole_tier(here: Path) -> None:
     said = last_line(here, "tests/unit/test_skipped.py::test_b")
-    assert said == "not exercised: everything except what was named"
+    assert said == "not exercised: everything else of unit (make test); servers (make test-servers)"
 
 
 def test_a_complete_run_says_so(here: Path) -> None:

@@ -1,5 +1,7 @@
 """Every page of the console opens in a browser. The servers tier has what people do there."""
 
+import secrets
+
 from dtx.store.postgres.editing import AccountEditor
 from tests.support.browser import Browser
 from tests.support.service import DtxService
@@ -9,8 +11,9 @@ PAGES = ("", "branches", "outcomes", "archive", "connections", "audit", "bulk?st
 
 def test_every_page_opens_without_errors(standalone_service: DtxService, browser: Browser) -> None:
     assert standalone_service.database is not None
-    AccountEditor(standalone_service.database, "dtx").add_user("carla", b"many-4-carla", ["administrator"])
-    visitor = browser.visitor(standalone_service.admin_url).enter("carla", "many-4-carla")
+    name = f"carla-{secrets.token_hex(4)}"
+    AccountEditor(standalone_service.database, "dtx").add_user(name, b"many-4-carla", ["administrator"])
+    visitor = browser.visitor(standalone_service.admin_url).enter(name, "many-4-carla")
     for page in PAGES:
         answer = visitor.open(page)
         assert answer.status == 200, page

@@ -33,6 +33,8 @@ class Run:
         self._figures = figures
         self._most = most
         self._until = until
+        self.wrong: list[str] = []
+        """Broken promises that belong to no cell."""
         self._played = 0
         self._spent = 0.0
 
@@ -53,14 +55,19 @@ class Run:
                     cells = self._learn_row(stage, row, starts=starts)
                 starts = False
                 if not self._learn:
-                    self._row(stage, row, cells[position % self._every :: self._every], f"{position + 1}/{len(rows)}")
+                    first = position % min(self._every, len(cells) or 1)
+                    self._row(stage, row, cells[first :: self._every], f"{position + 1}/{len(rows)}")
             for fault in stage.finish_bystanders():
-                say(f"{mode}, {condition}: WRONG: {fault}")
+                self._wrong(f"{mode}, {condition}: {fault}")
+
+    def _wrong(self, sentence: str) -> None:
+        say(f"WRONG: {sentence}")
+        self.wrong.append(sentence)
 
     def _learn_row(self, stage: MatrixStage, row: Row, *, starts: bool) -> list[Cell]:
         trace = learn(stage, row)
         if broken := trace.verdict.broken(may_repeat=row.may_repeat):
-            say(f"{row.name}: WRONG without any further death: {broken}")
+            self._wrong(f"{row.name} without any further death: {broken}")
         most = self._most if row.condition is Condition.DTX else 1
         cells = trace.cells(start=starts or row.case.killed_at is not None, most=most)
         self._figures.learned(row, (*trace.start, *trace.rest), cells)
@@ -105,13 +112,18 @@ def play_rows(
     *,
     every: int = 1,
     learn: bool = False,
-) -> None:
-    """Play *rows* on servers of their own. See :class:`Run`; *seconds* from now no further cell is begun."""
+) -> list[str]:
+    """Play *rows* on servers of their own. See :class:`Run`; *seconds* from now no further cell is begun.
+
+    Returns:
+        Broken promises that belong to no cell.
+    """
     run = Run(figures, most, time.monotonic() + seconds, every=every, learn=learn)
     with Servers() as servers:
         for mode, condition, found in _stages(rows):
             if not run.over:
                 run.stage(servers, mode, condition, found)
+    return run.wrong
 
 
 def main() -> int:
@@ -134,8 +146,9 @@ def main() -> int:
         return 0
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     figures = Figures(words.results)
+    wrong: list[str] = []
     if words.seconds:
-        play_rows(figures, rows, words.most, words.seconds, every=words.every, learn=words.learn)
+        wrong = play_rows(figures, rows, words.most, words.seconds, every=words.every, learn=words.learn)
     if words.learn:
         rotation.write(rotation.choose(figures.reached))
         say(f"points that no case reaches: {', '.join(point.label for point in figures.unreached()) or 'none'}")
@@ -147,7 +160,7 @@ def main() -> int:
         words.readme.write_text(
             embed(words.readme.read_text(encoding="utf-8"), figures, add=words.add), encoding="utf-8"
         )
-    return int(bool(figures.faults()))
+    return int(bool(wrong or figures.faults()))
 
 
 if __name__ == "__main__":

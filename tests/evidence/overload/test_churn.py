@@ -1,6 +1,7 @@
 """Clients that come in thousands, stay for a while and go, again and again: memory is used again."""
 
 import json
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -21,7 +22,10 @@ MOST = 6 * MIB
 
 @pytest.mark.parametrize("mode", ["alongside", "standalone"])
 def test_clients_that_come_and_go_cost_memory_once(
-    mode: Literal["alongside", "standalone"], postgres: PostgresServer, request: pytest.FixtureRequest
+    mode: Literal["alongside", "standalone"],
+    postgres: PostgresServer,
+    request: pytest.FixtureRequest,
+    figures: Callable[..., None],
 ) -> None:
     with open_files() as allowed:
         options: tuple[str, ...] = ("--max-connections", str(COUNT + 10), "--log-level", "debug")
@@ -36,6 +40,7 @@ def test_clients_that_come_and_go_cost_memory_once(
             used = [waves.one(count) for _ in range(1 + WAVES)]
         postgres.drop_database(database)
     print(f"MiB after each wave of {count}: {', '.join(f'{octets / MIB:.0f}' for octets in used)}")
+    figures(**{f"{mode} MiB that later waves add": round((max(used) - used[0]) / MIB, 1)})
     assert max(used) - used[0] <= MOST, f"{(used[-1] - used[0]) / WAVES / count / KIB:.1f} KiB of each client stay"
 
 

@@ -34,7 +34,7 @@ ACTIVE_COST: Final = 48 * KIB
 BAD_COST: Final = 1 * MIB
 """The same for one that behaves badly: what waits for a client that does not read; seen: 35 KiB."""
 ELBOW_ROOM: Final = 32 * MIB
-"""Memory that dtx may take besides: caches that fill, and what the allocator keeps."""
+"""Memory that dtx may take as well: caches that fill, and what the allocator keeps."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Watch:
         return waits
 
     def grown(self, what: str, count: int, cost: int) -> None:
-        """*count* connections have come: not more than *cost* octets of memory for each."""
+        """*count* connections have come: not more than *cost* bytes of memory for each."""
         memory = resident(self.service.pid)
         each = (memory - self.memory) / count
         print(f"{what}: {each / KIB:.1f} KiB for each of {count}, {memory / MIB:.0f} MiB in all")
@@ -170,7 +170,7 @@ def test_a_healthy_client_hardly_notices_a_crowd(
             return crowd
 
         def stay(name: str, cost: int, count: int) -> None:
-            watch.waits(f"{name} settle", size.seconds / 4)  # logins, and the first messages of whoever consumes
+            watch.waits(f"{name} settle", size.seconds / 4)  # logins, and the first messages of clients that consume
             waits = watch.waits(name, size.seconds)
             watch.grown(name, count, cost)
             p99 = percentile(waits.branches, 99)
@@ -188,7 +188,7 @@ def test_a_healthy_client_hardly_notices_a_crowd(
         worked = active.done()["active"] - worked
         print(f"{worked / size.seconds:.0f} branches a second of {size.active} active ones; {dict(bad.done())}")
         assert worked >= size.active / size.every * size.seconds / 4
-        idle.done()  # nobody of them was disturbed
+        idle.done()  # none of them was disturbed
         for crowd in (bad, active, idle):
             crowd.leave()
         wait_until(lambda: watch.descriptors() <= before + 10, seconds=120, what="all sockets closed")

@@ -3,7 +3,9 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.spark import shared_spark
+from tests.support.spark import database, shared_spark
+
+__all__ = ["database"]
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """The reconciliation at size: many random fleets beside the reference, and millions of lines beside their truth."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,6 @@ def test_every_anomaly_among_a_million_lines_is_found(figures: Callable[..., Non
     print(done.stdout)
     assert done.returncode == 0, done.stderr[-3000:]
     *_, row = done.stdout.strip().splitlines()
-    lines, branches, _who, seconds, *_ = row.split()
+    lines, branches, _who, seconds, *_ = re.split(r"\s{2,}", row.strip())
     counts = [int(count.replace(",", "")) for count in (lines, branches)]
     figures(lines_reconciled=counts[0], branches_reconciled=counts[1], seconds_to_reconcile=float(seconds))

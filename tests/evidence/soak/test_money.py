@@ -43,15 +43,16 @@ def test_money_is_conserved_while_everything_dies(
     rounds = max(2, ceil(minutes / len(MODES) * 60 / _ROUND))
     report = soak.run(rounds * _ROUND, each=_ROUND, broker_deaths=lambda number: number % 3 == 1)
     print(table(report))
-    figures(
-        transfers=report.committed,
-        rolled_back=report.rolled_back,
-        faults=report.nemesis.total(),
-        lost=len(report.lost),
-        repeated=len(report.repeated),
-        repeated_where_RabbitMQ_died=report.repeated_by_broker_deaths,
-        wrong=len(report.wrong),
-    )
+    counts = {
+        "transfers": report.committed,
+        "rolled back": report.rolled_back,
+        "faults": report.nemesis.total(),
+        "lost": len(report.lost),
+        "repeated": len(report.repeated),
+        "repeated where RabbitMQ died": report.repeated_by_broker_deaths,
+        "wrong": len(report.wrong),
+    }
+    figures(**{f"{mode} {name}": count for name, count in counts.items()})
     assert report.bad == []
     assert report.committed > 0
     assert report.nemesis["dtx killed"] > 0

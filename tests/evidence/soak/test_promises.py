@@ -92,7 +92,7 @@ def test_every_promise_is_kept(
             insist(lambda who=brancher: resolve(who))  # type: ignore[misc]
         in_queues = {queue: drain(service.url(), queue) for queue in ("a", "b", "c")}
         print(f"{dict(done)}; {ledger.figures()}; left { ({queue: len(found) for queue, found in in_queues.items()}) }")
-        figures(faults=done.total())
+        figures(faults_between_promises=done.total())
         check_order(in_queues["a"], ledger)
         assert ledger.audit(Counter(body for bodies in in_queues.values() for body in bodies)) == []
         wait_until(lambda: not rows(database), what="the removal of everything that was consumed")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,20 +17,26 @@ _A_MINUTE = 1_000
 
 
 @pytest.fixture(params=MODES)
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """What keeps the messages."""
+    return cast("Mode", request.param)
+
+
+@pytest.fixture
+def world(mode: Mode, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """Two databases and two dtx."""
-    mode: Mode = request.param
     with ExitStack() as stack:
         node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
         yield stack.enter_context(World(stack.enter_context(two_phase_server()), tmp_path, node))
 
 
 def test_programs_that_die_leave_the_resources_in_agreement(
-    world: World, minutes: float, figures: Callable[..., None]
+    world: World, mode: Mode, minutes: float, figures: Callable[..., None]
 ) -> None:
     """Guarantees: "nothing is lost"; "exactly once when … clients … die"."""
     with nursery() as copies:
         tally = play(copies, world, max(250, int(minutes / 2 * _A_MINUTE)), seed=11)
-    figures(transactions=tally.begun, programs=tally.programs, deaths=tally.deaths.total(), in_doubt=tally.in_doubt)
+    told = {"transactions": tally.begun, "programs": tally.programs, "deaths": tally.deaths.total()}
+    figures(**{f"{mode} {name}": count for name, count in (told | {"in doubt": tally.in_doubt}).items()})
     assert tally.wrong == []
     assert tally.deaths.total() > 0

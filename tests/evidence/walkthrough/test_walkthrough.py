@@ -1,5 +1,6 @@
 """The web pages as an operator uses them, with a picture of every step beside the result files."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,8 @@ def pictures(pytestconfig: pytest.Config) -> Path:
     """The folder of the pictures."""
     results: Path = pytestconfig.getoption("--results")
     directory = pytestconfig.rootpath / results / "walkthrough"
-    directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     return directory
 
 

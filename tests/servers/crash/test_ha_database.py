@@ -60,16 +60,21 @@ def test_a_session_that_hangs_costs_the_active_one_nothing(pair: Pair) -> None:
     assert not pair.standby.ready_line
 
 
-def go_on(pair: Pair, crowd: Crowd) -> None:
-    """Whoever is the active one now serves; a standby that has taken over has done so alone."""
-    before = crowd.done
+def complete(pair: Pair, crowd: Crowd, more: int) -> None:
+    """Wait until so many more branches were completed, by the dtx that is active now."""
+    goal = crowd.done + more
 
-    def somebody_serves() -> bool:
+    def enough() -> bool:
         if pair.standby.ready_line and pair.serving is not pair.standby:
             pair.go_on_with(pair.standby)
-        return crowd.done >= before + 20
+        return crowd.done >= goal
 
-    wait_until(somebody_serves, seconds=90, what="twenty branches after the stop")
+    wait_until(enough, seconds=90, what=f"{more} more branches")
+
+
+def go_on(pair: Pair, crowd: Crowd) -> None:
+    """One dtx serves now. A standby that has taken over has done so alone."""
+    complete(pair, crowd, 20)
     if pair.serving is pair.standby:
         assert pair.active.wait() == FENCED
     else:
@@ -105,7 +110,7 @@ def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(
 def test_a_server_that_is_killed_loses_nothing(pair: Pair, own_postgres: PostgresServer) -> None:
     with Crowd(pair) as crowd:
         for _ in range(2):
-            crowd.wait_for(15)
+            complete(pair, crowd, 15)  # a server that is slow to come back may have cost the lease
             own_postgres.kill9()
             own_postgres.wait_ready()
         go_on(pair, crowd)

@@ -1,7 +1,6 @@
 """The journals as a Delta table: every line once, whatever dies between the table's commit and the checkpoint's."""
 
 import shutil
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from dtx.pipeline.archive import DeltaLake, Form, LakeError, archive, compact_ta
 from dtx.pipeline.archive.reading import LOCK
 from dtx.pipeline.source import register
 from tests.servers.pipeline.test_archive import MONDAY, NAMES, journal, write
-from tests.support.processes import spawn
 from tests.support.spark import shared_spark
 
 pytestmark = pytest.mark.timeout(1800)  # a first job of Spark can take a minute where many others compute
@@ -109,32 +107,6 @@ def test_the_table_is_read_as_the_lake_is(session: SparkSession, database: str, 
     assert new.count() == 7
     assert DeltaLake(str(lake)).frame(session, later)[0].count() == 0
     assert rows(DeltaLake(str(lake)).frame(session)[0]) == journal(database)
-
-
-def test_a_fleet_may_have_its_journals_in_the_table(database: str, tmp_path: Path) -> None:
-    """``form = "delta"``: archive and run write the table where no flag says otherwise, and reconcile reads it."""
-    (tmp_path / "pipeline.toml").write_text(
-        f'lake = "lake"\nresults = "results"\nform = "delta"\n[[database]]\nname = "bank"\nurl = "{database}"\n'
-    )
-
-    def call(*command: str) -> str:
-        quick = "spark.driver.defaultJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-        words = ["pipeline", *command, "--master", "local[2]", "--memory", "1GB", "--set", quick]
-        with (tmp_path / "output").open("w+b") as output:
-            process = spawn([sys.executable, "-m", "dtx", *words], output=output.fileno(), cwd=tmp_path)
-            status = process.wait(800)
-            output.seek(0)
-            said = output.read().decode()
-        assert status == 0, said
-        return said
-
-    write(database, 5)
-    assert "reconciled 5 transactions from 5 lines, 5 of them new" in call("run", "--no-publish")
-    assert lines(tmp_path / "lake") == journal(database)
-    write(database, 7, rm="other")
-    assert not list((tmp_path / "lake").glob("rm=*"))
-    assert "archived 12 lines" in call("archive", "--format", "parquet")
-    assert sorted(path.name for path in (tmp_path / "lake").glob("rm=*")) == ["rm=other", "rm=rm"]
 
 
 def test_a_table_whose_files_do_not_say_all_is_refused(session: SparkSession, database: str, tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Longer stories of runs that follow each other. The servers tier has the shorter ones."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from dtx.pipeline.reconcile import Run, current, run
+from dtx.pipeline.reference import Decision, Observation
+from dtx.pipeline.verdicts import Choice, Kind, Rules
+from tests.servers.pipeline.test_reconcile_runs import Batches, line
+from tests.support.fleets import decisions_frame, events_frame, observations_frame
+
+
+def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Lines are older than the log that is read after them: what commits in between is open, and is decided."""
+    lake, out, at = Batches(), str(tmp_path / "verdicts"), 1_000_000_000
+    begun = [line(b"open", "prepared", at - 1), line(b"ended", "prepared", at - 1), line(b"ended", "committed", at)]
+    lake.batches.append(events_frame(spark, begun))
+    made = [
+        Decision(source="log", tm="tm", format_id=1, gtrid=gtrid, decision=Choice.COMMIT, at=at, finished=False)
+        for gtrid in (b"open", b"ended")
+    ]
+
+    def verdicts(later: int) -> dict[bytes, str]:
+        rules = Rules(as_of=at + later, skew=1_000)
+        run(spark, lake, observations_frame(spark, ()), decisions_frame(spark, made), out, rules, logs_read=["log"])
+        return {bytes(row.gtrid): row.verdict for row in current(spark, out).collect()}
+
+    assert verdicts(0) == {b"open": "in-doubt", b"ended": "committed"}
+    assert verdicts(999) == {b"open": "in-doubt", b"ended": "committed"}
+    assert verdicts(1_000) == {b"open": "unfinished", b"ended": "unfinished"}
+    lake.batches.append(events_frame(spark, [line(b"open", "committed", at + 1)], 10))
+    made = [replace(each, finished=True) for each in made]
+    assert verdicts(5_000) == {b"open": "committed", b"ended": "committed"}
+
+
+def test_who_cannot_be_asked_has_in_doubt_what_was_there_the_last_time(spark: SparkSession, tmp_path: Path) -> None:
+    """A database that is down has lost nothing; a log of which a part was read has finished nothing."""
+    lake, out, rules = Batches(), str(tmp_path / "verdicts"), Rules(as_of=10_000_000_000)
+    lake.batches.append(events_frame(spark, [line(b"kept", "committed", 1)]))
+    foreign = Observation(
+        source="bank", kind=Kind.POSTGRESQL, rm="bank", vhost="bank", format_id=1, gtrid=b"gone", bqual=b"", owner="x",
+        state="prepared", since=1, observed_at=2,
+    )  # fmt: skip
+    made = Decision(source="log", tm="tm", format_id=1, gtrid=b"kept", decision=Choice.COMMIT, at=2, finished=False)
+    nobody = observations_frame(spark, ())
+
+    def verdicts(*decisions: Decision, seen: DataFrame = nobody, **more: Any) -> dict[bytes, str]:
+        run(spark, lake, seen, decisions_frame(spark, decisions), out, rules, **more)
+        return {bytes(row.gtrid): row.verdict for row in current(spark, out).collect()}
+
+    both = {b"kept": "unfinished", b"gone": "orphan"}
+    assert verdicts(made, seen=observations_frame(spark, [foreign]), logs_read=["log"]) == both
+    # its second file, which had the decision, is cut off
+    first_file = replace(made, gtrid=b"other", finished=True)
+    for _ in range(2):
+        assert verdicts(first_file, away=["bank"], logs_read=[]) == both | {b"other": "committed"}
+    assert spark.read.parquet(f"{out}/asked/run=3").count() == 3
+    assert verdicts(first_file, away=["bank"], logs_read=["log"], full=True)[b"gone"] == "orphan"
+    assert verdicts(first_file, logs_read=["log"]) == {b"kept": "committed", b"other": "committed"}
+
+
+def test_what_is_in_doubt_since_nobody_says_when_is_so_since_it_was_seen_first(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """XA RECOVER of MySQL and MariaDB has no times; without one nothing there ever was an orphan."""
+    lake, out = Batches(), str(tmp_path / "verdicts")
+    lake.batches.append(events_frame(spark, ()))
+    nothing = decisions_frame(spark, ())
+
+    def verdict(at: int, *, of: bytes = b"lost") -> tuple[str, int | None]:
+        seen = Observation(
+            source="stock", kind=Kind.MYSQL, rm="stock", vhost=None, format_id=1, gtrid=of, bqual=b"",  # type: ignore[arg-type]
+            owner=None, state="prepared", since=None, observed_at=at,  # type: ignore[arg-type]
+        )  # fmt: skip
+        rules = Rules(as_of=at, orphan_after=100)
+        run(spark, lake, observations_frame(spark, [seen]), nothing, out, rules, logs_read=["log"])
+        (row,) = current(spark, out).select("verdict", sf.unix_micros("since").alias("since")).collect()
+        return row.verdict, row.since
+
+    assert verdict(1_000) == ("in-doubt", None)
+    assert verdict(1_050) == ("in-doubt", 1_000)
+    assert verdict(1_101) == ("orphan", 1_000)
+    assert verdict(1_102, of=b"other") == ("in-doubt", None)
+
+
+def test_what_is_known_is_read_anew_where_the_lake_is_not_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    """A file that was damaged and is not any more, and another lake in the place of the one before."""
+    lake, out, at = Batches(), str(tmp_path / "verdicts"), 1_000_000
+    rules = Rules(as_of=10_000_000_000, skew=0)
+    lines = [
+        [line(b"a", "prepared", at), line(b"a", "heuristic", at, outcome="committed", actor="op")],
+        [line(b"a", "forgotten", at + 1, outcome="committed", actor="op"), line(b"b", "committed", at)],
+    ]
+    lake.batches += [events_frame(spark, some, number * 10) for number, some in enumerate(lines)]
+    decided = Decision(source="log", tm="tm", format_id=1, gtrid=b"a", decision=Choice.COMMIT, at=at + 2, finished=True)
+
+    def verdicts(rules: Rules = rules) -> tuple[Run, dict[bytes, str]]:
+        done = run(spark, lake, observations_frame(spark, ()), decisions_frame(spark, [decided]), out, rules)
+        return done, {bytes(row.gtrid): row.verdict for row in current(spark, out).collect()}
+
+    lake.damaged = {1}
+    done, found = verdicts()
+    assert (done.lines, done.damaged, found) == (2, ["1"], {b"a": "committed"})
+    done, _ = verdicts()
+    assert (done.lines, done.lines_read, done.base) == (2, 0, 1)
+    lake.damaged = set()
+    done, found = verdicts()
+    assert (done.lines, done.lines_read, found) == (4, 4, {b"a": "forgotten-early", b"b": "committed"})
+    # clocks that may differ by more: judged again, though nothing has come
+    done, found = verdicts(replace(rules, skew=1))
+    assert (done.lines_read, done.base, found[b"a"]) == (0, 3, "committed")
+    # somebody has removed it and had it archived anew
+    lake.identity = "lake 2"
+    done, found = verdicts()
+    assert (done.lines, done.lines_read, found[b"a"]) == (4, 4, "forgotten-early")
