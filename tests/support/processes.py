@@ -24,6 +24,7 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 _PORTS = random.SystemRandom()
 _NOT_EPHEMERAL = range(20_000, 32_768)
 
+_LONGEST_PAUSE = 0.1
 _logs: dict[str, Path] = {}
 
 
@@ -102,10 +103,12 @@ def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: 
         TimeoutError: it did not hold within *seconds*.
     """
     deadline = time.monotonic() + seconds
+    pause = 0.01
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not come true within {seconds:g} s")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(pause * 1.3, _LONGEST_PAUSE)  # many conditions ask a server, some on a connection of their own
 
 
 @contextlib.contextmanager
