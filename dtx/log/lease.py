@@ -53,7 +53,7 @@ ON CONFLICT (rm) DO UPDATE SET epoch = l.epoch + 1, holder = excluded.holder, pr
     expires_at = clock_timestamp() + %(ttl)s * interval '1 second', retention_days = excluded.retention_days,
     archive_days = excluded.archive_days, audit_days = excluded.audit_days
 WHERE l.expires_at < clock_timestamp() OR l.instance = %(dead)s
-RETURNING epoch
+RETURNING epoch, log
 """
 _END_WRITER: Final = """
 SELECT count(pg_terminate_backend(a.pid)) FROM dtx.lease l JOIN pg_stat_activity a ON a.application_name = %(writer)s
@@ -105,6 +105,8 @@ class Lease:
         self._farewell = min(ttl, _FAREWELL)
         self._on_lost = on_lost
         self.instance: UUID = uuid4()
+        self.log_id: UUID | None = None
+        """Of this resource manager's log; it tells this log from one of the same name in another database."""
         self._parameters = {
             "rm": rm, "holder": holder, "process": this_process(), "instance": self.instance, "ttl": ttl,
             "journal": keep.journal, "archive": keep.archive, "audit": keep.audit,
@@ -186,7 +188,8 @@ class Lease:
         if row is None:
             return None, holder
         self._extend(asked)
-        return int(row[0]), holder
+        epoch, self.log_id = row
+        return int(epoch), holder
 
     def _extend(self, asked: float) -> None:
         # The margin covers two clocks that run at different speeds, and what follows the look at this one.

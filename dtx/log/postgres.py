@@ -149,6 +149,19 @@ class PostgresLog:
         return 0 if self._writer is None else self._writer.epoch
 
     @property
+    def id(self) -> UUID:
+        """Of this log: no other one has it, whatever its resource manager is called. Only of an open log."""
+        assert self._lease is not None
+        assert self._lease.log_id is not None
+        return self._lease.log_id
+
+    @property
+    def instance(self) -> UUID:
+        """Of this dtx, since it opened the log."""
+        assert self._lease is not None
+        return self._lease.instance
+
+    @property
     def queued(self) -> int:
         """How many records wait for the database."""
         return 0 if self._writer is None else self._writer.queued

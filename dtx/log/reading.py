@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Self
+from uuid import UUID
 
 import psycopg
 from sqlalchemy import (
@@ -184,6 +185,7 @@ class Holder:
         epoch: grows with every taking.
         taken_at: seconds since the epoch.
         remaining: seconds until the lease runs out; negative where it has; minus infinity where it was given back.
+        log: id of the log of this resource manager.
     """
 
     rm: str
@@ -191,6 +193,7 @@ class Holder:
     epoch: int
     taken_at: float
     remaining: float
+    log: UUID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,10 +420,10 @@ class LogReader:
             (func.isfinite(lease.c.expires_at), func.extract("epoch", lease.c.expires_at - func.clock_timestamp())),
             else_=float("-inf"),
         )
-        statement = select(lease.c.rm, lease.c.holder, lease.c.epoch, lease.c.taken_at, remaining).order_by(lease.c.rm)
+        columns = (lease.c.rm, lease.c.holder, lease.c.epoch, lease.c.taken_at, remaining, lease.c.log)
         return [
-            Holder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left))
-            for rm, holder, epoch, taken_at, left in self._all(statement)
+            Holder(rm=rm, holder=holder, epoch=epoch, taken_at=taken_at, remaining=float(left), log=log)
+            for rm, holder, epoch, taken_at, left, log in self._all(select(*columns).order_by(lease.c.rm))
         ]
 
     def standbys(self) -> int:

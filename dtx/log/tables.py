@@ -325,6 +325,7 @@ lease: Final = Table(
     # Null: for ever.
     Column("archive_days", Integer),
     Column("audit_days", Integer),
+    Column("log", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
     PrimaryKeyConstraint("rm", name="lease_pkey"),
     CheckConstraint("epoch >= 1", name="lease_epoch_check"),
     CheckConstraint("retention_days >= 1", name="lease_retention_check"),

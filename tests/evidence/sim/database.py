@@ -32,6 +32,8 @@ from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process, SimLoop, current
 
 RM: Final = "dtx"
+LOG: Final = UUID(int=1)
+"""Id of the log."""
 RETRY_WINDOW: Final = 10.0
 """Seconds for which a write waits for a database that is away."""
 _ANSWER_TIMEOUT: Final = 30.0
@@ -184,7 +186,7 @@ class SimDatabase:
                 self.lease = _LeaseRow(
                     values["instance"], values["process"], values["holder"], epoch, now + values["ttl"]
                 )
-                return (epoch,)
+                return (epoch, LOG)
             case lease._RENEW:
                 if row is None or row.instance != values["instance"]:
                     return None

@@ -42,6 +42,17 @@ async def test_a_standby_takes_over_from_a_holder_that_does_not_renew(open_log: 
     assert late.id not in await all_of(second.load())
 
 
+async def test_a_log_keeps_its_id_and_each_dtx_has_its_own(open_log: OpenLog, migrated_postgres_url: str) -> None:
+    first = await open_log()
+    await first.close()
+    second = await open_log()
+    other = PostgresLog(migrated_postgres_url, "another")
+    await other.open()
+    assert first.id == second.id != other.id
+    assert first.instance != second.instance
+    await other.close()
+
+
 async def test_the_loser_is_told_once(open_log: OpenLog, migrated_postgres_url: str) -> None:
     told: list[str] = []
     log = await open_log(lease_ttl=0.6, on_lease_lost=lambda: told.append("lost"))

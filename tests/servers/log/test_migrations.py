@@ -23,7 +23,7 @@ from dtx.log.engine import engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 
-HEAD = "0012"
+HEAD = "0013"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:

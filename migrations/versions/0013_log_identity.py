@@ -1,0 +1,19 @@
+"""Each log has an id, which tells it from a log of the same name in another database.
+
+A migration is history: it imports nothing of dtx and never changes once released.
+"""
+
+from alembic import op
+
+revision = "0013"
+down_revision: str | None = "0012"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE dtx.lease ADD COLUMN log uuid NOT NULL DEFAULT gen_random_uuid()")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE dtx.lease DROP COLUMN log")
