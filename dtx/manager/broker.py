@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, assert_never
 
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import Fate, UnitState, Work, WorkKind
+from dtx.log.records import Fate, Unit, UnitState, Work, WorkKind
 from dtx.manager.durable import DTX, BrokerDurable, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome
@@ -41,15 +41,15 @@ class BrokerEffects:
         await self._durable.note_stuck(entry, reason, time.time(), actor)
         _log.warning("branch is stuck", xid=entry.xid, vhost=entry.vhost, reason=reason)
 
+    def leave_untaken(self, entry: Entry) -> None:
+        """Before a roll-back: consumed messages that were not taken yet keep their places in their queues."""
+        if entry.work is not None and not entry.asked:
+            entry.asked = True
+            entry.taken.update((unit.number, UnitOutcome.NEVER) for unit in _not_taken(entry))
+
     async def take(self, entry: Entry) -> Event:
         """Take the consumed messages, or find out what became of that."""
-        record = entry.record
-        assert record is not None
-        pending = [
-            unit
-            for unit in record.units
-            if unit.number and unit.state is UnitState.PENDING and entry.taken.get(unit.number) is None
-        ]
+        pending = _not_taken(entry)
         if pending:
             if entry.work is not None and not entry.asked:
                 entry.asked = True
@@ -144,6 +144,8 @@ class BrokerEffects:
 
         async def work() -> Sequence[Work]:
             rows = entry.cached if entry.cached is not None else await self.read_work(entry)
+            # An earlier unit, perhaps of a predecessor, may have put it where it belongs.
+            entry.repeats |= any(item.fate is Fate.UNSURE for item in rows)
             # What is finished stays so, though the log may not have been there to be told.
             return [item for item in rows if item.is_open and item.position not in entry.settled]
 
@@ -169,3 +171,14 @@ class BrokerEffects:
             return await self._log.read_work(entry.id)
         except LogError as error:
             raise log_failed(error, "reading the messages", entry.xid) from error
+
+
+def _not_taken(entry: Entry) -> list[Unit]:
+    """The units of which it is not known that they have taken their messages."""
+    record = entry.record
+    assert record is not None
+    return [
+        unit
+        for unit in record.units
+        if unit.number and unit.state is UnitState.PENDING and entry.taken.get(unit.number) is None
+    ]

@@ -252,6 +252,8 @@ class TransactionManager:
 
     async def _request(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> None:
         if entry.branch.state in TAKING:
+            if operation is Operation.ROLLBACK:
+                self._effects.broker.leave_untaken(entry)
             await self._look_into(entry, reply)
         await self._run(entry, Request(operation=operation, vote=entry.vote), reply, actor)
 

@@ -1,0 +1,75 @@
+"""A branch that consumed, between the log's "taking" and its vote: what a roll-back does then."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from dtx.log.memory import Fault, MemoryLog
+from dtx.log.records import Fate, LogState, Unit
+from dtx.manager import Limits, TransactionManager, Who
+from dtx.store.work import Delivery, HeldWork, Holder
+from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+from tests.support.branches import a_publish, a_unit
+from tests.unit.manager.asking import answer_of
+from tests.unit.manager.test_operators import Broker, Stand
+
+WHO = Who("guest", "/")
+
+
+class Queue:
+    """Has one delivery out."""
+
+    def __init__(self) -> None:
+        self.lock = "dtx.lock.t"
+        self.released: list[Delivery] = []
+
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        self.released += deliveries
+
+
+class Taking(Broker):
+    """Would take what it is asked to take."""
+
+    def taking_units(self, vhost: str, work: HeldWork) -> dict[Holder, Unit]:
+        return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
+
+
+async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> None:
+    """The answer to "taking" was lost, so nothing was asked of the broker yet: the message never leaves its queue."""
+    log, broker, queue, xid = MemoryLog("rm"), Taking(), Queue(), Xid(1, uuid4().bytes, b"taking")
+    await log.open()
+    manager = TransactionManager(log, broker, Limits(), Metrics())
+    await manager.start()
+    started = manager.demarcate(WHO, xid, Operation.START, log)
+    assert started is not None
+    assert started[1].work is not None
+    delivery = Delivery(
+        holder=queue, tag=1, queue=b"in", exchange=b"", routing_key=b"in", redelivered=False, properties=b"\x00\x00",
+        body=b"one", size=3,
+    )  # fmt: skip
+    started[1].work.add_consume(delivery)
+    manager.demarcate(WHO, xid, Operation.END, log)
+    log.faults.append(Fault.ANSWER_LOST)
+    assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
+    assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
+    assert await answer_of(manager, WHO, xid, Operation.ROLLBACK) is XaFlag.OK  # taking would raise
+    assert queue.released == [delivery]
+    assert await manager.drain(30)
+    assert broker.seen == []
+    assert log.database.rows == {}
+    await manager.close()
+
+
+@pytest.mark.parametrize(("fate", "said"), [(Fate.UNSURE, True), (None, False)])
+async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fate | None, said: bool) -> None:
+    """406, "partial tx completion", of a dtx that is gone: the messages that it sent may be there twice now."""
+    stand = Stand()
+    await stand.holds(a_publish(fate=fate), state=LogState.COMMITTING, units=(a_unit(0, lock=""),))
+    assert await stand.manager.drain(30)
+    _, end = stand.database.journal[-1]
+    assert ("may have been repeated" in (end.reason or "")) is said
+    await stand.manager.close()
