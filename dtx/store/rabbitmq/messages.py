@@ -13,6 +13,7 @@ from dtx.wire.amqp09.content import MANDATORY
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 
+_OURS: Final = b"x-dtx-"
 ID: Final = b"x-dtx-id"
 PUT_BACK: Final = b"x-dtx-put-back"
 _EXCHANGE: Final = b"x-dtx-original-exchange"
@@ -83,13 +84,22 @@ def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
-        raw = properties.set_header(item.properties, ID, message_id(branch_id, item.position))
+        raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
         frames.append(
             method_frame(channel, requests.publish(item.exchange, item.routing_key, (item.flags or 0) & MANDATORY))
         )
         frames.append(header_frame(channel, _BASIC, len(item.body), raw))
         frames.extend(body_frames(channel, item.body, frame_max))
     return frames
+
+
+def _unmarked(raw: bytes) -> bytes:
+    """Without what dtx itself has written on a message that the application has copied: it would mean another one."""
+    if _OURS not in raw:
+        return raw
+    return properties.remove_headers(
+        raw, [entry.key for entry in properties.read(raw).headers if entry.key.startswith(_OURS)]
+    )
 
 
 def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> list[bytes]:

@@ -1,0 +1,42 @@
+"""What dtx writes on messages that it publishes for a branch."""
+
+from uuid import uuid4
+
+import pika
+
+from dtx.log.records import Work
+from dtx.store.rabbitmq import messages
+from dtx.wire.amqp09 import properties, tables
+from dtx.wire.amqp09.frames import FrameSplitter
+from tests.support.branches import a_consume, a_publish
+
+
+def headers(frames: list[bytes]) -> dict[str, object]:
+    """Of the first message."""
+    buffer, ((_, _, start, end), *_) = FrameSplitter(0).feed(frames[1])
+    view = properties.read(buffer[start + 7 + 12 : end - 1])
+    table = b"".join(entry.raw for entry in view.headers)
+    return pika.data.decode_table(len(table).to_bytes(4, "big") + table, 0)[0] or {}
+
+
+def copied() -> bytes:
+    """Properties that an application has copied from a message which it got from dtx."""
+    ours = (b"x-dtx-id", b"x-dtx-put-back", b"x-dtx-redelivered", b"x-dtx-original-exchange", b"x-dtx-later")
+    entries = [tables.entry(key, b"S", b"theirs") for key in (*ours, b"x-own")]
+    return properties.build({properties.Property.HEADERS: b"".join(entries)})
+
+
+def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
+    """They mean the message that they were copied from: "the lane removes every x-dtx-* header"."""
+    branch, work = uuid4(), a_publish(properties=copied())
+    assert headers(messages.commit_frames(1, 4096, branch, [work])) == {
+        "x-own": "theirs",
+        "x-dtx-id": messages.message_id(branch, 0).decode(),
+    }
+
+
+def test_a_message_that_is_put_back_keeps_what_was_written_on_it() -> None:
+    work: Work = a_consume(properties=copied())
+    found = headers(messages.put_back_frames(1, 4096, uuid4(), [work]))
+    assert found["x-dtx-id"] == found["x-dtx-original-exchange"] == "theirs"
+    assert found["x-dtx-put-back"] != "theirs"
