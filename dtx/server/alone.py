@@ -19,7 +19,7 @@ from dtx.log.keeping import Keep
 from dtx.log.postgres import PostgresLog
 from dtx.log.reading import LogReader
 from dtx.manager import Limits, TransactionManager
-from dtx.server.alongside.mode import BrokerAway, broker_of, open_alongside, require_broker
+from dtx.server.alongside.mode import BrokerAway, broker_of, open_alongside, require_broker, vhost_of
 from dtx.server.standalone.mode import open_standalone
 from dtx.telemetry import Metrics
 
@@ -67,7 +67,7 @@ async def alone(settings: Settings, url: str) -> AsyncIterator[Alone]:
         away = None
         if broker is not None:
             try:
-                await require_broker(broker)
+                await require_broker(broker, vhost_of(settings))
             except BrokerAway as error:
                 away = str(error)
         holder = f"{socket.gethostname()}:{os.getpid()} (an order at the command line)"

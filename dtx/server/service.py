@@ -200,10 +200,10 @@ async def _mode(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> 
             return *opened, dict
 
         return "none", standalone
-    from dtx.server.alongside.mode import broker_of, open_alongside, require_broker
+    from dtx.server.alongside.mode import broker_of, open_alongside, require_broker, vhost_of
 
     broker = broker_of(settings)
-    await require_broker(broker)
+    await require_broker(broker, vhost_of(settings))
 
     async def alongside(_: str, log: PostgresLog) -> _Opened:
         return await open_alongside(settings, broker, log, _limits(settings), metrics, stack)

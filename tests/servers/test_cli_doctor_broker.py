@@ -10,8 +10,10 @@ import pytest
 from dtx.cli.doctor.broker import check_broker
 from dtx.cli.doctor.model import Check, Status
 from dtx.config import Settings
+from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port
 from tests.support.rabbitmq import RabbitNode
+from tests.support.service import DtxService
 
 TAGS = "impersonator,monitoring,policymaker"
 AddUser = Callable[..., str]
@@ -119,6 +121,20 @@ def test_queues_that_refuse_messages_are_named(rabbitmq: RabbitNode, add_user: A
     check = look(rabbitmq, add_user())["broker.receipts"]
     assert check.status is Status.WARNING
     assert "full" in check.sentence
+
+
+def test_a_name_that_belongs_to_another_log_is_noticed(
+    rabbitmq: RabbitNode, add_user: AddUser, vhost: str, postgres: PostgresServer
+) -> None:
+    url, (first, second) = add_user(), [postgres.create_migrated_database() for _ in range(2)]
+    assert "broker.name" not in look(rabbitmq, url, database=first)
+    with DtxService(broker=rabbitmq.url(vhost=vhost), database=first):
+        assert look(rabbitmq, url, database=first)["broker.name"].status is Status.OK
+    check = look(rabbitmq, url, database=second)["broker.name"]
+    assert check.status is Status.FAILED
+    assert "belongs to another log" in check.sentence
+    for database in (first, second):
+        postgres.drop_database(database)
 
 
 def test_a_memory_alarm_is_noticed_and_does_not_hang_the_checks(rabbitmq: RabbitNode, add_user: AddUser) -> None:

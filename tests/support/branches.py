@@ -18,6 +18,7 @@ from dtx.log.records import (
     Work,
     WorkKind,
 )
+from dtx.store.rabbitmq.identity import Identity
 from dtx.xa.xid import Xid
 
 _numbers = count(1)
@@ -120,3 +121,8 @@ def a_completion(branch: BranchRecord, event: JournalEvent = JournalEvent.COMMIT
 async def all_of(records: AsyncIterator[BranchRecord]) -> dict[UUID, BranchRecord]:
     """What a load gives, by id."""
     return {record.id: record async for record in records}
+
+
+def new_identity(rm: str) -> Identity:
+    """Of a dtx with a log that no other test has."""
+    return Identity(rm=f"{rm}-{uuid4()}", log=uuid4(), instance=uuid4())

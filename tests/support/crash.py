@@ -21,7 +21,6 @@ from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 
 Replay = Literal["auto", "receipts", "always"]
-RECEIPT_QUEUES = tuple(f"dtx.receipts.dtx.{generation}" for generation in range(4))
 PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="text/plain")
 
 
@@ -195,7 +194,7 @@ class Stage(Scene):
     def another_service(self, *options: str, through_proxy: bool = False, start: bool = True) -> ArmedService:
         """A further dtx on the same log and broker; like every one ended with the stage."""
         port = self.proxy.port if through_proxy else self.node.port
-        broker = f"amqp://guest:guest@127.0.0.1:{port}/"
+        broker = f"amqp://guest:guest@127.0.0.1:{port}/{self.vhost}"
         words = (*self.options, *options)
         return self._stack.enter_context(
             ArmedService(broker=broker, database=self.database, options=words, env=self._env, start=start)
@@ -218,7 +217,12 @@ class Stage(Scene):
 
     def receipts(self) -> int:
         """How many receipts lie in the broker, beside the marker of each queue."""
-        return sum(max(0, self.count(queue) - 1) for queue in RECEIPT_QUEUES)
+        return sum(max(0, self.count(name) - 1) for name in self.receipt_queues())
+
+    def receipt_queues(self) -> list[str]:
+        """The receipt queues of every dtx in the vhost."""
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
+        return [queue["name"] for queue in found if queue["name"].startswith("dtx.receipts.")]
 
 
 class StandaloneStage(Scene):

@@ -348,7 +348,7 @@ class RabbitNode(QueueAccess):
 
     @contextlib.contextmanager
     def suspended(self, *queues: str, vhost: str = "/") -> Iterator[None]:
-        """Within it the processes of classic *queues* answer nobody, as a queue that has no leader."""
+        """Within it the processes of *queues* answer nobody, as a queue that has no leader."""
         self._each_queue("sys:suspend", queues, vhost)
         try:
             yield

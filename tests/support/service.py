@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote, urlsplit
 
+from dtx.config import broker_vhost
 from tests.support.nursery import nursery
 from tests.support.processes import Child, end, forget_log, free_port, short_directory, show_on_failure, spawn
 
@@ -52,6 +53,10 @@ class DtxService:
         self.port = free_port()
         self.ready_line = ""
         self._env = dict(env or {})
+        if broker is not None and broker_vhost(broker) == "/":
+            # Tests share this virtual host, and there a name belongs to one log.
+            log = secrets.token_hex(4) if database is None else urlsplit(database).path[1:]
+            self._env.setdefault("DTX_RM", f"dtx-{log}")
         self._start = start
         # what the loader and the interpreter read from their environment, they have read before a copy is made
         self._fresh = fresh or any(not name.startswith("DTX_") for name in self._env)

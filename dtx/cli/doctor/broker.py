@@ -19,14 +19,20 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
+from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.cli.doctor.receipts import ask, check_management, management_of
 from dtx.config import Settings, broker_vhost, redact
+from dtx.log.api import LogError
+from dtx.log.embedded import EmbeddedPostgresError
+from dtx.log.reading import LogReader
+from dtx.store.rabbitmq.identity import name_taken, owner_exchange, owner_mark
 from dtx.store.rabbitmq.management import Management, ManagementError
 
 _OLDEST: Final = (3, 10)
 _NEWEST_MAJOR: Final = 4
 _TIMEOUT_SECONDS: Final = 5.0
+_NOT_EQUIVALENT: Final = 406
 _PREDECLARED: Final = ("amq.direct", "amq.fanout", "amq.topic", "amq.headers")
 _MAX_EXCHANGES: Final = 500
 
@@ -50,6 +56,7 @@ def check_broker(settings: Settings) -> Iterator[Check]:
         yield from _version(connection)
         known = yield from check_management(settings, vhost, connection)
         # These publish, and hang on a broker that blocks publishers: everything else has been said by then.
+        yield from _name(connection, settings, vhost)
         yield from _permissions(connection, user, vhost)
         yield from _exchanges(connection, user, vhost, management_of(settings) if known else None)
     except ConnectionBlockedTimeout:
@@ -103,6 +110,26 @@ def _version(connection: Any) -> Iterator[Check]:
         yield warning("broker.version", f"RabbitMQ {version} is newer than those that dtx is tested with (3.10 to 4.x)")
     else:
         yield ok("broker.version", f"RabbitMQ {version}")
+
+
+def _name(connection: Any, settings: Settings, vhost: str) -> Iterator[Check]:
+    """Whether another log uses the name of this resource manager here. Declares nothing that is not there."""
+    try:
+        with LogReader(database_url(settings)) as reader:
+            mine = {lease.log for lease in reader.leases() if lease.rm == settings.rm}
+    except (LogError, EmbeddedPostgresError):
+        return  # what is wrong with the database has been said
+    name = owner_exchange(settings.rm)
+    try:
+        connection.channel().exchange_declare(name, passive=True)
+        for log in mine or {uuid4()}:
+            mark = {"alternate-exchange": owner_mark(log)}
+            connection.channel().exchange_declare(name, "fanout", durable=True, internal=True, arguments=mark)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == _NOT_EQUIVALENT:
+            yield failed("broker.name", name_taken(settings.rm, vhost))
+        return  # 404: no dtx of that name has been here
+    yield ok("broker.name", f"resource manager {settings.rm} of vhost {vhost} belongs to this log")
 
 
 def _permissions(connection: Any, user: str, vhost: str) -> Iterator[Check]:

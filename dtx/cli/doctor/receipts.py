@@ -13,8 +13,8 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.cli.doctor.model import Check, ok, warning
 from dtx.config import Settings
+from dtx.store.rabbitmq.identity import Identity, receipt_queues
 from dtx.store.rabbitmq.management import Management, ManagementError
-from dtx.store.rabbitmq.receipts import Receipts
 
 _Answer = TypeVar("_Answer")
 
@@ -67,7 +67,8 @@ def check_management(settings: Settings, vhost: str, connection: Any) -> Generat
         return False
     yield ok("broker.management", f"the management API at {management.url} answers ({name})")
     yield from _alarms(management)
-    names = [name.decode() for name in Receipts(settings.rm).queues]
+    sample = Identity(rm=settings.rm, log=uuid4(), instance=uuid4())
+    names = [name.decode() for name in receipt_queues(sample.stem)]
     try:
         distrust = _answer(management.distrust(vhost, names))
     except ManagementError as error:

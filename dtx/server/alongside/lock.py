@@ -1,14 +1,13 @@
 """The lock of a client's connection to the broker, and the proof that its receipts will work."""
 
-from uuid import uuid4
-
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.manager import Who
-from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
 from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
 
@@ -29,13 +28,14 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         UpstreamLost: the connection is gone.
     """
     receipts = store.lane(who.vhost).receipts
-    lock = f"dtx.lock.{store.settings.rm}.{uuid4()}"
+    lock = store.settings.identity.new_lock()
     side = await OwnChannel(upstream).open()
     failpoint.at(Point.LOCK_BEFORE)
     try:
-        await side.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+        await side.call(identity.declare_lock(lock), keys.QUEUE_DECLARE_OK)
         failpoint.at(Point.LOCK_AFTER)
-        await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        held = identity.hold_lock(side.number, lock) + method_frame(side.number, requests.TX_SELECT)
+        await side.send_raw(held, keys.TX_SELECT_OK)
         # The user-id makes the broker say whether the login's name is really who it let in.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
@@ -43,7 +43,8 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
     except ChannelClosed as closed:
         raise XaError(
             ReplyCode.ACCESS_REFUSED,
-            f"{what} needs the permissions to configure 'dtx.lock.*' and to write 'amq.default': {words(closed.close)}",
+            f"{what} needs the permissions to configure and read 'dtx.lock.*' and to write 'amq.default': "
+            f"{words(closed.close)}",
         ) from closed
     upstream.lock = lock
     return side

@@ -1,10 +1,11 @@
 """Putting alongside mode together: a broker behind dtx has the messages."""
 
+import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-from dtx.config import Settings
+from dtx.config import Settings, broker_vhost
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.amqp10.nodes import BrokerNodes
@@ -14,13 +15,16 @@ from dtx.server.amqp10.connection import Connection as Connection10
 from dtx.server.amqp10.connection import Limits as Limits10
 from dtx.server.amqp10.nodes import Home
 from dtx.server.listener import ClientConnection, NewSession
+from dtx.store.rabbitmq.identity import Identity, NameTaken
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.management import Management
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.store import RabbitStore
-from dtx.store.rabbitmq.upstream import UpstreamLost
-from dtx.telemetry import Metrics
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
+from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol
+
+_log = get_logger(part="broker")
 
 
 class BrokerUnusable(Exception):
@@ -39,7 +43,13 @@ def broker_of(settings: Settings) -> Broker:
     )
 
 
-async def require_broker(broker: Broker) -> None:
+def vhost_of(settings: Settings) -> str:
+    """The virtual host that the broker's URL names: the broker is tried there."""
+    assert settings.broker is not None, "without a broker it is the standalone mode"
+    return broker_vhost(settings.broker.get_secret_value())
+
+
+async def require_broker(broker: Broker, vhost: str = "/") -> None:
     """Try the broker once, before anything else is started.
 
     Raises:
@@ -48,7 +58,7 @@ async def require_broker(broker: Broker) -> None:
     """
     connection = ServiceConnection(broker, "dtx start-up check")
     try:
-        await connection.login("/")
+        await connection.login(vhost)
     except LoginRefused as error:
         if "NOT_ALLOWED" not in str(error):  # a vhost that is not ours is no reason not to start
             raise BrokerUnusable(f"{str(error).removesuffix('.')}; check user and password in --broker") from None
@@ -101,12 +111,19 @@ async def open_alongside(
 
     Raises:
         LogError: the log cannot be read.
+        BrokerUnusable: another log uses the name of this resource manager.
     """
-    store = RabbitStore(broker, _lane_settings(settings, broker, log, metrics))
+    identity = Identity(rm=settings.rm, log=log.id, instance=log.instance)
+    await _claim_name(broker, identity, vhost_of(settings))
+    loaded = asyncio.Event()  # until then nobody knows which receipts of a predecessor are needed
+    store = RabbitStore(
+        broker, _lane_settings(settings, broker, identity, lambda: loaded.is_set() and log.lease_valid, metrics)
+    )
     stack.push_async_callback(store.close)
     manager = TransactionManager(log, store, limits, metrics)
     stack.push_async_callback(manager.close)
     await manager.start()
+    loaded.set()
     limits_10 = Limits10.of(settings)
     session_limits = SessionLimits(
         max_channels=settings.max_channels,
@@ -129,14 +146,34 @@ async def open_alongside(
     return manager, new_session, lambda: store.lanes
 
 
-def _lane_settings(settings: Settings, broker: Broker, log: PostgresLog, metrics: Metrics) -> LaneSettings:
+async def _claim_name(broker: Broker, identity: Identity, vhost: str) -> None:
+    """Refuse to start where another log has the name; lanes do the same in virtual hosts that are used later.
+
+    Raises:
+        BrokerUnusable: it has.
+    """
+    connection = ServiceConnection(broker, "dtx start-up check")
+    try:
+        await connection.login(vhost)
+        await identity.claim(vhost, await OwnChannel(connection).open())
+    except NameTaken as error:
+        raise BrokerUnusable(str(error)) from None
+    except (OSError, LoginRefused, UpstreamLost, ChannelClosed) as error:
+        _log.info("the name cannot be claimed yet", broker=str(broker), vhost=vhost, reason=str(error))
+    finally:
+        connection.close()
+
+
+def _lane_settings(
+    settings: Settings, broker: Broker, identity: Identity, active: Callable[[], bool], metrics: Metrics
+) -> LaneSettings:
     url = settings.management_url
     return LaneSettings(
-        rm=settings.rm,
+        identity=identity,
         channels=settings.lanes,
         deadline=settings.unit_deadline,
         replay=settings.replay,
-        active=lambda: log.lease_valid,
+        active=active,
         found=lambda outcome: metrics.unit_findings[outcome].inc(),
         management=None if url is None else Management.from_url(url, user=broker.user, password=broker.password),
     )

@@ -17,15 +17,16 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit, Work
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
-from dtx.store.rabbitmq.receipts import Receipts, is_gone
+from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.room import Room, Share
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, properties, requests
-from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -39,13 +40,17 @@ _IMPATIENT: Final = 0.25
 """The same while somebody waits for it."""
 _TURN: Final = 2.0
 """Seconds of one generation of receipts."""
+_USE: Final = 3600.0
+"""Seconds after which the receipt queues are declared again, so that the broker does not delete them as unused."""
+_FAREWELL: Final = 2.0
+"""Seconds for deleting them at the end."""
 _TRUST: Final = 60.0
 """Seconds between two looks at the policies that could eat receipts."""
 _EMPTY: Final = properties.build({})
 _MANAGEMENT_PATIENCE: Final = 5.0
 """Seconds that a question to the management API waits for a lane that is down."""
 _POISON: Final = 5
-"""Connections lost in a row under one unit after which it is taken for the cause, and stands aside for others."""
+"""Connections lost under one unit alone after which it is taken for the cause, and stands aside for others."""
 _MOST_UNDER_WAY: Final = 256 << 20
 """Octets of messages in the units of all lanes that are under way: four branches of the largest size that is the
 default. Each octet is there up to three times, as it came from the log, in its frame, and in the socket's buffer."""
@@ -60,7 +65,7 @@ class LaneSettings:
     """How lanes work.
 
     Args:
-        rm: name of the resource manager.
+        identity: whose lanes they are.
         channels: units at the same time.
         deadline: seconds after which a unit that the broker does not answer no longer counts against *channels*.
         replay: what is done with units whose outcome is not known.
@@ -70,7 +75,7 @@ class LaneSettings:
         room: memory for the messages of units, shared by all lanes that have these settings.
     """
 
-    rm: str
+    identity: Identity
     channels: int = 16
     deadline: float = 30.0
     replay: Replay = "auto"
@@ -87,13 +92,17 @@ class Lane:
         broker: with dtx's own credentials.
         vhost: name.
         settings: how lanes work.
+        on_end: told when it has ended by itself, since its vhost is gone and nothing needs it.
     """
 
-    def __init__(self, broker: Broker, vhost: str, settings: LaneSettings) -> None:
+    def __init__(
+        self, broker: Broker, vhost: str, settings: LaneSettings, on_end: "Callable[[Lane], None]" = lambda _: None
+    ) -> None:
+        self._on_end = on_end
         self.broker = broker
         self.vhost = vhost
         self.settings = settings
-        self.receipts = Receipts(settings.rm)
+        self.receipts = Receipts(settings.identity)
         self.frame_max = MIN_FRAME
         """Octets of a frame that the broker takes from dtx."""
         self.impersonates = False
@@ -108,6 +117,8 @@ class Lane:
         self._free: deque[OwnChannel] = deque()
         self._waiters: deque[asyncio.Future[OwnChannel]] = deque()
         self._opened = 0
+        self._opening: set[asyncio.Task[None]] = set()
+        self._calls = 0
         self._task = asyncio.create_task(self._run(), name=f"dtx-lane-{vhost}")
         self._locks: dict[str, asyncio.Task[None]] = {}
         self._trust = Trust(vhost, settings.replay, settings.management, self.receipts, lambda: self._control)
@@ -169,14 +180,18 @@ class Lane:
         while True:
             connection: ServiceConnection | None = None
             try:
-                connection = ServiceConnection(self.broker, f"dtx {self.settings.rm} {self.vhost}")
+                connection = ServiceConnection(self.broker, f"dtx {self.settings.identity.rm} {self.vhost}")
                 await connection.login(self.vhost)
                 await self._set_up(connection)
                 failures = 0
                 _log.info("lane ready", vhost=self.vhost, broker=str(self.broker), distrust=self.distrust)
                 await self._serve(connection)
-            except (OSError, UpstreamLost, LoginRefused, ChannelClosed) as error:
+            except (OSError, UpstreamLost, LoginRefused, ChannelClosed, NameTaken) as error:
                 self.problem = str(error) or "the broker does not answer"
+                if isinstance(error, LoginRefused) and error.code == HardCode.NOT_ALLOWED and not self._needed:
+                    _log.info("lane ended", vhost=self.vhost, reason=self.problem)  # most likely its vhost was deleted
+                    self._on_end(self)
+                    return
                 if failures < 3 or failures % 20 == 0:
                     _log.warning("lane is down", vhost=self.vhost, broker=str(self.broker), reason=self.problem)
             except Exception as error:  # noqa: BLE001 - logged; a lane that ends would hold every commit for ever
@@ -192,6 +207,11 @@ class Lane:
             await self._pause(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
             failures += 1
 
+    @property
+    def _needed(self) -> bool:
+        """Whether anything waits for the lane, or needs its receipts."""
+        return bool(self._waiting or self._calls or self.receipts.needed)
+
     async def _pause(self, seconds: float) -> None:
         """Leave the broker alone for a while; not for longer than whoever waits for it would wait."""
         if not self._waiting:
@@ -204,9 +224,10 @@ class Lane:
 
     async def _set_up(self, connection: ServiceConnection) -> None:
         control = await OwnChannel(connection).open()
-        lock = f"dtx.lock.{self.settings.rm}.{uuid4()}"
+        await self.settings.identity.claim(self.vhost, control)
+        lock = self.settings.identity.new_lock()
         failpoint.at(Point.LANE_LOCK_BEFORE)
-        await control.call(requests.queue_declare(lock.encode(), exclusive=True), keys.QUEUE_DECLARE_OK)
+        await control.call(declare_lock(lock), keys.QUEUE_DECLARE_OK)
         failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
         await self.receipts.declare(control)
@@ -239,7 +260,9 @@ class Lane:
         return channel
 
     async def _open_channel(self, connection: ServiceConnection) -> None:
-        channel = await self._tx_channel(connection)
+        channel = await OwnChannel(connection).open()
+        frames = hold_lock(channel.number, connection.lock) + method_frame(channel.number, requests.TX_SELECT)
+        await channel.send_raw(frames, keys.TX_SELECT_OK)
         self._opened += 1
         self._give(channel)
 
@@ -247,6 +270,8 @@ class Lane:
         control = self._control
         assert control is not None
         canary = await self._tx_channel(connection)
+        loop = asyncio.get_running_loop()
+        declared = loop.time()
         while not connection.is_lost:
             self._look_out(canary)
             with suppress(TimeoutError):
@@ -254,7 +279,10 @@ class Lane:
                     await asyncio.shield(connection.gone)
             if not connection.gone.done() and self.settings.active():
                 await self.receipts.turn(control)
-            await self._trust.judge(since=asyncio.get_running_loop().time() - _TRUST)
+            if loop.time() - declared > _USE:
+                await self.receipts.declare(control)
+                declared = loop.time()
+            await self._trust.judge(since=loop.time() - _TRUST)
         raise UpstreamLost("the connection to the broker is gone")
 
     def _look_out(self, canary: OwnChannel) -> None:
@@ -281,7 +309,11 @@ class Lane:
 
     async def close(self) -> None:
         """End the lane."""
-        connection = self._connection
+        connection, control = self._connection, self._control
+        if control is not None and self.settings.active():
+            with suppress(UpstreamLost, ChannelClosed, TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await self.receipts.delete(control)
         for task in (self._task, *self._locks.values()):
             task.cancel()
         await asyncio.gather(self._task, *self._locks.values(), return_exceptions=True)
@@ -314,7 +346,11 @@ class Lane:
 
         Waits until the unit's lock is free: until then a stalled predecessor's unit may still be applied.
         """
-        outcome = UnitOutcome.NEVER if not unit.lock else await self._find_out(unit)
+        self._calls += 1
+        try:
+            outcome = UnitOutcome.NEVER if not unit.lock else await self._find_out(unit)
+        finally:
+            self._calls -= 1
         self.settings.found(outcome)
         return outcome
 
@@ -365,9 +401,7 @@ class Lane:
         while True:
             connection = await self._connected()
             with suppress(UpstreamLost, XaError):  # lost, or all its channels are in use
-                if await is_gone(lock.encode(), connection):
-                    # A channel of it may be in the midst of tx.commit: its end has no order with the lock's.
-                    await asyncio.sleep(_LOCK_POLL)
+                if not await consumers_of(lock.encode(), connection):
                     return
                 if not waited:
                     _log.info("waiting for a predecessor's connection to end", vhost=self.vhost, lock=lock)
@@ -376,11 +410,11 @@ class Lane:
 
     async def apply(self, phase: PhaseTwo) -> Applied | Refused:
         """Publish the messages of a branch."""
-        return await self._complete(phase, messages.commit_frames, messages.ID)
+        return await self._finish(phase, messages.commit_frames, messages.ID)
 
     async def put_back(self, phase: PhaseTwo) -> Applied | Refused:
         """Put the consumed messages of a branch back."""
-        result = await self._complete(phase, messages.put_back_frames, messages.PUT_BACK)
+        result = await self._finish(phase, messages.put_back_frames, messages.PUT_BACK)
         if isinstance(result, Refused):
             return result
         gone = {returned.position for returned in result.returned}
@@ -405,10 +439,18 @@ class Lane:
         while True:
             connection = await self._connected()
             with suppress(UpstreamLost):
-                return {queue for queue in queues if await is_gone(queue, connection)}
+                return {queue for queue in queues if await consumers_of(queue, connection) is None}
+
+    async def _finish(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
+        self._calls += 1
+        try:
+            return await self._complete(phase, build, header)
+        finally:
+            self._calls -= 1
 
     async def _complete(self, phase: PhaseTwo, build: Build, header: bytes) -> Applied | Refused:
         unit = phase.unit
+        suspected = False  # once its connection was lost: units that shared it may be the cause, so it goes alone
         losses = 0
         sent = phase.retry and not phase.renew
         renew = phase.renew
@@ -419,8 +461,11 @@ class Lane:
                 if outcome is UnitOutcome.HAPPENED:
                     return Applied(repeated=repeated, proved=True)
                 repeated |= outcome is UnitOutcome.UNKNOWN
+            if losses >= _POISON:
+                reason = "the broker ended dtx's connection each time that this was sent"
+                return Refused(reason=reason, partial=repeated)
             channel = await self._take_channel()
-            share = self.settings.room.share(phase.size)
+            share = self.settings.room.share(None if suspected else phase.size)
             try:
                 await share.take()
                 if sent or renew or unit.lock != channel.upstream.lock:
@@ -435,16 +480,14 @@ class Lane:
                 raise
             try:
                 if channel.closed is not None or unit.lock != channel.upstream.lock:
+                    self._give(channel)
                     continue
                 return await self._send(channel, unit, phase.branch_id, build, work, header, repeated, share)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
                 sent = True
-                losses += 1
-                if losses >= _POISON:
-                    return Refused(
-                        reason="the broker ended dtx's connection each time that this was sent", partial=True
-                    )
+                losses += suspected
+                suspected = True
             except ChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
@@ -504,6 +547,7 @@ class Lane:
                 channel = self._free.pop()
                 if channel.closed is None and channel.upstream is self._connection:
                     return channel
+                self._replace(channel)
             waiter: asyncio.Future[OwnChannel] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             lost = self._connection.gone if self._connection is not None else None
@@ -514,6 +558,7 @@ class Lane:
 
     def _give(self, channel: OwnChannel) -> None:
         if channel.closed is not None or channel.upstream is not self._connection:
+            self._replace(channel)
             return
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -535,13 +580,17 @@ class Lane:
         if channel.closed is not None:
             self._opened -= 1
         if self._opened < self.settings.channels * _GROWTH:
-            task = asyncio.get_running_loop().create_task(self._open_channel(connection))
-            task.add_done_callback(_consume)
+            task = asyncio.get_running_loop().create_task(self._open_another(connection))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
 
-
-def _consume(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.warning("a channel of the lane could not be opened", reason=str(error))
+    async def _open_another(self, connection: ServiceConnection) -> None:
+        try:
+            await self._open_channel(connection)
+        except (ChannelClosed, UpstreamLost, XaError) as error:
+            _log.warning("a channel of the lane could not be opened", vhost=self.vhost, reason=str(error))
+            if not self._opened:
+                connection.abort("no channel of the lane is left")  # else commits would wait for ever
 
 
 def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:

@@ -104,26 +104,35 @@ class Management:
             raise
         return True
 
+    async def cluster(self) -> str | None:
+        """Why no receipt of this broker proves anything: a partition can lose it. ``None`` with a single node.
+
+        Raises:
+            ManagementError: as :meth:`get`.
+        """
+        nodes = await self.get("nodes?columns=name,running")
+        return None if len(nodes) == 1 else f"the broker has {len(nodes)} nodes"
+
     async def distrust(self, vhost: str, receipt_queues: list[str]) -> str | None:
         """Why a receipt in *vhost* does not prove that its unit happened in full; ``None`` when it does.
 
         Raises:
             ManagementError: as :meth:`get`.
         """
-        nodes = await self.get("nodes?columns=name,running")
-        if len(nodes) != 1:
-            return f"the broker has {len(nodes)} nodes"
+        if (cluster := await self.cluster()) is not None:
+            return cluster
         where = quote(vhost, safe="")
         queues = await self.get(f"queues/{where}?columns=name,type,arguments,effective_policy_definition")
         policies = [*await self.get(f"policies/{where}"), *await self.get(f"operator-policies/{where}")]
         mine = set(receipt_queues)
         for queue in queues:
-            limits = {**(queue.get("effective_policy_definition") or {}), **_arguments(queue)}
+            policy, arguments = queue.get("effective_policy_definition") or {}, _arguments(queue)
             if queue["name"] in mine:
-                if eaten := sorted(_LIMITING & limits.keys()):
+                arguments.pop("expires", None)  # dtx sets that itself
+                if eaten := sorted(_LIMITING & (policy.keys() | arguments.keys())):
                     return f"a policy with {', '.join(eaten)} applies to dtx's own queue {queue['name']}"
-            elif limits.get("overflow") in _REFUSING:
-                return f"queue {queue['name']!r} refuses messages when it is full (overflow {limits['overflow']})"
+            elif (overflow := arguments.get("overflow", policy.get("overflow"))) in _REFUSING:
+                return f"queue {queue['name']!r} refuses messages when it is full (overflow {overflow})"
         for policy in policies:
             definition = policy.get("definition") or {}
             if definition.get("overflow") in _REFUSING:

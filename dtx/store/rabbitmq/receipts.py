@@ -7,11 +7,14 @@ its *marker*, a transient message too, tells that this has happened.
 
 Receipts are never consumed one by one. Units leave theirs in the queue of the current generation; when the log has the
 outcome of all units of a past generation, its queue is purged.
+
+Each dtx has receipt queues of its own, which it alone purges. Its successor reads those of the units that it inherits,
+and deletes them when the log has all their outcomes.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
@@ -20,11 +23,11 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, receipt_queues, stem_of
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
 from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 
-GENERATIONS: Final = 4
 _KEEP_SCANS: Final = 64
 """Locks whose receipts are remembered; each is one dead connection."""
 _IN_USE: Final = 403
@@ -32,7 +35,9 @@ _IN_USE: Final = 403
 _RETRY: Final = 0.25
 """Seconds before a queue in exclusive use is tried again."""
 _MARKER: Final = b"marker:"
-_CLASSIC: Final = tables.entry(b"x-queue-type", b"S", b"classic")
+_UNUSED: Final = 7 * 24 * 3600 * 1000
+"""Milliseconds after which the broker deletes receipt queues that no dtx has looked at."""
+_ARGUMENTS: Final = CLASSIC + tables.entry(b"x-expires", b"I", _UNUSED.to_bytes(4, "big"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +58,19 @@ class Receipts:
     """The receipts of one vhost.
 
     Args:
-        rm: name of the resource manager; part of the names of its queues.
+        identity: whose they are.
     """
 
-    def __init__(self, rm: str) -> None:
-        self.queues: Final = tuple(f"dtx.receipts.{rm}.{generation}".encode() for generation in range(GENERATIONS))
+    def __init__(self, identity: Identity) -> None:
+        self._stem: Final = identity.stem
+        self.queues: Final = receipt_queues(self._stem)
         self.incarnation: str | None = None
         self._current = 0
         self._pending = [0] * GENERATIONS
-        self._used = [True] * GENERATIONS  # what a predecessor left is purged like the rest
+        self._used = [False] * GENERATIONS
         self._generation: dict[UUID, int] = {}
-        self._foreign: set[UUID] = set()
+        # Units of dtx that are gone, by the stem of their queues; an older version named its queues by the rm alone.
+        self._inherited: dict[str, set[UUID]] = {identity.rm: set()}
         self._scanning = asyncio.Lock()
         self._scans: OrderedDict[str, Scan] = OrderedDict()
 
@@ -71,6 +78,11 @@ class Receipts:
     def open(self) -> int:
         """How many of this dtx lie in the broker, or are about to, whose units the log does not have yet."""
         return len(self._generation)
+
+    @property
+    def needed(self) -> bool:
+        """Whether the log lacks the outcome of a unit that left a receipt here, or may have."""
+        return bool(self._generation) or any(self._inherited.values())
 
     # -- life of a receipt
 
@@ -88,17 +100,26 @@ class Receipts:
         generation = self._generation.pop(unit.nonce, None)
         if generation is not None:
             self._pending[generation] -= 1
-        self._foreign.discard(unit.nonce)
+        elif unit.lock:
+            self._inherited.get(stem_of(unit.lock), set()).discard(unit.nonce)
 
     def expect(self, unit: Unit) -> None:
-        """Somebody else may have sent *unit*: nothing is purged before the log has its outcome."""
-        if unit.lock:
-            self._foreign.add(unit.nonce)
+        """A predecessor may have sent *unit*: its receipt queues stay until the log has the outcome."""
+        if unit.lock and (stem := stem_of(unit.lock)) != self._stem:
+            self._inherited.setdefault(stem, set()).add(unit.nonce)
+
+    @property
+    def watched(self) -> list[bytes]:
+        """All receipt queues that may prove something: this dtx's and the inherited ones."""
+        return [*self.queues, *(queue for stem in self._inherited for queue in receipt_queues(stem))]
 
     async def turn(self, channel: OwnChannel) -> None:
-        """Begin a new generation if one is free, and purge those that nobody needs."""
-        if self._foreign:
-            return
+        """Begin a new generation if one is free, purge those that no unit needs, delete what needs no heir."""
+        for stem in [stem for stem, units in self._inherited.items() if not units]:
+            async with self._scanning:
+                for queue in receipt_queues(stem):
+                    await channel.call(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+            del self._inherited[stem]
         if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
             self._current = next(free, self._current)
@@ -136,11 +157,19 @@ class Receipts:
     async def declare(self, channel: OwnChannel) -> None:
         """Make the queues: durable, classic, so that a transient message in them dies with the broker and not before.
 
+        Where they are there, the broker counts that as use: it does not delete them as unused.
+
         Raises:
             ChannelClosed: dtx's user may not, or a queue of that name is something else.
         """
         for queue in self.queues:
-            await channel.call(requests.queue_declare(queue, durable=True, arguments=_CLASSIC), keys.QUEUE_DECLARE_OK)
+            await channel.call(requests.queue_declare(queue, durable=True, arguments=_ARGUMENTS), keys.QUEUE_DECLARE_OK)
+
+    async def delete(self, channel: OwnChannel) -> None:
+        """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""
+        if not self._generation:
+            for queue in self.queues:
+                await channel.call(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
 
     async def recognise(self, upstream: Upstream) -> None:
         """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
@@ -149,7 +178,7 @@ class Receipts:
             ChannelClosed, UpstreamLost.
         """
         async with self._scanning:
-            markers = (await self._scan(upstream)).markers
+            markers = (await self._scan(self.queues, upstream)).markers
             if markers:
                 self.incarnation = min(markers)
                 return
@@ -165,22 +194,29 @@ class Receipts:
             self.incarnation = incarnation
 
     async def left_by(self, lock: str, upstream: Upstream) -> Scan:
-        """All receipts, read once after *lock* was seen free.
+        """All receipts of the dtx that made *lock*, read once after *lock* was seen free.
 
         Raises:
             ChannelClosed, UpstreamLost.
         """
+        queues = receipt_queues(stem_of(lock))
         async with self._scanning:
             if lock == upstream.lock:
-                return await self._scan(upstream)  # our own: what is there now is not the last word
+                return await self._scan(queues, upstream)  # our own: what is there now is not the last word
             known = self._scans.get(lock)
             if known is None:
-                known = self._scans[lock] = await self._scan(upstream)
+                try:
+                    known = await self._scan(queues, upstream)
+                except ChannelClosed as closed:
+                    if closed.close.reply_code != 404 or queues == self.queues:
+                        raise
+                    known = Scan(frozenset(), frozenset())  # a queue of the predecessor is gone, and its marker with it
+                self._scans[lock] = known
                 while len(self._scans) > _KEEP_SCANS:
                     self._scans.popitem(last=False)
             return known
 
-    async def _scan(self, upstream: Upstream) -> Scan:
+    async def _scan(self, queues: Iterable[bytes], upstream: Upstream) -> Scan:
         """Look at every receipt and leave them all where they are.
 
         A receipt that somebody else is looking at would not be seen, and a unit that happened would be taken for one
@@ -198,7 +234,7 @@ class Receipts:
             elif body.startswith(_MARKER):
                 markers[-1].add(body.removeprefix(_MARKER).decode("ascii", "replace"))
 
-        for queue in self.queues:
+        for queue in queues:
             markers.append(set())
             channel = await self._consume_alone(queue, upstream, note)
             waiting = -1
@@ -225,22 +261,3 @@ class Receipts:
 
 def _marker(incarnation: str) -> bytes:
     return _MARKER + incarnation.encode()
-
-
-async def is_gone(queue: bytes, upstream: Upstream) -> bool:
-    """Whether *queue* is not there; an exclusive one goes with the connection that owned it.
-
-    Raises:
-        ChannelClosed: the broker refuses the question.
-    """
-    channel = await OwnChannel(upstream).open()
-    try:
-        await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
-    except ChannelClosed as closed:
-        if closed.close.reply_code == 404:
-            return True
-        if closed.close.reply_code == 405:
-            return False
-        raise
-    await channel.close()
-    return False

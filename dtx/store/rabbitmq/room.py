@@ -16,9 +16,9 @@ class Room:
         self._free = limit
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def share(self, size: int) -> "Share":
-        """A part of *size* octets, not taken yet."""
-        return Share(self, min(size, self._limit))
+    def share(self, size: int | None) -> "Share":
+        """A part of *size* octets, not taken yet; ``None`` for all of them, which is to be alone."""
+        return Share(self, self._limit if size is None else min(max(size, 1), self._limit))
 
     async def take(self, size: int) -> None:
         """Wait until *size* octets are free, and take them."""

@@ -79,7 +79,16 @@ class Broker:
 
 
 class LoginRefused(Exception):
-    """The broker does not let dtx in; the message says why."""
+    """The broker does not let dtx in; the message says why.
+
+    Args:
+        reason: for people.
+        code: reply code of the broker's close.
+    """
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class ServiceConnection(Upstream):
@@ -186,7 +195,7 @@ class ServiceConnection(Upstream):
         elif key == keys.CONNECTION_CLOSE:
             close = content.close(payload)
             self.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
-            self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}"))
+            self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
             self.abort(f"the broker closed the connection: {words(close)}")
         elif key == keys.CONNECTION_BLOCKED:
             self.blocked = True

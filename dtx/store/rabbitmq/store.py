@@ -39,8 +39,11 @@ class RabbitStore:
         """The lane of a vhost; begun when it was not there."""
         lane = self.lanes.get(vhost)
         if lane is None:
-            lane = self.lanes[vhost] = Lane(self.broker, vhost, self.settings)
+            lane = self.lanes[vhost] = Lane(self.broker, vhost, self.settings, self._drop)
         return lane
+
+    def _drop(self, lane: Lane) -> None:
+        del self.lanes[lane.vhost]
 
     def expect(self, vhost: str, unit: Unit) -> None:
         """See :class:`~dtx.store.api.MessageStore`."""

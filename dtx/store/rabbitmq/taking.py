@@ -17,6 +17,7 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
+from dtx.store.rabbitmq.identity import declare_lock, hold_lock
 from dtx.store.rabbitmq.upstream import Content, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
@@ -154,6 +155,11 @@ class TakingChannel:
         self._delivery: Delivery | None = None
         self._content: Content | None = None
         self._skip = False
+        self._lock_asked = False
+        self._locked = False
+        """Whether the broker has confirmed that this channel holds the lock."""
+        self._stray = False
+        """Whether what comes in is a message that somebody has sent to the lock: the client has not asked for it."""
         upstream.handlers[number] = self
 
     # -- what the client asks
@@ -233,8 +239,15 @@ class TakingChannel:
             UpstreamLost: the channel or the connection is gone.
         """
         self._selecting = asyncio.get_running_loop().create_future()
+        if self.lock:
+            self._hold_lock()
         self._send(method_frame(self.number, requests.TX_SELECT))
         await self._selecting
+
+    def _hold_lock(self) -> None:
+        """Hold the lock of the connection; no unit is sent before the broker has confirmed that."""
+        self._lock_asked = True
+        self._send(method_frame(self.number, declare_lock(self.lock, no_wait=True)) + hold_lock(self.number, self.lock))
 
     def select(self, settle: Settle) -> list[Delivery]:
         """The deliveries that a settlement means, without those held already.
@@ -274,6 +287,8 @@ class TakingChannel:
             branch: named where they are lost.
             released: called for each that a roll-back gives back, which is unsettled again then, and not requeued.
         """
+        if not self._lock_asked:  # of AMQP 1.0, where connections lock when they first have a transaction
+            self._hold_lock()
         for delivery in deliveries:
             self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
 
@@ -353,6 +368,8 @@ class TakingChannel:
     def _flush(self) -> None:
         commit = method_frame(self.number, _TX_COMMIT)
         while self._queue and not self._committing and self.gone is None:
+            if not self._locked and isinstance(self._queue[0], _UnitRequest):
+                return
             item = self._queue.popleft()
             if isinstance(item, _UnitRequest):
                 self._unit = item
@@ -422,10 +439,18 @@ class TakingChannel:
         """A frame from the broker."""
         if key in (BODY, HEADER):
             self._add_content(key, buffer[start + 7 : end - 1])
+            if self._stray:
+                return
         elif key in (keys.BASIC_DELIVER, keys.BASIC_GET_OK):
             self._deliver(key, buffer[start + 7 : end - 1])
+            if self._stray:
+                return
         elif key == keys.TX_COMMIT_OK:
             self._committed()
+            return
+        elif key == keys.BASIC_CONSUME_OK and content.consumer_tag(buffer[start + 7 : end - 1]) == self.lock.encode():
+            self._locked = True
+            self._flush()
             return
         elif key == keys.TX_SELECT_OK and self._selecting is not None:
             self._selecting.set_result(None)
@@ -442,6 +467,7 @@ class TakingChannel:
                 owner.upstream_close_ok()
             return
         else:
+            self._stray = False
             self._note(key, buffer[start + 7 : end - 1])
         if self.owner is not None:
             self.owner.forward(buffer, start, end)
@@ -454,7 +480,10 @@ class TakingChannel:
             case keys.BASIC_CANCEL_OK:
                 self._end_consumer(content.consumer_tag(payload))
             case keys.BASIC_CANCEL:
-                self._end_consumer(content.cancel(payload).consumer_tag)
+                tag = content.cancel(payload).consumer_tag
+                if tag == self.lock.encode():
+                    self.upstream.abort("its lock was deleted")  # a successor would take it for dead
+                self._end_consumer(tag)
             case keys.BASIC_GET_EMPTY:
                 if self._getting:
                     self._getting.popleft()
@@ -475,8 +504,13 @@ class TakingChannel:
             deliver = content.deliver(payload)
             tag, redelivered = deliver.delivery_tag, deliver.redelivered
             exchange, routing_key = deliver.exchange, deliver.routing_key
+            self._stray = deliver.consumer_tag == self.lock.encode()
+            if self._stray:
+                self._content = self._delivery = None
+                return
             consumer = self._consumers.get(deliver.consumer_tag) or self._early(deliver.consumer_tag)
         else:
+            self._stray = False
             got = content.get_ok(payload)
             tag, redelivered, exchange, routing_key = got.delivery_tag, got.redelivered, got.exchange, got.routing_key
             consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)

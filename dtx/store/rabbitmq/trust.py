@@ -66,11 +66,20 @@ class Trust:
             case "always":
                 self.distrust = "replay is set to always"
             case "receipts":
-                self.distrust = None
+                self.distrust = await self._ask_cluster()
             case "auto":
                 self.distrust = await self._ask_management()
         if self.distrust is not None and self.distrust != before:
             _log.warning("receipts are not trusted", vhost=self._vhost, reason=self.distrust)
+
+    async def _ask_cluster(self) -> str | None:
+        """Receipts are believed without proof, but not in a cluster, as far as can be seen."""
+        if self._management is None:
+            return None
+        try:
+            return await self._management.cluster()
+        except ManagementError:
+            return None
 
     async def _ask_management(self) -> str | None:
         management = self._management
@@ -79,7 +88,7 @@ class Trust:
         try:
             if await self._is_of_another_broker(management):
                 return f"the management API at {management.url} is another broker's: it does not see dtx's connection"
-            return await management.distrust(self._vhost, [queue.decode() for queue in self._receipts.queues])
+            return await management.distrust(self._vhost, [queue.decode() for queue in self._receipts.watched])
         except ManagementError as error:
             return str(error)
         except (LookupError, TypeError, AttributeError) as error:

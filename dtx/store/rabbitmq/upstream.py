@@ -302,6 +302,8 @@ class OwnChannel:
             self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
             self.upstream.free(self.number)
             self._fail(ChannelClosed(content.close(payload)))
+        elif key == keys.BASIC_CANCEL:
+            self.upstream.abort("a queue of dtx's own was deleted")
         elif key == keys.CHANNEL_CLOSE_OK:
             self.upstream.free(self.number)
             self._answer(key, payload, None)

@@ -127,10 +127,18 @@ def queue_bind(queue: bytes, exchange: bytes, routing_key: bytes, arguments: byt
     return _ticket(keys.QUEUE_BIND) + names + b"\x00" + put_long(arguments)
 
 
-def exchange_declare(exchange: bytes, kind: bytes, *, passive: bool = False, durable: bool = False) -> bytes:
-    """exchange.declare; with *passive*, a question whether it is there."""
-    bits = bytes((passive | durable << 1,))
-    return _ticket(keys.EXCHANGE_DECLARE) + put_short(exchange) + put_short(kind) + bits + put_long(NO_ARGUMENTS)
+def exchange_declare(
+    exchange: bytes,
+    kind: bytes,
+    *,
+    passive: bool = False,
+    durable: bool = False,
+    internal: bool = False,
+    arguments: bytes = NO_ARGUMENTS,
+) -> bytes:
+    """exchange.declare; with *passive*, a question whether it is there. *arguments* are a table without its length."""
+    bits = bytes((passive | durable << 1 | internal << 3,))
+    return _ticket(keys.EXCHANGE_DECLARE) + put_short(exchange) + put_short(kind) + bits + put_long(arguments)
 
 
 def close(key: int, code: int, text: bytes, failed: int = 0) -> bytes:

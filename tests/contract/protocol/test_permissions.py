@@ -40,7 +40,7 @@ def users(mode: Mode, shared_broker: Broker) -> Iterator[None]:
     """Users and exchanges."""
     broker, names = shared_broker, [COORDINATOR, CLERK, "no lock", "no write"]
     broker.add_user(COORDINATOR)
-    broker.add_user(CLERK, write=r"ok-.*|amq\.default", configure=r"dtx\.lock\..*")
+    broker.add_user(CLERK, write=r"ok-.*|amq\.default", configure=r"dtx\.lock\..*", read=r"dtx\.lock\..*")
     broker.add_user("no lock", configure="")
     broker.add_user("no write", write="secret")
     with broker.channel() as channel:

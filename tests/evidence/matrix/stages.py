@@ -20,7 +20,7 @@ from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
 from tests.evidence.matrix.cases import Condition, Mode
 from tests.support.broker import StandaloneBroker
-from tests.support.crash import RECEIPT_QUEUES, Scene, work
+from tests.support.crash import Scene, work
 from tests.support.nursery import Nursery
 from tests.support.postgres import PostgresServer
 from tests.support.processes import Child, free_port, unmeasured
@@ -258,9 +258,12 @@ class MatrixStage(Scene):
 
     def forget_markers(self) -> None:
         """Make the broker look as if it were new to dtx, or had restarted: no receipt, and no marker."""
+        assert self.node is not None
+        found = self.node.api("GET", f"/api/queues/{self.vhost}?columns=name")
         with self.broker.channel(self.vhost) as channel:
-            for queue in RECEIPT_QUEUES:
-                channel.queue_purge(queue)
+            for queue in found:
+                if queue["name"].startswith("dtx.receipts."):
+                    channel.queue_purge(queue["name"])
 
     # -- the log
 

@@ -1,7 +1,7 @@
 """The broker of the simulation: queues, and what happens to them when a node dies.
 
 As little of RabbitMQ as dtx relies on, and all of that: AMQP transactions that are applied at one moment and answered
-later, transient messages that a restart forgets, exclusive queues as locks, units that are applied although their
+later, transient messages that a restart forgets, consumers as locks, units that are applied although their
 connection has ended, queues that refuse, alarms. What it is relied on for is compared with the real RabbitMQ in
 ``test_fake_broker.py``.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 HOST: Final = "broker"
 PORT: Final = 5672
-LATE: Final = 0.2
-"""Seconds after the end of its lock up to which a unit may still be applied: RabbitMQ's channels end by themselves."""
+LATE: Final = 3.0
+"""Seconds after the end of a connection up to which its channels may still apply a unit: they end by themselves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +59,7 @@ class Queue:
     name: bytes
     durable: bool
     owner: "BrokerConnection | None" = None
+    auto_delete: bool = False
     limit: int | None = None
     """It refuses publishes beyond so many messages."""
     ready: list[Message] = field(default_factory=list)
@@ -90,6 +91,8 @@ class SimBroker:
     loop: SimLoop
     network: Network
     queues: dict[bytes, Queue] = field(default_factory=dict)
+    exchanges: dict[str, str] = field(default_factory=dict)
+    """The alternate exchange of each one that was declared."""
     connections: "dict[BrokerConnection, None]" = field(default_factory=dict)
     leaving: "dict[BrokerChannel, None]" = field(default_factory=dict)
     """Channels of connections that have ended, which still have what they were given."""

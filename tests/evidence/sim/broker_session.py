@@ -73,7 +73,7 @@ class BrokerConnection(asyncio.Protocol):
         self.end()
 
     def end(self) -> None:
-        """The connection ends: its locks go soon, its channels by themselves."""
+        """The connection ends: its exclusive queues go soon, its channels by themselves."""
         if self.ended:
             return
         self.ended = True
@@ -231,11 +231,10 @@ class BrokerChannel:
         """What was not settled returns to its queues; consumers end."""
         self.broker.leaving.pop(self, None)
         touched = {}
-        for tag in self.consumers:
-            for queue in self.broker.queues.values():
-                queue.consumers = [
-                    consumer for consumer in queue.consumers if not (consumer.channel is self and consumer.tag == tag)
-                ]
+        for queue in self.consumers.values():
+            queue.consumers = [consumer for consumer in queue.consumers if consumer.channel is not self]
+            if queue.auto_delete and not queue.consumers:
+                self.broker.queues.pop(queue.name, None)
         self.consumers.clear()
         for queue, message in self.unacked.values():
             queue.give_back(message)
@@ -249,7 +248,7 @@ class BrokerChannel:
             self.broker.feed(touched.values())
 
     def connection_ended(self, gone: float) -> None:
-        """The connection is gone. What is in the midst of tx.commit may still happen, a moment after its lock went."""
+        """The connection is gone. What is in the midst of tx.commit may still happen: the channel ends by itself."""
         random, process = self.broker.loop.random, self.broker.process
         self.broker.leaving[self] = None
         if random.random() < 0.3:
@@ -323,8 +322,16 @@ class BrokerChannel:
         else:
             limit = (method.arguments or {}).get("x-max-length")
             owner = self.connection if method.exclusive else None
-            queue = self.broker.queues[name] = Queue(name, method.durable, owner, limit)
-        self._send(spec.Queue.DeclareOk(method.queue, len(queue.ready), len(queue.consumers)))
+            queue = self.broker.queues[name] = Queue(name, method.durable, owner, method.auto_delete, limit)
+        if not method.nowait:
+            self._send(spec.Queue.DeclareOk(method.queue, len(queue.ready), len(queue.consumers)))
+
+    def _declare_exchange(self, method: Any) -> None:
+        alternate = (method.arguments or {}).get("alternate-exchange", "")
+        if self.broker.exchanges.setdefault(method.exchange, alternate) != alternate:
+            self._close(406, "PRECONDITION_FAILED - inequivalent arg", spec.Exchange.Declare.INDEX)
+        else:
+            self._send(spec.Exchange.DeclareOk())
 
     def _purge(self, method: Any) -> None:
         queue = self._queue(method.queue, spec.Queue.Purge.INDEX)
@@ -533,6 +540,7 @@ class BrokerChannel:
         spec.Tx.Select.INDEX: _tx_select,
         spec.Tx.Rollback.INDEX: _tx_rollback,
         spec.Tx.Commit.INDEX: _tx_commit,
+        spec.Exchange.Declare.INDEX: _declare_exchange,
         spec.Queue.Declare.INDEX: _declare,
         spec.Queue.Purge.INDEX: _purge,
         spec.Queue.Delete.INDEX: _delete,

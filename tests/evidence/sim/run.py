@@ -270,7 +270,7 @@ class Simulation:
             self.broker.start()
             for queue in QUEUES:
                 limit = 12 if self.shape.refusing and queue == QUEUES[-1] else None
-                self.broker.queues[queue] = Queue(queue, True, None, limit)
+                self.broker.queues[queue] = Queue(queue, True, limit=limit)
         for index in range(self.shape.instances):
             instance = Instance(
                 self.loop, self.network, self.database, f"127.0.0.{index + 1}", broker=self.shape.broker,

@@ -10,6 +10,7 @@ from dtx.store.rabbitmq.lane import LaneSettings
 from dtx.store.rabbitmq.room import Room
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.store import RabbitStore
+from tests.support.branches import new_identity
 from tests.support.client import bodies, fresh_queue
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
@@ -79,7 +80,7 @@ class InMemory:
 async def test_units_that_are_under_way_hold_no_more_than_the_limit_and_a_larger_one_goes_alone(
     rabbitmq: RabbitNode,
 ) -> None:
-    settings = LaneSettings(rm="room", replay="always", room=Room(LIMIT))
+    settings = LaneSettings(identity=new_identity("room"), replay="always", room=Room(LIMIT))
     store = RabbitStore(Broker.from_url(rabbitmq.url()), settings)
     try:
         with fresh_queue(rabbitmq) as queue:
@@ -100,7 +101,7 @@ async def test_all_room_is_free_again_however_units_end(
     """Applied, refused, late, lost with their connection, or given up at the end: neither a leak nor a gain."""
     between = proxy("127.0.0.1", rabbitmq.port)
     room = Room(LIMIT)
-    settings = LaneSettings(rm="room", replay="always", room=room, deadline=0.2)
+    settings = LaneSettings(identity=new_identity("room"), replay="always", room=room, deadline=0.2)
     store = RabbitStore(Broker.from_url(f"amqp://guest:guest@127.0.0.1:{between.port}"), settings)
     try:
         with fresh_queue(rabbitmq) as queue:

@@ -9,6 +9,7 @@ from dtx.store.rabbitmq import lane as lanes
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.xa.codes import XaError
+from tests.support.branches import new_identity
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
 
@@ -25,7 +26,7 @@ async def test_a_lane_does_not_pause_while_somebody_waits_for_it(
     network = proxy("127.0.0.1", rabbitmq.port)
     network.cut(refuse=True)
     broker = Broker.from_url(rabbitmq.url().replace(f":{rabbitmq.port}", f":{network.port}"))
-    lane = Lane(broker, "/", LaneSettings(rm="waiting", replay="always"))
+    lane = Lane(broker, "/", LaneSettings(identity=new_identity("waiting"), replay="always"))
     try:
         async with asyncio.timeout(60):
             while lane.problem == "not connected yet":

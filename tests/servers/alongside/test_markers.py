@@ -1,15 +1,20 @@
 """The marker of a receipt queue: it tells that the broker has forgotten nothing, so dtx must never lose it itself."""
 
 import asyncio
+from dataclasses import replace
 from uuid import uuid4
+
+import pytest
 
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.receipts import GENERATIONS, Receipts
+from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
+from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Content, OwnChannel
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.frames import method_frame
+from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
 
 
@@ -38,8 +43,8 @@ async def connected(rabbitmq: RabbitNode) -> ServiceConnection:
     return connection
 
 
-async def made(connection: ServiceConnection, rm: str) -> Receipts:
-    receipts = Receipts(rm)
+async def made(connection: ServiceConnection, identity: Identity) -> Receipts:
+    receipts = Receipts(identity)
     await receipts.declare(await OwnChannel(connection).open())
     await receipts.recognise(connection)
     return receipts
@@ -66,9 +71,9 @@ async def tx(connection: ServiceConnection) -> OwnChannel:
 
 async def test_a_connection_that_is_cut_off_behind_a_purge_takes_no_marker_along(rabbitmq: RabbitNode) -> None:
     """The broker has not restarted: whoever comes next must not believe that it has forgotten receipts."""
-    rm = f"markers-{uuid4()}"
+    identity = new_identity("markers")
     first = await connected(rabbitmq)
-    receipts = await made(first, rm)
+    receipts = await made(first, identity)
     await receipts.turn(await OwnChannel(first).open())  # what a predecessor may have left is gone
     await leave(receipts, await tx(first))
     failing = Failing(first)
@@ -83,44 +88,80 @@ async def test_a_connection_that_is_cut_off_behind_a_purge_takes_no_marker_along
     assert cut
     second = await connected(rabbitmq)
     async with asyncio.timeout(30):
-        successor = await made(second, rm)
+        successor = await made(second, identity)
     assert successor.incarnation == receipts.incarnation
     second.end("the test is over")
 
 
 async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
-    rm = f"markers-{uuid4()}"
+    identity = new_identity("markers")
     connection = await connected(rabbitmq)
-    receipts = await made(connection, rm)
+    receipts = await made(connection, identity)
     control, units = await OwnChannel(connection).open(), await tx(connection)
     left = []
     for _ in range(3 * GENERATIONS):
         left.append(await leave(receipts, units))
         await receipts.turn(control)
-    found = await receipts.left_by("no such lock", connection)
+    found = await receipts.left_by(identity.new_lock(), connection)
     assert found.markers == {receipts.incarnation}
     assert found.nonces <= {unit.nonce for unit in left[-2:]}
     connection.end("the test is over")
 
 
 async def test_receipts_before_the_marker_are_purged_too(rabbitmq: RabbitNode) -> None:
-    """A predecessor's, to which nobody remembers a marker: the new one came behind them."""
-    rm = f"markers-{uuid4()}"
+    """The marker came behind them: it is not the first message, and is replaced."""
+    identity = new_identity("markers")
     connection = await connected(rabbitmq)
-    receipts = Receipts(rm)
+    receipts = Receipts(identity)
     control, units = await OwnChannel(connection).open(), await tx(connection)
     await receipts.declare(control)
-    stray = []
-    for queue in receipts.queues:
-        unit = Unit(number=0, lock="", nonce=uuid4())
-        stray.append(unit.nonce)
-        frames = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))
-        await units.send_raw(frames + commit(units), keys.TX_COMMIT_OK)
+    stray = await leave(receipts, units)
     await receipts.recognise(connection)
-    for _ in range(2 * GENERATIONS):
+    for _ in range(2):
         await leave(receipts, units)
         await receipts.turn(control)
-    found = await receipts.left_by("no such lock", connection)
-    assert not found.nonces & set(stray)
+    found = await receipts.left_by(identity.new_lock(), connection)
+    assert stray.nonce not in found.nonces
     assert found.markers == {receipts.incarnation}
+    connection.end("the test is over")
+
+
+@pytest.mark.parametrize("lock", ["dtx.lock.{rm}.8e6ee9d7", "dtx.lock.{stem}.8e6ee9d7"], ids=["older", "this"])
+async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_them(
+    rabbitmq: RabbitNode, lock: str
+) -> None:
+    """An older version named its queues by the resource manager alone: what is in them is honoured once."""
+    identity = new_identity("markers")
+    predecessor = replace(identity, instance=uuid4())
+    lock = lock.format(rm=identity.rm, stem=predecessor.stem)
+    connection = await connected(rabbitmq)
+    control, units = await OwnChannel(connection).open(), await tx(connection)
+    unit = Unit(number=0, lock=lock, nonce=uuid4(), incarnation="theirs")
+    for queue in receipt_queues(stem_of(lock)):
+        await control.call(requests.queue_declare(queue, durable=True, arguments=CLASSIC), keys.QUEUE_DECLARE_OK)
+        left = messages.receipt(units.number, queue, b"marker:theirs")
+        await units.send_raw(left + commit(units), keys.TX_COMMIT_OK)
+    left = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))
+    await units.send_raw(left + commit(units), keys.TX_COMMIT_OK)
+
+    receipts = await made(connection, identity)
+    receipts.expect(unit)
+    await receipts.turn(control)
+    found = await receipts.left_by(lock, connection)
+    assert found.nonces == {unit.nonce}
+    assert found.markers == {"theirs"}
+    receipts.logged(unit)
+    await receipts.turn(control)
+    assert [await consumers_of(queue, connection) for queue in receipt_queues(stem_of(lock))] == [None] * GENERATIONS
+    assert (await receipts.left_by(identity.new_lock(), connection)).markers == {receipts.incarnation}
+    connection.end("the test is over")
+
+
+async def test_receipt_queues_that_are_gone_prove_nothing(rabbitmq: RabbitNode) -> None:
+    identity = new_identity("markers")
+    connection = await connected(rabbitmq)
+    receipts = await made(connection, identity)
+    found = await receipts.left_by(replace(identity, instance=uuid4()).new_lock(), connection)
+    assert not found.nonces
+    assert not found.markers
     connection.end("the test is over")

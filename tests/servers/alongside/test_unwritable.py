@@ -8,13 +8,18 @@ from dtx.store.api import PhaseTwo, Refused
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.wire.amqp09.properties import EMPTY
+from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
 
 CHANNELS = 2
 
 
 async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_others(rabbitmq: RabbitNode) -> None:
-    lane = Lane(Broker.from_url(rabbitmq.url()), "/", LaneSettings(rm="unwritable", channels=CHANNELS, replay="always"))
+    lane = Lane(
+        Broker.from_url(rabbitmq.url()),
+        "/",
+        LaneSettings(identity=new_identity("unwritable"), channels=CHANNELS, replay="always"),
+    )
 
     async def work() -> Sequence[Work]:
         return [

@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import XA_RBROLLBACK, XAER_RMFAIL, XaFlag
-from tests.support.crash import RECEIPT_QUEUES, Stage, work
+from tests.support.crash import Stage, work
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 
@@ -68,7 +68,7 @@ def test_a_channel_that_is_closed_behind_tx_commit_leaves_the_word_to_the_lock(i
         channel = connection.channel()
         xa, xid = work(channel, publish={"out": [b"a"]}, consume={"in": 1})
         channel.basic_get("in")
-        with stage.node.suspended(*RECEIPT_QUEUES, vhost=stage.vhost):
+        with stage.node.suspended(*stage.receipt_queues(), vhost=stage.vhost):
             answer = stage.background(lambda: xa.prepare(xid))
             stage.wait_for_state(xid, "taking")
 

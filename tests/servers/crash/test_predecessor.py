@@ -117,3 +117,24 @@ def test_a_predecessor_that_wakes_up_writes_nothing_and_ends(stage: Stage) -> No
         stage.wait_for_end()
     assert stage.bodies("out") == [b"a"]
     assert heir.running
+
+
+def test_a_channel_that_is_held_up_inside_tx_commit_is_waited_for(stage: Stage) -> None:
+    """It outlives its connection, and goes on when the queue answers: the lock is held until then."""
+    stage.declare("out")
+    stage.declare("hangs", **{"x-queue-type": "quorum"})
+    with stage.connected() as connection:
+        xa, xid = work(connection.channel(), publish={"out": [b"a"], "hangs": [b"b"]})
+        assert xa.prepare(xid) is XaFlag.OK
+        with stage.node.suspended("hangs", vhost=stage.vhost):
+            answer = stage.background(lambda: xa.commit(xid))
+            stage.wait_for_count("out", 1)
+            stage.service.kill9()
+            with pytest.raises(XAER_RMFAIL):
+                answer.result(30)
+            stage.service.start()
+            waits(stage, stage.service)
+            assert stage.count("out") == 1
+    stage.wait_for_end()
+    assert stage.bodies("out") == [b"a"]
+    assert stage.bodies("hangs") == [b"b"]

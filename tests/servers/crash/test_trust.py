@@ -11,7 +11,7 @@ from dtx.cli.doctor.broker import check_broker
 from dtx.cli.doctor.model import Status
 from dtx.client import XAER_RMFAIL, XaFlag, Xid
 from dtx.config import Settings
-from tests.support.crash import RECEIPT_QUEUES, Stage, ids, work
+from tests.support.crash import Stage, ids, work
 from tests.support.rabbitmq import RabbitNode
 
 REFUSING = {"max-length": 1, "overflow": "reject-publish"}
@@ -84,7 +84,7 @@ def test_a_receipt_that_was_refused_does_not_mean_that_nothing_happened(stage_wi
         stage.proxy.cut()
         stage.proxy.resume()
     assert leaves_receipts(stage, xid) == [False]
-    forget_policy(stage, "refuse", *RECEIPT_QUEUES)
+    forget_policy(stage, "refuse", *stage.receipt_queues())
     stage.service.start()
     stage.wait_for_end()
     assert stage.bodies("in") == [b"one"]
@@ -127,7 +127,7 @@ def test_a_lane_whose_lock_was_deleted_starts_anew(stage: Stage) -> None:
         stage.wait_for_state(xid, "prepared")  # by the receipt, which the next connection of the lane believes
         with contextlib.suppress(XAER_RMFAIL):
             answer.result(30)
-    assert b"its lock is gone" in stage.service.log_path.read_bytes()
+    assert b"a queue of dtx's own was deleted" in stage.service.log_path.read_bytes()
     assert lock not in lanes_locks(stage)
     with stage.coordinator() as coordinator:
         assert coordinator.rollback(xid) is XaFlag.OK

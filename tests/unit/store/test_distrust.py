@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from dtx.store.rabbitmq.management import Management
+from dtx.store.rabbitmq.receipts import Receipts
+from dtx.store.rabbitmq.trust import Replay, Trust
+from tests.support.branches import new_identity
 
 REFUSES = {"overflow": "reject-publish"}
 OURS = "dtx.receipts.dtx.0"
@@ -40,6 +43,8 @@ def api(*, nodes: int = 1, queues: list[Any] | None = None, policies: list[Any] 
         (api(queues=[{"name": "q", "arguments": {"x-overflow": "reject-publish"}}]), "queue 'q' refuses"),
         (api(queues=[{"name": "q", "effective_policy_definition": REFUSES}]), "queue 'q' refuses"),
         (api(queues=[{"name": OURS, "arguments": {"x-message-ttl": 1}}]), f"queue {OURS}"),
+        (api(queues=[{"name": OURS, "arguments": {"x-expires": 1}}]), None),
+        (api(queues=[{"name": OURS, "effective_policy_definition": {"expires": 1}}]), f"queue {OURS}"),
         (api(policies=[{"name": "p", "pattern": "^x", "definition": REFUSES}]), "policy 'p' lets queues refuse"),
         (
             api(policies=[{"name": "p", "pattern": ".*", "definition": {"max-length": 1}}]),
@@ -52,3 +57,17 @@ async def test_receipts_are_trusted_where_nothing_can_refuse(answers: Answers, w
     """The unit: a receipt proves that tx.commit was processed, not that every queue accepted."""
     said = await answers.distrust("/", [OURS])
     assert said is None if why is None else why in str(said)
+
+
+@pytest.mark.parametrize(("replay", "nodes", "why"), [("receipts", 1, None), ("receipts", 3, "the broker has 3 nodes")])
+async def test_no_setting_makes_receipts_of_a_cluster_trusted(replay: Replay, nodes: int, why: str | None) -> None:
+    """A partition can lose a receipt whose acknowledgements have happened: the message would be lost."""
+    trust = Trust("/", replay, api(nodes=nodes), Receipts(new_identity("t")), lambda: None)
+    await trust.judge()
+    assert trust.distrust == why
+
+
+async def test_receipts_can_be_trusted_without_a_management_api() -> None:
+    trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None)
+    await trust.judge()
+    assert trust.distrust is None

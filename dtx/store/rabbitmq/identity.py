@@ -1,0 +1,136 @@
+"""Names of dtx's own queues in the broker, and the proof that no other log uses them.
+
+Each name says whose it is: resource manager, log, and instance (one dtx, from its start to its end). So two logs never
+share a queue, and a stalled predecessor never purges what its successor needs. A dtx that has taken over derives the
+names of its predecessor's receipt queues from the locks that the log has.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID, uuid4
+
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
+from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09.frames import method_frame
+
+GENERATIONS: Final = 4
+CLASSIC: Final = tables.entry(b"x-queue-type", b"S", b"classic")
+_LOCK: Final = "dtx.lock."
+_LOCK_UNUSED: Final = 60_000
+"""Milliseconds after which the broker deletes a lock that never had a consumer, or that outlived a restart."""
+
+
+class NameTaken(Exception):
+    """Another log uses this name in the virtual host; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose queues they are.
+
+    Args:
+        rm: name of the resource manager.
+        log: id of its log.
+        instance: id of this dtx.
+    """
+
+    rm: str
+    log: UUID
+    instance: UUID
+
+    @property
+    def stem(self) -> str:
+        """The part that all names of this dtx have in common."""
+        return f"{self.rm}.{self.log.hex}.{self.instance.hex}"
+
+    def new_lock(self) -> str:
+        """The name of a lock that is not there yet."""
+        return f"{_LOCK}{self.stem}.{uuid4()}"
+
+    async def claim(self, vhost: str, channel: OwnChannel) -> None:
+        """Declare the exchange that only this log can declare: brokers compare its alternate exchange.
+
+        Raises:
+            NameTaken: another log has declared it.
+            ChannelClosed: the broker refuses for another reason.
+        """
+        declare = requests.exchange_declare(
+            owner_exchange(self.rm).encode(),
+            b"fanout",
+            durable=True,
+            internal=True,
+            arguments=tables.entry(b"alternate-exchange", b"S", owner_mark(self.log).encode()),
+        )
+        try:
+            await channel.call(declare, keys.EXCHANGE_DECLARE_OK)
+        except ChannelClosed as closed:
+            if closed.close.reply_code != 406:
+                raise
+            raise NameTaken(name_taken(self.rm, vhost)) from None
+
+
+def name_taken(rm: str, vhost: str) -> str:
+    """What to do where another log has the name, for people."""
+    return (
+        f"resource manager {rm!r} in virtual host {vhost!r} of the broker belongs to another log: give this dtx a name "
+        f"of its own with --rm; only if that other database is gone for good, delete exchange {owner_exchange(rm)!r}"
+    )
+
+
+def owner_exchange(rm: str) -> str:
+    """The exchange that shows which log owns the name *rm*."""
+    return f"dtx.owner.{rm}"
+
+
+def owner_mark(log: UUID) -> str:
+    """The alternate exchange of the owner exchange of *log*; there is no exchange of that name."""
+    return f"dtx.log.{log}"
+
+
+def stem_of(lock: str) -> str:
+    """The stem of the dtx that made *lock*; before names had a log, it was the resource manager alone."""
+    return lock.removeprefix(_LOCK).rpartition(".")[0]
+
+
+def receipt_queues(stem: str) -> tuple[bytes, ...]:
+    """The receipt queues of a dtx, one for each generation."""
+    return tuple(f"dtx.receipts.{stem}.{generation}".encode() for generation in range(GENERATIONS))
+
+
+def declare_lock(lock: str, *, no_wait: bool = False) -> bytes:
+    """queue.declare of a lock: it lives as long as a channel consumes from it.
+
+    A queue that is exclusive to the connection would not do: it goes with the connection, while a channel may still
+    be in the midst of tx.commit, or have one before it in its mailbox.
+    """
+    arguments = CLASSIC + tables.entry(b"x-expires", b"I", _LOCK_UNUSED.to_bytes(4, "big"))
+    return requests.queue_declare(lock.encode(), durable=True, auto_delete=True, no_wait=no_wait, arguments=arguments)
+
+
+def hold_lock(channel: int, lock: str) -> bytes:
+    """The frame that makes a channel hold *lock* until it has ended; basic.consume-ok tells that it does."""
+    name = lock.encode()
+    return method_frame(channel, requests.consume(name, name, no_ack=True))
+
+
+async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
+    """How many consumers *queue* has; ``None`` when it is not there.
+
+    A queue that is exclusive to a connection counts as one that has a consumer: locks were such queues once.
+
+    Raises:
+        ChannelClosed: the broker refuses the question.
+    """
+    channel = await OwnChannel(upstream).open()
+    try:
+        _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    except ChannelClosed as closed:
+        match closed.close.reply_code:
+            case 404:
+                return None
+            case 405:
+                return 1
+            case _:
+                raise
+    await channel.close()
+    return content.declare_ok(answer).consumer_count

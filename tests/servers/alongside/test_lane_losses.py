@@ -1,0 +1,132 @@
+"""Connections and channels that are lost under phase two: nothing is done twice, and no unit pays for another."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from uuid import uuid4
+
+import pytest
+
+from dtx.failpoint import Point
+from dtx.log.records import Unit, Work, WorkKind
+from dtx.store.api import Applied, PhaseTwo, Refused
+from dtx.store.rabbitmq.lane import Lane, LaneSettings
+from dtx.store.rabbitmq.service import Broker
+from dtx.store.rabbitmq.upstream import Step, Upstream
+from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09.frames import method_frame
+from tests.support.branches import new_identity
+from tests.support.client import bodies, fresh_queue
+from tests.support.rabbitmq import RabbitNode
+
+CUTS = 10
+"""More connections than a lane tries."""
+
+
+@pytest.fixture
+async def lane(rabbitmq: RabbitNode) -> AsyncIterator[Lane]:
+    settings = LaneSettings(identity=new_identity("losses"), channels=4, replay="receipts")
+    lane = Lane(Broker.from_url(rabbitmq.url()), "/", settings)
+    await lane.ready(30)
+    yield lane
+    await lane.close()
+
+
+def phase(lane: Lane, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
+    name = queue.encode()
+    publish = kind is WorkKind.PUBLISH
+    item = Work(
+        position=0, kind=kind, exchange=b"", routing_key=name, queue=None if publish else name,
+        properties=b"\x00\x00", body=body,
+    )  # fmt: skip
+
+    async def work() -> Sequence[Work]:
+        return [item]
+
+    async def assign(_unit: Unit) -> None:
+        """The log of this test forgets."""
+
+    return PhaseTwo(
+        branch_id=uuid4(), vhost="/", unit=lane.next_unit(), retry=False, size=len(body), work=work, assign=assign
+    )
+
+
+class Cutter:
+    """Ends connections under units, in front of tx.commit or behind it.
+
+    Args:
+        body: units with this one are meant.
+        happens: the number of the attempt that gets through to the broker, and whose answer is lost.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, body: bytes, happens: Callable[[int], bool]) -> None:
+        self.attempts = 0
+        self._body = body
+        self._happens = happens
+        self._write = Upstream.write_steps
+        monkeypatch.setattr(Upstream, "write_steps", lambda *words: self._cut(*words))  # noqa: PLW0108 - bound to it
+
+    def _cut(self, upstream: Upstream, *steps: Step) -> None:
+        if steps[-1][1] is not Point.UNIT_SENT or self._body not in b"".join(steps[0][0]):
+            self._write(upstream, *steps)
+            return
+        self.attempts += 1
+        if self._happens(self.attempts):
+            self._write(upstream, *steps)
+            upstream.frames = lambda *_: upstream.abort("cut behind commit-ok")  # type: ignore[method-assign]
+        else:
+            self._write(upstream, *steps[:-1])
+            upstream.abort("cut before tx.commit")
+
+
+@pytest.mark.parametrize("kind", list(WorkKind))
+async def test_a_unit_whose_last_attempt_happened_is_not_refused(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch, kind: WorkKind
+) -> None:
+    """Design: "Only commit-ok (or, after a crash of dtx, a trusted receipt) completes it"."""
+    with fresh_queue(rabbitmq) as queue:
+        never = Cutter(monkeypatch, b"poison", lambda _: False)
+        run = lane.apply if kind is WorkKind.PUBLISH else lane.put_back
+        assert isinstance(await run(phase(lane, kind, queue, b"poison")), Refused)
+        assert bodies(rabbitmq, queue) == []
+        assert never.attempts < CUTS
+        last = Cutter(monkeypatch, b"one", lambda attempt: attempt == never.attempts)
+        assert isinstance(await run(phase(lane, kind, queue, b"one")), Applied)
+        assert last.attempts == never.attempts
+        assert bodies(rabbitmq, queue) == [b"one"]
+
+
+async def test_units_that_shared_a_connection_with_a_fatal_one_are_applied(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, loop = Upstream.write_steps, asyncio.get_running_loop()
+
+    def send(upstream: Upstream, *steps: Step) -> None:
+        """The broker takes its time for each unit, and ends the connection of the fatal one before that is over."""
+        if steps[-1][1] is not Point.UNIT_SENT:
+            write(upstream, *steps)
+        elif b"poison" in b"".join(steps[0][0]):
+            loop.call_later(0.1, upstream.abort, "a fatal unit")
+        else:
+            loop.call_later(0.2, write, upstream, *steps)
+
+    monkeypatch.setattr(Upstream, "write_steps", send)
+    with fresh_queue(rabbitmq) as queue:
+        sent = [b"poison", b"one", b"two", b"three"]
+        results = await asyncio.gather(*(lane.apply(phase(lane, WorkKind.PUBLISH, queue, body)) for body in sent))
+        assert [type(result) for result in results] == [Refused, Applied, Applied, Applied]
+        assert sorted(bodies(rabbitmq, queue)) == sorted(sent[1:])
+
+
+async def test_channels_that_the_broker_has_closed_are_replaced(lane: Lane, rabbitmq: RabbitNode) -> None:
+    """All of them, while nothing was under way: commits would wait for ever."""
+    with fresh_queue(rabbitmq) as queue:
+        idle = list(lane._free)
+        for channel in idle:
+            channel.upstream.write(method_frame(channel.number, requests.ack(1)))  # 406, unknown delivery tag
+        async with asyncio.timeout(30):
+            while any(channel.closed is None for channel in idle):
+                await asyncio.sleep(0.01)
+            result = await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one"))
+        assert isinstance(result, Applied)
+        assert lane.channels == len(idle)
+        assert bodies(rabbitmq, queue) == [b"one"]
