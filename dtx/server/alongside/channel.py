@@ -46,6 +46,16 @@ class Phase(Enum):
     """Its connection ends: nothing is said on it any more."""
 
 
+class Running(Enum):
+    """What later frames of the channel wait for."""
+
+    NOTHING = "nothing"
+    WAIT = "wait"
+    """A call that ends with the channel."""
+    COORDINATION = "coordination"
+    """A call of dtx-coordination: it goes on without the channel, and the client is told what it has decided."""
+
+
 class Mode(Enum):
     """What the channel was selected for."""
 
@@ -117,7 +127,9 @@ class Channel:
         self.last_queue = b""
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
-        self._busy = False
+        self._running = Running.NOTHING
+        self._refused_as: Close | None = None
+        """The broker's words for the end of the channel, while an answer comes first."""
         self._backlog = Backlog()
         if reserved and self.upstream_number != number:
             session.upstream.handlers[self.upstream_number] = self
@@ -147,7 +159,7 @@ class Channel:
         return (
             self.used
             and self.phase is Phase.OPEN
-            and not self._busy
+            and self._running is Running.NOTHING
             and not self.counting
             and self.upstream_number == self.number
         )
@@ -168,7 +180,7 @@ class Channel:
         What it asked for goes on when it closes the channel; what it sent behind that would have to come first.
         """
         closes = key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog
-        return closes or not self._busy
+        return closes or self._running is Running.NOTHING
 
     def wait(self, backlog: Backlog) -> None:
         """Frames for which it is not the turn yet; behind those that wait here already."""
@@ -190,7 +202,7 @@ class Channel:
             self._backlog.add(key, buffer[start:end])
             self._hold_if_much_waits()
             return
-        if self._busy:
+        if self._running is not Running.NOTHING:
             self.close(buffer[start + 7 : end - 1])
             return
         if self.phase is not Phase.OPEN:
@@ -370,7 +382,7 @@ class Channel:
         session = self.session
         if self.coordination is None:
             self.coordination = Coordination(session.manager, session.metrics, self.number, session.id)
-        self._occupy()
+        self._occupy(Running.COORDINATION)
         self.coordination.run(call, session.who, session.frame_max, lambda answer: self._answered(answer, key))
 
     def _answered(self, answer: bytes | XaError, key: int) -> None:
@@ -433,7 +445,7 @@ class Channel:
 
     def _begin(self, work: Awaitable[bytes], key: int) -> None:
         """Run *work*, which returns the answering frame, while later frames of the channel wait."""
-        self._occupy()
+        self._occupy(Running.WAIT)
         self.session.manager.spawn(self._finish_after(work, key))
 
     async def _finish_after(self, work: Awaitable[bytes], key: int) -> None:
@@ -447,18 +459,20 @@ class Channel:
         else:
             self._finish(frame)
 
-    def _occupy(self) -> None:
-        self._busy = True
+    def _occupy(self, running: Running) -> None:
+        self._running = running
         self.session.sort(self)
 
     def _finish(self, frame: bytes = b"", *, error: XaError | None = None, key: int = 0) -> None:
         """The running call is answered: go on with what waited behind it."""
-        self._busy = False
+        self._running = Running.NOTHING
         if self.phase is Phase.OPEN:
             if error is not None:
                 self.refuse(error, key)
             else:
                 self.session.to_client(frame)
+            if self._refused_as is not None:
+                self.refuse_as(self._refused_as)
         successor = self.session.channels.get(self.number, self)
         backlog, self._backlog = self._backlog, Backlog()
         self.session.release_client(self)
@@ -471,7 +485,13 @@ class Channel:
         self._refuse(errors.close_frame(error, self.number, key))
 
     def refuse_as(self, close: Close) -> None:
-        """Close the channel with the broker's own words."""
+        """Close the channel with the broker's own words, behind the answer to a call of dtx-coordination.
+
+        The broker may refuse what dtx itself sends for that call: its client has to hear how the branch ended.
+        """
+        if self._running is Running.COORDINATION:
+            self._refused_as = self._refused_as or close
+            return
         payload = requests.close(keys.CHANNEL_CLOSE, close.reply_code, close.reply_text, close.key)
         self._refuse(method_frame(self.number, payload))
 

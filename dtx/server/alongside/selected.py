@@ -401,6 +401,8 @@ class SelectedChannel(Channel):
         if self._taking.holds:  # T stays, for the branches
             self._taking.detach()
             then = self.upstream_close_ok
+        elif self._taking.gone is not None:  # the broker has closed it, and an answer was to come before that was said
+            then = self.upstream_close_ok
         else:
             then = self._taking.close
         number, self._publishing = self._publishing, None

@@ -209,6 +209,32 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
         rabbitmq.delete_vhost(vhost)
 
 
+@only_alongside
+@pytest.mark.parametrize("call", [lambda xid: Prepare(xid=xid), lambda xid: Commit(xid=xid, one_phase=True)])
+def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
+    service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid, call: Callable[[Xid], Call]
+) -> None:
+    """The broker refuses it by closing the channel; the answer comes before that is passed on."""
+    user = f"soon without rights {xid.gtrid.hex()}"
+    rabbitmq.add_user(user)
+    with rabbitmq.channel() as channel:
+        channel.basic_publish("", queue, b"consumed")
+    try:
+        with connected(service, user) as client:
+            client.ask(1, Start(xid=xid))
+            client.consume_one(1, queue)
+            client.publish(1, queue, b"published")
+            client.ask(1, End(xid=xid))
+            rabbitmq.set_permissions(user, write="^$")
+            assert client.ask(1, call(xid)) is XaFlag.RBROLLBACK
+            refusal = client.refused(1)
+            assert (refusal.code, refusal.class_id, refusal.method_id) == (403, 60, 40)
+            assert client.ask(2, Rollback(xid=xid)) is XaFlag.RBROLLBACK
+        assert bodies(rabbitmq, queue) == [b"consumed"]
+    finally:
+        rabbitmq.delete_user(user)
+
+
 # -- publishes are judged as the broker judges them -------------------------------------------------------------------
 
 PUBLISHES: dict[str, tuple[int, str, str, dict[str, Any]]] = {
