@@ -1,11 +1,12 @@
 """A selected channel: the distributed transactional context.
 
 It has two upstream channels, T in tx mode for what is consumed and P for what is published outside a branch. Between
-start and end, publishes and acknowledgements are captured instead of passed on; outside they are not transactional.
+start and end, publishes and settlements are captured instead of passed on; outside they are not transactional.
 """
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from dtx.log.records import Work
@@ -15,7 +16,7 @@ from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
 from dtx.server.demarcation import Demarcation
 from dtx.server.failpoints import replying
-from dtx.store.rabbitmq.capture import check_consume, check_publish
+from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
@@ -361,7 +362,27 @@ class SelectedChannel(Channel):
             self._overflow(entry, work.excess(size, count))
 
     def _nack(self, settle: Settle) -> None:
-        self._taking.nack(self._taking.select(settle), requeue=settle.requeue)
+        """Reject deliveries: in a branch when that has ended, so that a rollback undoes it like everything else."""
+        deliveries = self._taking.select(settle)
+        entry = self._demarcation.branch
+        work = None if entry is None else entry.work
+        if entry is None or work is None:
+            self._taking.nack(deliveries, requeue=settle.requeue)
+            return
+        for delivery in deliveries:
+            check_settle(delivery)
+        if not work.fits(0, len(deliveries)) and entry.branch.state is State.ACTIVE:
+            self._overflow(entry, work.excess(0, len(deliveries)))
+        self._taking.hold(deliveries, entry)
+        for delivery in deliveries:
+            work.add_outcome(partial(self._rejected, delivery, settle.requeue))
+
+    def _rejected(self, delivery: Delivery, requeue: bool, committed: bool) -> None:
+        """The branch that rejected *delivery* has ended."""
+        if self._taking.unhold(delivery):
+            self._taking.nack((delivery,), requeue=requeue or not committed)
+        elif committed and not requeue:
+            _log.warning("a reject is lost with its channel: the message is in its queue", queue=delivery.queue)
 
     # -- demarcation
 

@@ -268,7 +268,7 @@ class TakingChannel:
         self._settle(deliveries, [requests.ack(delivery.tag) for delivery in deliveries])
 
     def nack(self, deliveries: Sequence[Delivery], *, requeue: bool) -> None:
-        """Refuse deliveries; that is not consumption, so it happens at once, within a branch too."""
+        """Reject deliveries; it is committed at once."""
         self._settle(deliveries, [requests.nack(delivery.tag, requeue=requeue) for delivery in deliveries])
 
     def recover(self) -> None:
@@ -280,7 +280,7 @@ class TakingChannel:
         self.nack([delivery for delivery in deliveries if not messages.from_stream(delivery.properties)], requeue=True)
 
     def hold(self, deliveries: Sequence[Delivery], branch: object, released: Callable[[], None] | None = None) -> None:
-        """Acknowledge within *branch*: nothing is sent before it is prepared.
+        """Settle within *branch*: nothing is sent before it is prepared, or has ended.
 
         Args:
             deliveries: not settled.

@@ -6,6 +6,7 @@ import pytest
 
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, Mode, only_alongside, only_standalone
@@ -60,6 +61,7 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
+@only_standalone
 def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """Only what is consumed is the branch's: "any consumed messages are re-enqueued"."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
@@ -70,6 +72,101 @@ def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, broker: Brok
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+@only_alongside
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "unprepared"])
+def test_a_broker_hears_of_rejects_when_the_branch_ends(
+    raw: RawClient, broker: Broker, full: str, xid: Xid, commits: bool, prepares: bool
+) -> None:
+    """Rolled back they are undone with the rest; what is requeued returns in either case."""
+    tags = [raw.get(1, full) or 0 for _ in range(3)]
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
+    raw.ask(1, End(xid=xid))
+    if prepares:
+        assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    raw.close_channel(1)
+    assert broker.count(full) == 7
+    end = Commit(xid=xid, one_phase=not prepares) if commits else Rollback(xid=xid)
+    assert raw.ask(2, end) is XaFlag.OK
+    expected = numbers(*(range(2, 10) if commits else range(10)))
+    wait_until(lambda: broker.count(full) == len(expected), what="what returns")
+    assert sorted(bodies(broker, full)) == expected
+
+
+@only_alongside
+def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
+    """Read-only is "no recoverable change": but the broker is still to hear of it."""
+    tag = raw.get(1, full) or 0
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.nack(tag, multiple=True, requeue=False))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    wait_until(lambda: broker.count(full) == 10, what="the rejected message")
+
+
+@only_alongside
+def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
+    service: DtxService, raw: RawClient, broker: Broker, full: str, xid: Xid
+) -> None:
+    """Its connection to the broker stays until the branch has ended."""
+    with RawClient(service.url()) as worker:
+        worker.open(1, select=True)
+        tag = worker.get(1, full) or 0
+        worker.ask(1, Start(xid=xid))
+        worker.send(1, requests.reject(tag, requeue=False))
+        worker.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert broker.count(full) == 9
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    raw.get(1, full)
+    raw.close_channel(1)
+    wait_until(lambda: broker.count(full) == 9, what="what was only looked at")
+    assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
+
+
+@only_alongside
+def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
+    """They count as messages of it, of which there are 20."""
+    with broker.channel() as channel:
+        channel.confirm_delivery()
+        for _ in range(11):
+            channel.basic_publish("", full, b"more")
+    tags = [raw.get(1, full) or 0 for _ in range(21)]
+    raw.ask(1, Start(xid=xid))
+    assert raw.refusal_of(1, requests.nack(tags[-1], multiple=True, requeue=False)).code == 506
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    wait_until(lambda: broker.count(full) == 21, what="all of them")
+
+
+@only_alongside
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_the_broker_has_dead_letters_of_committed_branches_only(
+    raw: RawClient, broker: Broker, queue: str, xid: Xid, commits: bool
+) -> None:
+    """A rejected message is dead when its branch has committed, and not before."""
+    dying = f"{queue}-dying"
+    letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", queue.encode())
+    raw.send(2, requests.queue_declare(dying.encode(), exclusive=True, arguments=letters))
+    raw.read_method(2, keys.QUEUE_DECLARE_OK)
+    raw.publish(2, dying, b"rejected")
+    while (tag := raw.get(1, dying)) is None:  # published on another channel
+        pass
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.reject(tag, requeue=False))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Commit(xid=xid) if commits else Rollback(xid=xid)) is XaFlag.OK
+    if commits:
+        wait_until(lambda: bodies(broker, queue) == [b"rejected"], what="the dead letter")
+    else:
+        while (again := raw.get(3, dying)) is None:
+            pass
+        assert again == 1
+        assert bodies(broker, queue) == []
 
 
 def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
