@@ -17,7 +17,6 @@ from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import (
     ACCEPTED,
@@ -73,13 +72,15 @@ class Outgoing:
         self._sent = 0
         self._open = True
         self.unsettled: dict[int, object] = {}
-        """What was taken from the node and is the client's, by delivery id."""
+        """What was taken from the node and is the client's, by the engine's numbers."""
         self.retired: dict[int, Retired] = {}
         """Deliveries whose outcome belongs to a transaction, and that the client has not settled."""
         self._acquires: _InWork | None = None
         """What is sent belongs to it."""
         self._acquired: dict[int, _InWork] = {}
         """Those of the unsettled deliveries that were sent in a transaction."""
+        self._returning: list[tuple[int, object, bool]] = []
+        """What returns to the queue: number, message, and whether the client has settled it."""
         node.begin(self)
 
     # -- messages
@@ -190,15 +191,30 @@ class Outgoing:
     def discharged(self, work: "Work", *, committed: bool) -> None:
         """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
         for number in [number for number, one in self._acquired.items() if one.work is work]:
-            if self._acquired.pop(number, None) is not None and not committed:
+            del self._acquired[number]
+            if not committed:
                 self.give_back(number, self.unsettled.pop(number))
+        self._return()
 
     def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
-        """A delivery was sent in a transaction that is rolled back: it has not been."""
-        has_part = self.session.abort(number)
-        self.node.requeue((taken,))
-        if not settled and number in self.session.outgoing:
-            self.settle((number,), RELEASED)
+        """A delivery was sent in a transaction that is rolled back: it has not been.
+
+        Those of one transaction return together: at its discharge, or at the end of this turn of the loop.
+        """
+        if not self._open:
+            self.node.requeue((taken,))
+            return
+        if not self._returning:
+            self._connection.soon(self._return)
+        self._returning.append((number, taken, settled))
+
+    def _return(self) -> None:
+        returning, self._returning = self._returning, []
+        if not returning:
+            return
+        has_part = [number for number, _, _ in returning if self.session.abort(number)]
+        self.node.requeue([taken for _, taken, _ in returning])
+        self.settle([number for number, _, settled in returning if not settled], RELEASED)
         if has_part:
             # "MUST abort … before completing the discharge" (4.4.3), and there is no window to say so on the link
             reason = "the rest of a delivery was rolled back"
@@ -291,7 +307,7 @@ class Outgoing:
     def settle(self, deliveries: Sequence[int], outcome: Outcome = ACCEPTED) -> None:
         """Tell the client what became of *deliveries* that it has not settled."""
         if self._open:
-            self.session.dispose(Role.SENDER, deliveries, outcome, settled=True)
+            self._link.dispose(deliveries, outcome)
             self._connection.pump()
 
     def apply_default(self, taken: object) -> None:
@@ -309,6 +325,7 @@ class Outgoing:
         """The link is gone: what is not settled returns to the queue. Idempotent."""
         if not self._open:
             return
+        self._return()
         self._open = False
         for retired in self.retired.values():
             retired.settled = True

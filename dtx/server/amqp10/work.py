@@ -36,7 +36,7 @@ class Retired:
     Args:
         work: the transaction's.
         link: that sent it.
-        number: its delivery id.
+        number: what the engine calls it, see ``Link.send``.
         taken: the message, as its node calls it.
         outcome: that the client wants.
         settled: whether the client can say nothing more of it.
@@ -229,7 +229,7 @@ class Work:
 
         Args:
             link: that sent it.
-            number: its delivery id.
+            number: what the engine calls it.
             taken: the message; the link keeps it no more.
             outcome: what shall become of it.
             settled: whether the client has settled it.

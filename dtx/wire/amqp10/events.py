@@ -127,7 +127,7 @@ class Disposed:
     Args:
         session: where.
         role: ours: SENDER for messages that were sent from here.
-        deliveries: link and delivery id of each that is known and unsettled.
+        deliveries: link, and delivery id (SENDER: number, see ``Link.send``), of each that is known and unsettled.
         state: the new one, if any.
         settled: whether the peer has settled them; then they are forgotten here.
     """

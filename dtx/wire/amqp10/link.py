@@ -3,6 +3,7 @@
 What is said on a link or session that is closed goes nowhere: the peer has been told of the end already.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dtx.wire.amqp10 import serial
@@ -42,6 +43,27 @@ class Partial:
         self.settled = False
 
 
+class Outgoing:
+    """A message that is being sent, or was sent and is not settled."""
+
+    __slots__ = ("aborted", "delivery_id", "link", "message_format", "number", "payload", "settled", "state", "tag")
+
+    def __init__(
+        self, link: "Link", number: int, tag: bytes, payload: memoryview, settled: bool, state: DeliveryState | None,
+        message_format: int,
+    ) -> None:  # fmt: skip
+        self.link = link
+        self.number = number
+        self.delivery_id: int | None = None
+        """What the peer calls it, once its first frame is sent."""
+        self.tag = tag
+        self.payload = payload
+        self.settled = settled
+        self.state = state
+        self.message_format = message_format
+        self.aborted = False
+
+
 class Link:
     """One end of a link.
 
@@ -58,6 +80,7 @@ class Link:
         delivery_count: deliveries so far, a serial number.
         drain: whether unused credit is to be given back.
         max_message_size: the peer's, octets; ``None`` for no limit.
+        unsettled: what was sent, or waits for that, and is not settled, by its number.
     """
 
     __slots__ = (
@@ -77,6 +100,7 @@ class Link:
         "remote_handle",
         "role",
         "state",
+        "unsettled",
     )
 
     def __init__(self, session: "Session", handle: int, name: str, role: Role) -> None:
@@ -92,6 +116,7 @@ class Link:
         self.max_message_size: int | None = None
         self.partial: Partial | None = None
         self.queued = 0
+        self.unsettled: dict[int, Outgoing] = {}
         self.context: Any = None
         self._remote_closed = True
         self._echo = False
@@ -214,7 +239,8 @@ class Link:
             message_format: 0 for the sections of AMQP.
 
         Returns:
-            The delivery id; ``None`` where the link is closed.
+            Its number, by which :class:`~dtx.wire.amqp10.events.Disposed` and :meth:`dispose` name it; its delivery-id
+            is given when its first frame leaves. ``None`` where the link is closed.
 
         Raises:
             AmqpError: transfer-limit-exceeded without credit, message-size-exceeded beyond the peer's limit.
@@ -230,6 +256,17 @@ class Link:
         self.credit -= 1
         self.queued += 1
         return self._session.queue(self, tag, memoryview(payload), settled, state, message_format)
+
+    def dispose(self, numbers: Iterable[int], state: DeliveryState) -> None:
+        """Of a sender: settle messages, and tell the peer their state.
+
+        Args:
+            numbers: of messages that were sent, at least in part; those that are settled already are passed over.
+            state: the outcome.
+        """
+        sent = [message.delivery_id for number in numbers if (message := self.unsettled.get(number)) is not None]
+        known = [delivery_id for delivery_id in sent if delivery_id is not None]
+        self._session.dispose(Role.SENDER, known, state, settled=True)
 
     def drained(self) -> None:
         """Of a sender: there is nothing more to send; what is left of the credit is used up (2.6.7).

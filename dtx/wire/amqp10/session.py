@@ -1,8 +1,9 @@
 """A session: windows both ways, its links, and which deliveries are unsettled (AMQP 1.0, 2.5, 2.6.12)."""
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.wire.amqp10 import serial
@@ -10,7 +11,7 @@ from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
 from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Missed, Writable
-from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.link import Link, Outgoing
 from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
 from dtx.wire.amqp10.settings import MAX_NAME
 from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, bare, told
@@ -20,26 +21,6 @@ if TYPE_CHECKING:
 
 _OUTGOING_WINDOW: Final = 0x7FFF_FFFF
 """What the peer is told of ours: that it waits for nothing."""
-
-
-class Outgoing:
-    """A message that is being sent."""
-
-    __slots__ = ("aborted", "delivery_id", "link", "message_format", "payload", "settled", "started", "state", "tag")
-
-    def __init__(
-        self, link: Link, delivery_id: int, tag: bytes, payload: memoryview, settled: bool, state: DeliveryState | None,
-        message_format: int,
-    ) -> None:  # fmt: skip
-        self.link = link
-        self.delivery_id = delivery_id
-        self.tag = tag
-        self.payload = payload
-        self.settled = settled
-        self.state = state
-        self.message_format = message_format
-        self.started = False
-        self.aborted = False
 
 
 class Session:
@@ -52,7 +33,7 @@ class Session:
     Attributes:
         context: whatever the shell keeps of it.
         incoming: link of each delivery that was received and that neither end has settled, by delivery id.
-        outgoing: the same of what was sent.
+        outgoing: what was sent, at least in part, and is not settled, by delivery id.
     """
 
     def __init__(self, connection: "Connection", channel: int) -> None:
@@ -61,11 +42,13 @@ class Session:
         self.remote_channel: int | None = None
         self.state = State.UNUSED
         self.incoming: dict[int, int] = {}
-        self.outgoing: dict[int, int] = {}
+        self.outgoing: dict[int, Outgoing] = {}
         self.context: Any = None
         self._links: dict[int, Link] = {}
         self._by_remote: dict[int, Link] = {}
-        self._pending: deque[Outgoing] = deque()
+        self._pending: OrderedDict[int, Outgoing] = OrderedDict()
+        """What waits for the window, by number; of its first message a part may have been sent."""
+        self._numbers = count()
         self._window = connection.settings.window
         self._next_incoming: int | None = None
         self._next_outgoing = 0
@@ -116,7 +99,7 @@ class Session:
         """Tell the peer the state of deliveries; neighbours share a frame.
 
         Args:
-            role: ours: RECEIVER for messages that came from the peer.
+            role: ours: RECEIVER for messages that came from the peer; for others see :meth:`Link.dispose`.
             deliveries: their ids.
             state: the new one.
             settled: forget them.
@@ -124,11 +107,10 @@ class Session:
         """
         if not self.sending:
             return
-        known = self.incoming if role is Role.RECEIVER else self.outgoing
         first = last = None
         for delivery in deliveries:
             if settled:
-                known.pop(delivery, None)
+                self._forget(role, delivery)
             if last is not None and delivery == serial.add(last, 1):
                 last = delivery
                 continue
@@ -154,24 +136,29 @@ class Session:
         except AmqpError:  # an outcome of the peer's own, larger than the frames that it takes
             self.send(replace(said, state=bare(state)))
 
-    def abort(self, delivery_id: int) -> bool:
+    def abort(self, number: int) -> bool:
         """Give up a message that has not been sent to its end (2.7.5, aborted).
+
+        Args:
+            number: see :meth:`Link.send`.
 
         Returns:
             Whether the peer has a part of it, and hears of that as soon as its window lets it.
         """
-        message = next((one for one in self._pending if one.delivery_id == delivery_id), None)
+        message = self._pending.get(number)
         if message is None:
             return False
-        self.outgoing.pop(delivery_id, None)
         self.connection.backlog -= len(message.payload)
         message.payload = message.payload[:0]
         message.aborted = True
-        if not message.started:
-            self._pending.remove(message)
-            message.link.queued -= 1
-            message.link.credit += 1
-        return message.started
+        message.link.unsettled.pop(number, None)
+        if message.delivery_id is not None:
+            self.outgoing.pop(message.delivery_id, None)
+            return True
+        del self._pending[number]
+        message.link.queued -= 1
+        message.link.credit += 1
+        return False
 
     def end(self, error: Error | None = None) -> None:
         """End the session, or answer the peer's end."""
@@ -220,26 +207,30 @@ class Session:
         state: DeliveryState | None,
         message_format: int,
     ) -> int:
-        """Send a message as far as the window lets it; its delivery id."""
-        delivery_id = self._next_delivery
-        self._next_delivery = serial.add(delivery_id, 1)
+        """Send a message as far as the window lets it; its number."""
+        number = next(self._numbers)
+        message = self._pending[number] = Outgoing(link, number, tag, payload, settled, state, message_format)
         if not settled:
-            self.outgoing[delivery_id] = link.handle
-        self._pending.append(Outgoing(link, delivery_id, tag, payload, settled, state, message_format))
+            link.unsettled[number] = message
         self.connection.backlog += len(payload)
         self._pump()
-        return delivery_id
+        return number
 
     def _pump(self) -> None:
         while self._pending and self._remote_window > 0:
-            if not self._send_transfer(self._pending[0]):
-                self._pending.popleft()
+            number, message = next(iter(self._pending.items()))
+            if not self._send_transfer(message):
+                del self._pending[number]
 
     def _send_transfer(self, message: Outgoing) -> bool:
         """Send one frame of a message; whether there is more of it."""
         fields: dict[str, Any] = {"handle": message.link.handle, "state": message.state}
-        if not message.started:
-            message.started = True
+        if message.delivery_id is None:
+            # Not sooner: peers end the session over a gap, and a message that waits may be dropped.
+            message.delivery_id = self._next_delivery
+            self._next_delivery = serial.add(self._next_delivery, 1)
+            if not message.settled:
+                self.outgoing[message.delivery_id] = message
             message.link.queued -= 1
             message.link.delivery_count = serial.add(message.link.delivery_count, 1)
             fields |= {
@@ -268,19 +259,23 @@ class Session:
             del self._by_remote[handle]
         if link.state is State.CLOSED:
             del self._links[link.handle]
-        for known in (self.incoming, self.outgoing):
-            self.connection.effort += len(known)
-            for delivery_id in [key for key, handle in known.items() if handle == link.handle]:
-                del known[delivery_id]
-        self.connection.backlog -= sum(len(message.payload) for message in self._pending if message.link is link)
-        self._pending = deque(message for message in self._pending if message.link is not link)
+        self.connection.effort += len(self.incoming) + len(link.unsettled) + len(self._pending)
+        for delivery_id in [key for key, handle in self.incoming.items() if handle == link.handle]:
+            del self.incoming[delivery_id]
+        for message in link.unsettled.values():
+            if message.delivery_id is not None:
+                self.outgoing.pop(message.delivery_id, None)
+        link.unsettled.clear()
+        for number in [number for number, message in self._pending.items() if message.link is link]:
+            self.connection.backlog -= len(self._pending.pop(number).payload)
 
     def release(self) -> None:
         """Forget everything: the session is over."""
         for link in self._links.values():
             link.forget_partial()
             self.connection.release_name(link)
-        self.connection.backlog -= sum(len(message.payload) for message in self._pending)
+            link.unsettled.clear()
+        self.connection.backlog -= sum(len(message.payload) for message in self._pending.values())
         for known in (self._links, self._by_remote, self.incoming, self.outgoing, self._pending):
             known.clear()
 
@@ -425,7 +420,7 @@ class Session:
 
     def _on_disposition(self, disposition: Disposition) -> None:
         role = disposition.role.other
-        known = self.outgoing if role is Role.SENDER else self.incoming
+        known: dict[int, Outgoing] | dict[int, int] = self.outgoing if role is Role.SENDER else self.incoming
         first = disposition.first
         count = 0 if disposition.last is None else serial.distance(first, disposition.last)
         if count < 0:
@@ -435,10 +430,14 @@ class Session:
             found = [number for offset in range(count + 1) if (number := serial.add(first, offset)) in known]
         else:
             found = [number for number in known if 0 <= serial.distance(first, number) <= count]
-        deliveries = tuple((known[number], number) for number in found)
+        if role is Role.SENDER:
+            sent = [self.outgoing[number] for number in found]
+            deliveries = tuple([(message.link.handle, message.number) for message in sent])
+        else:
+            deliveries = tuple([(self.incoming[number], number) for number in found])
         if disposition.settled:
             for number in found:
-                del known[number]
+                self._forget(role, number)
         if deliveries:
             self.tell(
                 Disposed(
@@ -449,3 +448,10 @@ class Session:
                     settled=disposition.settled,
                 )
             )
+
+    def _forget(self, role: Role, delivery_id: int) -> None:
+        """A delivery is settled. Idempotent."""
+        if role is Role.RECEIVER:
+            self.incoming.pop(delivery_id, None)
+        elif (message := self.outgoing.pop(delivery_id, None)) is not None:
+            message.link.unsettled.pop(message.number, None)

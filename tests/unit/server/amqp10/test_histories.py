@@ -19,7 +19,7 @@ from dtx.server.standalone.connection import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.events import Closed, Delivered, Detached, Ended, Event
-from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.link import Link, Outgoing
 from dtx.wire.amqp10.performatives import Role, Transfer
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import (
@@ -304,7 +304,9 @@ class History:
         link.credit -= 1
         link.delivery_count += 1
         state = None if txn is None else TransactionalState(txn_id=txn.txn_id)
-        session.outgoing[number] = link.handle
+        post = Outgoing(link, next(session._numbers), b"", memoryview(b""), False, None, 0)
+        assert post.number == number
+        session.outgoing[number] = link.unsettled[number] = post
         session.send(
             Transfer(handle=link.handle, delivery_id=number, delivery_tag=b"%d" % number, state=state, more=True)
         )

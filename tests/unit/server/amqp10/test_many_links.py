@@ -7,7 +7,7 @@ import pytest
 from dtx.server.standalone.connection import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.events import Delivered, Detached
-from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.link import Link, Outgoing
 from dtx.wire.amqp10.performatives import Role, Transfer
 from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.states import ACCEPTED, Rejected, TransactionalState
@@ -55,7 +55,9 @@ def post_a_part(session: Session, link: Link, txn_id: bytes) -> int:
     session._remote_window -= 1
     link.credit -= 1
     link.delivery_count += 1
-    session.outgoing[number] = link.handle
+    post = Outgoing(link, next(session._numbers), b"", memoryview(b""), False, None, 0)
+    assert post.number == number
+    session.outgoing[number] = link.unsettled[number] = post
     state = TransactionalState(txn_id=txn_id)
     session.send(Transfer(handle=link.handle, delivery_id=number, delivery_tag=b"part", state=state, more=True))
     return number

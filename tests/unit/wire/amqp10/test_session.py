@@ -10,7 +10,7 @@ from dtx.wire.amqp10.connection import Connection
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Event, Writable
 from dtx.wire.amqp10.frames import AMQP, frame
-from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role
+from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role, Transfer
 from dtx.wire.amqp10.serial import MASK
 from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EFFORT
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected, TransactionalState
@@ -323,3 +323,34 @@ def test_a_state_that_nobody_knows_and_that_fits_no_frame_is_not_sent() -> None:
         session.dispose(Role.SENDER, [7], Described(Symbol("x:state:list"), [LONG]), settled=True)
     assert caught.value.condition is Condition.FRAME_SIZE_TOO_SMALL
     assert peer.said() == []
+
+
+def test_delivery_ids_have_no_gaps_when_waiting_messages_go() -> None:
+    """Peers such as Proton and rhea end the session when a delivery-id is not the one that follows the last."""
+    peer, session, first = receiver(5, window=1)
+    second = peer.attach(session, Role.RECEIVER, 1)
+    peer.say(flow(1, incoming_window=1, delivery_count=0, link_credit=5))
+    for link in (first, first, second, second, second):
+        link.send(b"t", b"x")
+    session.abort(3)
+    peer.say(Detach(handle=0, closed=True))
+    first.detach()
+    assert [said.delivery_id for said in peer.said() if isinstance(said, Transfer)] == [0]
+    peer.say(flow(next_incoming_id=1, incoming_window=9))
+    assert [(said.handle, said.delivery_id) for said in peer.said()] == [(1, 1), (1, 2)]
+    (disposed,) = peer.say(Disposition(role=Role.RECEIVER, first=1, last=2, state=ACCEPTED, settled=True))
+    assert disposed == Disposed(session=0, role=Role.SENDER, deliveries=((1, 2), (1, 4)), state=ACCEPTED, settled=True)
+
+
+def test_a_message_that_was_not_sent_is_settled_in_silence() -> None:
+    peer, _, link = receiver(2, window=0)
+    number = link.send(b"t", b"x")
+    assert number is not None
+    peer.said()
+    link.dispose((number, 7), ACCEPTED)
+    assert peer.said() == []
+    peer.say(flow(next_incoming_id=0, incoming_window=1))
+    for _ in range(2):
+        link.dispose((number,), ACCEPTED)
+    assert peer.said()[1:] == [Disposition(role=Role.SENDER, first=0, settled=True, state=ACCEPTED)]
+    assert link.unsettled == {}
