@@ -4,7 +4,8 @@ A consumer that can take nothing (no credit, a slow socket) leaves the round; it
 :meth:`Credit.release`, or its sink by :meth:`Consumer.resume`. So a turn costs the same with one consumer or thousands.
 """
 
-from collections import deque
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = 0
 """A prefetch of zero means "no specific limit" (AMQP 0-9-1, basic.qos)."""
+
+
+PASSED_AT_ONCE: Final = 1000
+"""Consumers that can take nothing and leave the round in one step: a millisecond or two."""
 
 
 class DeliveryState(Enum):
@@ -177,6 +182,40 @@ class Consumer:
         self.shared.release()
 
 
+class _Lines:
+    """Consumers by priority, the highest first, and in order within one: no operation looks through all of them."""
+
+    __slots__ = ("_lines", "_priorities")
+
+    def __init__(self) -> None:
+        self._lines: dict[int, OrderedDict[Consumer, None]] = {}  # a plain dict finds its first one slowly
+        self._priorities: list[int] = []  # negated, in order
+
+    def append(self, consumer: Consumer) -> None:
+        """As the last of its priority."""
+        line = self._lines.get(consumer.priority)
+        if line is None:
+            line = self._lines[consumer.priority] = OrderedDict()
+            insort(self._priorities, -consumer.priority)
+        line[consumer] = None
+
+    def first(self) -> Consumer | None:
+        """The first one of the highest priority."""
+        return next(iter(self._lines[-self._priorities[0]])) if self._priorities else None
+
+    def rotate(self, consumer: Consumer) -> None:
+        """It is the last of its priority from now on."""
+        self._lines[consumer.priority].move_to_end(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """It is here, and leaves."""
+        line = self._lines[consumer.priority]
+        del line[consumer]
+        if not line:  # priorities come from clients' arguments: those that nobody uses must not pile up
+            del self._lines[consumer.priority]
+            del self._priorities[bisect_left(self._priorities, -consumer.priority)]
+
+
 class Round:
     """Consumers in turn, by priority.
 
@@ -184,7 +223,7 @@ class Round:
         single: one of them alone takes part, the others wait for its end (x-single-active-consumer).
     """
 
-    __slots__ = ("_all", "_levels", "_single", "_sole", "active")
+    __slots__ = ("_all", "_exclusive", "_lines", "_single", "_sole", "_successors", "active")
 
     def __init__(self, *, single: bool = False) -> None:
         self.active = 0
@@ -192,8 +231,12 @@ class Round:
         self._single = single
         self._sole: Consumer | None = None
         """The single active one."""
+        self._successors = _Lines()
+        """Of the single active one: the others, as they came."""
         self._all: dict[Consumer, None] = {}
-        self._levels: list[tuple[int, deque[Consumer]]] = []
+        self._exclusive = False
+        """There is one, who is alone."""
+        self._lines = _Lines()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -216,31 +259,33 @@ class Round:
             XaError: 403 where it, or who is there, is exclusive (AMQP 0-9-1, basic.consume: access-refused); RabbitMQ
                 has no exclusive one where one alone is active anyway.
         """
-        if (consumer.exclusive and self._single) or (
-            self._all and (consumer.exclusive or next(iter(self._all)).exclusive)
-        ):
+        if (consumer.exclusive and (self._single or self._all)) or self._exclusive:
             raise XaError(ReplyCode.ACCESS_REFUSED, f"{name} in exclusive use")
         self._all[consumer] = None
+        self._exclusive = consumer.exclusive
         consumer.waiting = True
         if self._single and self._sole is None:
             self._sole = consumer
+        elif self._single:
+            self._successors.append(consumer)
         self.resume(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         """It consumes no more."""
         del self._all[consumer]
+        self._exclusive = False
         consumer.credit.leave(consumer)
         consumer.shared.leave(consumer)
-        for priority, line in self._levels:
-            if priority == consumer.priority and not consumer.waiting:
-                line.remove(consumer)
-                self.active -= 1
-        # Levels come from clients' arguments: those that nobody uses must not pile up.
-        self._levels = [level for level in self._levels if level[1]]
+        if not consumer.waiting:
+            self._lines.remove(consumer)
+            self.active -= 1
         if self._sole is consumer:
-            self._sole = max(self._all, key=lambda each: each.priority, default=None)
+            self._sole = self._successors.first()
             if self._sole is not None:
+                self._successors.remove(self._sole)
                 self.resume(self._sole)
+        elif self._single:
+            self._successors.remove(consumer)
 
     def resume(self, consumer: Consumer) -> None:
         """It comes into the round again, as the last, if it may."""
@@ -248,26 +293,25 @@ class Round:
             return
         consumer.waiting = False
         self.active += 1
-        for priority, line in self._levels:
-            if priority == consumer.priority:
-                line.append(consumer)
-                return
-        self._levels.append((consumer.priority, deque((consumer,))))
-        self._levels.sort(key=lambda level: -level[0])
+        self._lines.append(consumer)
 
     def next(self) -> Consumer | None:
-        """Who gets the next message, already charged for it; ``None`` when nobody can take one."""
-        for _, line in self._levels:
-            while line:
-                consumer = line[0]
-                if not consumer.sink.full:
-                    spent = None if consumer.no_ack else consumer.charge()
-                    if spent is None:
-                        if len(line) > 1:
-                            line.rotate(-1)
-                        return consumer
-                    spent.await_release(consumer)
-                line.popleft()
-                self.active -= 1
-                consumer.waiting = True
+        """Who gets the next message, already charged for it.
+
+        Returns:
+            ``None`` when nobody can take one; also when so many could not that the others are to be asked later: then
+            some are :attr:`active` still.
+        """
+        passed = 0
+        while passed < PASSED_AT_ONCE and (consumer := self._lines.first()) is not None:
+            if not consumer.sink.full:
+                spent = None if consumer.no_ack else consumer.charge()
+                if spent is None:
+                    self._lines.rotate(consumer)
+                    return consumer
+                spent.await_release(consumer)
+            self._lines.remove(consumer)
+            self.active -= 1
+            consumer.waiting = True
+            passed += 1
         return None

@@ -130,6 +130,8 @@ class QueueIndex(Waiting):
                 continue
             consumer = turns.next()
             if consumer is None:
+                if turns.active:
+                    self._schedule()
                 break
             self._take()
             self._deliver(message, consumer)

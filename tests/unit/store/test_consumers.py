@@ -1,0 +1,70 @@
+"""The round of a queue's consumers: who is next, and what many of them cost."""
+
+import pytest
+
+from dtx.store.postgres.arguments import QueueArguments
+from dtx.store.postgres.consumers import PASSED_AT_ONCE, Consumer, Round
+from tests.unit.store.queue_rig import Channel, Rig
+
+MANY = 2000
+
+
+class Counted(Consumer):
+    """It counts how often somebody looks at its priority."""
+
+    __slots__ = ("_priority",)
+    looks = 0
+
+    @property
+    def priority(self) -> int:
+        Counted.looks += 1
+        return self._priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        self._priority = value
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("levels", [1, MANY])
+@pytest.mark.parametrize("backwards", [True, False])
+def test_consumers_that_leave_do_not_look_at_all_others(single: bool, levels: int, backwards: bool) -> None:
+    """Ten thousand of them end with one channel.close, which may hold the event loop for 50 ms."""
+    turns = Round(single=single)
+    consumers = [Counted(b"", Channel(), priority=number % levels) for number in range(MANY)]
+    Counted.looks = 0
+    for consumer in consumers:
+        turns.add(consumer, "q")
+    for consumer in reversed(consumers) if backwards else consumers:
+        turns.remove(consumer)
+    assert (len(turns), turns.active, turns.next()) == (0, 0, None)
+    assert Counted.looks < 20 * MANY
+
+
+def test_the_next_active_one_is_the_first_of_the_highest_priority() -> None:
+    turns = Round(single=True)
+    consumers = [Consumer(b"%d" % number, Channel(), priority=p) for number, p in enumerate((1, 2, 9, 9, 3))]
+    for consumer in consumers:
+        turns.add(consumer, "q")
+    order = []
+    turns.remove(consumers[4])
+    while (active := turns.next()) is not None:
+        order.append(active.tag)
+        turns.remove(active)
+    assert order == [b"0", b"2", b"3", b"1"]
+
+
+def test_consumers_that_can_take_nothing_are_passed_over_in_steps() -> None:
+    rig = Rig(QueueArguments())
+    channel, open_one = Channel(), Channel()
+    channel.full = True
+    for _ in range(2 * PASSED_AT_ONCE + 1):
+        rig.queue.consume(Consumer(b"", channel))
+    rig.queue.consume(Consumer(b"open", open_one))
+    rig.put(1)
+    turns = 0
+    while not open_one.messages:
+        assert rig.scheduled
+        rig.dispatch()
+        turns += 1
+    assert turns == 3
