@@ -248,10 +248,13 @@ class Branches:
 
     def _take_tombstone(self, who: Who, xid: Xid) -> XaFlag | None:
         tombstone = self._tombstones.get((who.vhost, xid))
-        if tombstone is None or not self.may(tombstone[2], who.user):
+        if tombstone is None:
+            return None
+        flag, until, owner = tombstone
+        if not self.may(owner, who.user):
             return None
         del self._tombstones[who.vhost, xid]
-        return tombstone[0]
+        return flag if self._clock() < until else None
 
     def clear_tombstones(self) -> None:
         """Drop those whose time has come."""

@@ -61,6 +61,18 @@ async def test_a_tombstone_answers_one_rollback_as_long_as_it_stands(
     await asked.close()
 
 
+async def test_a_tombstone_that_has_expired_answers_nothing(
+    now: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes until it is removed."""
+    monkeypatch.setattr(upkeep, "_REVIVE", 3600)
+    asked = await doomed()
+    assert await answer_of(asked, WHO, XID, Operation.PREPARE) is XaFlag.RBROLLBACK
+    now(60)
+    assert await answer_of(asked, WHO, XID, Operation.ROLLBACK) is ReplyCode.NOT_FOUND
+    await asked.close()
+
+
 @pytest.mark.parametrize(("seconds", "answer"), [(59, XaFlag.OK), (66, ReplyCode.NOT_FOUND)])
 async def test_a_branch_that_failed_is_kept_as_long_for_whoever_asks(
     now: Callable[[float], None], seconds: float, answer: XaFlag | ReplyCode
