@@ -66,7 +66,7 @@ class AsyncCoordination(ABC):
         return await self._do(calls.get_timeout(xid))
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
-        """Set the timeout of a branch in seconds; 0 is the server's default."""
+        """Set the timeout of a branch in seconds; 0 is the default, and more than --max-timeout is cut down to that."""
         return await self._do(calls.set_timeout(xid, seconds))
 
     async def recover(self) -> AsyncIterator[Xid]:

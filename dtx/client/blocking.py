@@ -90,6 +90,8 @@ class Coordination(ABC):
     def set_timeout(self, xid: Xid, seconds: int) -> None:
         """Set the timeout of a branch in seconds. "A value of zero resets the timeout value to the default value."
 
+        The server cuts it down to its --max-timeout without an error; :meth:`get_timeout` tells what holds.
+
         Raises:
             ValueError: not an unsigned 32 bit number.
         """

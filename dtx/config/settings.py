@@ -205,7 +205,11 @@ class Settings(BaseSettings):
         le=0xFFFFFFFF,
     )
     max_timeout: WholeSeconds = _setting(
-        DAY, _Group.TRANSACTIONS, "The longest time-out that set-timeout may ask for.", ge=1, le=0xFFFFFFFF
+        DAY,
+        _Group.TRANSACTIONS,
+        "The longest time-out of a branch. A longer one in set-timeout is cut down to it, as get-timeout tells.",
+        ge=1,
+        le=0xFFFFFFFF,
     )
     coordinator: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
         (),

@@ -181,7 +181,10 @@ final class DtxXAResource implements XAResource {
         return timeout;
     }
 
-    /** Of branches that are started from now on, from their start to their prepare; 0 is the server's own default. */
+    /**
+     * Of branches that are started from now on, from their start to their prepare; 0 is the server's own default, and more
+     * than its --max-timeout is cut down to that.
+     */
     @Override
     public synchronized boolean setTransactionTimeout(int seconds) throws XAException {
         if (seconds < 0) {
