@@ -238,6 +238,26 @@ def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawCl
     assert next_delivery(client)[0].consumer_tag == b"b"
 
 
+def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: RawClient, queue: bytes) -> None:
+    consume(client, queue, b"high", arguments=entry(b"x-priority", b"I", b"\x00\x00\x00\x0a"))
+    consume(client, queue, b"low")
+    publish(client, queue, *(b"%d" % number for number in range(100)))
+    client.send(1, requests.cancel(b"high"))
+    assert {next_delivery(client)[0].consumer_tag for _ in range(100)} == {b"high"}
+    client.read_method(1, keys.BASIC_CANCEL_OK)
+
+
+def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, queue: bytes) -> None:
+    """Where another one has waited for it, whatever their priorities."""
+    consume(client, queue, b"low")
+    publish(client, queue, b"1")
+    high = entry(b"x-priority", b"I", b"\x00\x00\x00\x0a")
+    client.send(1, requests.consume(queue, b"high", no_wait=True, arguments=high))
+    assert next_delivery(client)[0].consumer_tag == b"low"
+    publish(client, queue, b"2")
+    assert next_delivery(client)[0].consumer_tag == b"high"
+
+
 def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: bytes) -> None:
     ask(client, 1, requests.qos(1), keys.BASIC_QOS_OK)
     consume(client, queue, no_ack=True)

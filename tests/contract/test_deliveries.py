@@ -144,6 +144,17 @@ def test_the_highest_priority_is_served_while_it_has_room(talk: Dialogue) -> Non
     assert found[5].method.consumer_tag == high
 
 
+def test_a_get_takes_nothing_from_a_consumer_that_waited(talk: Dialogue) -> None:
+    """A message waits only while no consumer can take it."""
+    queue = talk.queue()
+    found: list[Got] = []
+    talk.collect(found, queue)
+    for number in range(20):
+        talk.channel.basic_publish("", queue, str(number).encode())
+        assert talk.get(queue) is None
+    talk.until(lambda: len(found) == 20, "all deliveries")
+
+
 @pytest.mark.parametrize("value", ["high", True, None])
 def test_a_priority_of_a_consumer_is_a_number(talk: Dialogue, value: object) -> None:
     queue = talk.queue()

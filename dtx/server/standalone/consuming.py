@@ -140,7 +140,14 @@ class Consuming:
         if len(self.consumers) >= MAX_CONSUMERS:
             raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
         channel.connection.demand(Permission.READ, "queue", name)
+        channel.connection.vhost.find_queue(name, channel.connection)
+        channel.after_writes(lambda: self._consume(name, asked), keys.BASIC_CONSUME)
+
+    def _consume(self, name: bytes, asked: content.Consume) -> None:
+        """What was published before is for the consumers that waited for it."""
+        channel = self._channel
         queue = channel.connection.vhost.find_queue(name, channel.connection)
+        queue.index.serve(channel.connection.now())
         consumer = Consumer(
             asked.consumer_tag or _new_tag(),
             self,
@@ -159,14 +166,20 @@ class Consuming:
     def cancel(self, payload: bytes) -> None:
         """basic.cancel; a consumer that is not there is no error."""
         asked = content.cancel(payload)
+        self._channel.after_writes(lambda: self._cancel(asked), keys.BASIC_CANCEL)
+
+    def _cancel(self, asked: content.Cancel) -> None:
+        """The consumer still gets what was published before."""
         channel = self._channel
-        consumer = self.consumers.pop(asked.consumer_tag, None)
+        consumer = self.consumers.get(asked.consumer_tag)
+        if consumer is not None:
+            self._queues[consumer].index.serve(channel.connection.now())
+            del self.consumers[consumer.tag]
+            self._leave(consumer)
         if self._asking and self._asking[0] == asked.consumer_tag:
             self._ask_no_more()
         if not asked.no_wait:
             channel.send(replies.consumer_ok(channel.number, keys.BASIC_CANCEL_OK, asked.consumer_tag))
-        if consumer is not None:
-            self._leave(consumer)
 
     def _leave(self, consumer: Consumer) -> None:
         """A consumer leaves its queue, which goes with the last one if it is to."""

@@ -41,7 +41,7 @@ class QueueIndex(Waiting):
         now: it begins to be unused.
     """
 
-    __slots__ = ("_automatic", "_held", "_host", "name", "unacked")
+    __slots__ = ("_automatic", "_held", "_host", "_preferred", "name", "unacked")
 
     def __init__(
         self,
@@ -60,6 +60,8 @@ class QueueIndex(Waiting):
         self._held: dict[int, Delivery] = {}
         # Sent without acknowledgement in this dispatch.
         self._automatic: list[int] = []
+        self._preferred = 0
+        """Messages that consumers got while a basic.get waited."""
 
     # -- messages go to consumers --------------------------------------------------------------------------------------
 
@@ -124,17 +126,23 @@ class QueueIndex(Waiting):
                     if wanted:
                         self._host.fetch(self, wanted)
                 break
-            if self._getters:
+            # As in RabbitMQ, where a message waits only while no consumer can take it.
+            getters_turn = self._getters and self._preferred >= DISPATCH_MESSAGES
+            consumer = None if getters_turn else turns.next()
+            if consumer is not None:
+                self._take()
+                self._deliver(message, consumer)
+                if self._getters:
+                    self._preferred += 1
+            elif turns.active and not getters_turn:
+                self._schedule()
+                break
+            elif self._getters:
+                self._preferred = 0
                 self._take()
                 self._answer(message, self._getters.pop(0))
-                continue
-            consumer = turns.next()
-            if consumer is None:
-                if turns.active:
-                    self._schedule()
+            else:
                 break
-            self._take()
-            self._deliver(message, consumer)
         while self._getters and not self.ready:
             self._getters.pop(0).got(None, 0)
         if self._automatic:
@@ -178,9 +186,19 @@ class QueueIndex(Waiting):
         delivery = self._hand_out(message.position, None, no_ack=getter.no_ack)
         getter.got((delivery, visible(message)), self.ready)
 
+    def serve(self, now: float) -> None:
+        """Let consumers have what came before the next request, which may change whose turn it is."""
+        if self.ready and self._round.active:
+            self._run(now)
+
     def get(self, getter: Getter, now: float) -> None:
-        """Give *getter* the message at the head: at once, or when its body was read."""
+        """Give *getter* the first message that no consumer can take: at once, or when its body was read.
+
+        It waits for :data:`DISPATCH_MESSAGES` at most that consumers take before it.
+        """
         self._used_at = now
+        if not self._getters:
+            self._preferred = 0
         self._getters.append(getter)
         self._run(now)
 

@@ -1,0 +1,62 @@
+"""A message goes to the consumer that waited when it came, whatever is asked in the same turn of the event loop."""
+
+import pytest
+
+from dtx.store.postgres import queue
+from tests.unit.store.queue_rig import Channel, Get, Rig
+
+
+def test_a_waiting_consumer_goes_before_a_later_get() -> None:
+    rig, channel, getter = Rig(), Channel(), Get()
+    rig.consumer(channel, prefetch=2)
+    rig.put(1, 2, 3)
+    rig.queue.get(getter, rig.now)
+    assert channel.positions == [1, 2]
+    assert getter.delivery.position == 3
+
+
+def test_a_get_behind_a_waiting_consumer_finds_nothing() -> None:
+    rig, channel, getter = Rig(), Channel(), Get()
+    rig.consumer(channel)
+    rig.put(1)
+    rig.queue.get(getter, rig.now)
+    assert (channel.positions, getter.answers) == ([1], [(None, 0)])
+
+
+def test_a_consumer_that_leaves_is_served_first() -> None:
+    """By priority; those that come later are for the next consumer."""
+    rig, high, low = Rig(), Channel(), Channel()
+    leaving = rig.consumer(high, prefetch=2, priority=10)
+    rig.consumer(low)
+    rig.put(1, 2, 3)
+    rig.queue.serve(rig.now)
+    rig.queue.cancel(leaving, rig.now)
+    rig.put(4)
+    rig.run()
+    assert (high.positions, low.positions) == ([1, 2], [3, 4])
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_a_get_waits_for_a_limited_number_of_deliveries(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
+    """A consumer that is never satisfied must not keep it waiting; bodies may have to be read again and again."""
+    monkeypatch.setattr(queue, "DISPATCH_MESSAGES", 5)
+    rig, channel = Rig(cache=cache, batch=2), Channel()
+    rig.put(*range(1, 21))
+    rig.consumer(channel)
+    rig.put(*range(21, 41))
+    first, second = Get(), Get()
+    rig.queue.get(first, rig.now)
+    rig.queue.get(second, rig.now)
+    rig.run()
+    assert (first.delivery.position, second.delivery.position) == (26, 32)
+
+
+def test_a_get_that_gave_up_hinders_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "DISPATCH_MESSAGES", 2)
+    rig, channel, getter = Rig(cache=0), Channel(), Get()
+    rig.consumer(channel)
+    rig.put(1, 2, 3, 4)
+    rig.queue.get(getter, rig.now)
+    rig.queue.cancel_get(getter)
+    rig.run()
+    assert (channel.positions, getter.answers) == ([1, 2, 3, 4], [])
