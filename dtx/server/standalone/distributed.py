@@ -1,20 +1,24 @@
-"""The distributed context: between start and end, what a channel publishes and acknowledges belongs to a branch.
+"""The distributed context: between start and end, what a channel publishes and settles belongs to a branch.
 
 Outside of a branch a selected channel is not transactional. A roll-back of a branch gives its deliveries back to their
-places in their queues; rejecting is no consumption, so it is done at once.
+places in their queues, those that it rejects too. What it rejects leaves with its commit, and the dead letter is one of
+its publishes. What it requeues (basic.nack, basic.reject) returns when the branch has ended, however that was.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from dtx.log.api import LogError
 from dtx.log.changes import Slot
 from dtx.manager.entry import Entry
 from dtx.server.demarcation import Demarcation
 from dtx.server.standalone.contexts import Immediate, Settlement, Tagged
+from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import Delivery, HeldPublish
-from dtx.wire.amqp09 import calls
+from dtx.wire.amqp09 import calls, keys
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class HeldDelivery(Delivery):
-    """A delivery that was acknowledged in a branch.
+    """A delivery that was acknowledged or rejected in a branch.
 
     Args:
         index: where it is held.
@@ -95,7 +99,10 @@ class Distributed:
         entry = self._demarcation.branch
         if entry is None:
             self._outside.publish(message)
-            return
+        else:
+            self._hold(entry, message)
+
+    def _hold(self, entry: Entry, message: HeldPublish) -> None:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
@@ -105,13 +112,13 @@ class Distributed:
         work.add_publish(message)
 
     def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
-        """Hold what is acknowledged for the branch.
+        """Hold what is settled for the branch.
 
         Raises:
             XaError: 506, it is too much for the branch, which is rolled back.
         """
         entry = self._demarcation.branch
-        if entry is None or how is not Settlement.ACK:
+        if entry is None:
             self._outside.settle(deliveries, how)
             return
         work = entry.work
@@ -125,10 +132,37 @@ class Distributed:
         for tag, delivery in deliveries:
             queue = delivery.queue
             queue.hold(delivery)
+            if how is Settlement.REQUEUE:
+                work.add_outcome(partial(self._requeue, delivery))
+                continue
             slot = Slot(queue.id, delivery.position)
             work.add_consume(
                 HeldDelivery(self, tag, b"", b"", b"", delivery.redelivered, b"", None, 0, slot, queue),
             )
+        if how is Settlement.REJECT:
+            letters = [each for _, each in deliveries if each.queue.arguments.dead_letter_exchange is not None]
+            if letters:
+                self._channel.run(self._publish_letters(entry, letters), keys.BASIC_REJECT)
+
+    def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns either way
+        delivery.queue.rollback((delivery.position,), self._channel.connection.now())
+
+    async def _publish_letters(self, entry: Entry, rejected: Sequence[HandedOut]) -> bytes:
+        """Publish in the branch the dead letters of what it rejects. They are routed now, as all that it publishes.
+
+        The channel handles nothing more meanwhile, so the branch is not ended on it before.
+        """
+        connection = self._channel.connection
+        try:
+            while rejected:
+                letters = await connection.broker.dead_letters(rejected, lambda message: message.properties)
+                rejected = rejected[len(letters) :]
+                for letter in letters:
+                    if letter is not None:
+                        self._hold(entry, letter)
+        except LogError as error:
+            connection.manager.doom(entry, f"what it rejects could not be read: {error}")
+        return b""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """The branch is rolled back before it voted: its deliveries return to their places."""

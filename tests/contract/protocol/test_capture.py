@@ -1,5 +1,6 @@
 """What belongs to a branch between start and end, what does not, and what becomes of it when its channel dies."""
 
+import secrets
 import struct
 
 import pytest
@@ -9,6 +10,7 @@ from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+from tests.support.asking import read_content
 from tests.support.broker import Broker, Mode, only_alongside, only_standalone
 from tests.support.client import bodies, new_xid
 from tests.support.processes import wait_until
@@ -61,26 +63,12 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
-@only_standalone
-def test_a_reject_within_the_branch_happens_at_once(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
-    """Only what is consumed is the branch's: "any consumed messages are re-enqueued"."""
-    tags = [raw.get(1, full) or 0 for _ in range(3)]
-    raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
-    wait_until(lambda: broker.count(full) == 8, what="the requeued message")
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
-    raw.close_channel(1)
-    assert sorted(bodies(broker, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
-
-
-@only_alongside
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("prepares", [True, False], ids=["prepared", "unprepared"])
-def test_a_broker_hears_of_rejects_when_the_branch_ends(
+def test_a_reject_within_the_branch_waits_for_its_end(
     raw: RawClient, broker: Broker, full: str, xid: Xid, commits: bool, prepares: bool
 ) -> None:
-    """Rolled back they are undone with the rest; what is requeued returns in either case."""
+    """Rolled back it is undone with the rest; what is requeued returns in either case."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
     raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
@@ -94,6 +82,90 @@ def test_a_broker_hears_of_rejects_when_the_branch_ends(
     expected = numbers(*(range(2, 10) if commits else range(10)))
     wait_until(lambda: broker.count(full) == len(expected), what="what returns")
     assert sorted(bodies(broker, full)) == expected
+
+
+@only_standalone
+def test_a_branch_that_only_requeues_returns_messages_at_its_end(
+    raw: RawClient, broker: Broker, full: str, xid: Xid
+) -> None:
+    tag = raw.get(1, full) or 0
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.nack(tag, multiple=True, requeue=True))
+    raw.ask(1, End(xid=xid))
+    assert broker.count(full) == 9
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert broker.count(full) == 9
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert bodies(broker, full) == numbers(*range(10))
+
+
+@only_standalone
+def test_too_many_rejections_roll_the_branch_back(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+    """They count as messages of it, of which there are 20."""
+    with broker.channel() as channel:
+        channel.confirm_delivery()
+        for number in range(21):
+            channel.basic_publish("", queue, b"%d" % number)
+    tags = [raw.get(1, queue) or 0 for _ in range(21)]
+    raw.ask(1, Start(xid=xid))
+    assert raw.refusal_of(1, requests.nack(tags[-1], multiple=True, requeue=False)).code == 506
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert bodies(broker, queue) == numbers(*range(21))
+
+
+def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
+    """A queue with one message, and the queue for its dead letters; both are the connection's."""
+    grave = f"grave-{secrets.token_hex(4)}".encode()
+    queue = f"dying-{secrets.token_hex(4)}".encode()
+    letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", grave)
+    for name, arguments in ((grave, grave_arguments), (queue, letters)):
+        raw.send(2, requests.queue_declare(name, exclusive=True, arguments=arguments))
+        raw.read_method(2, keys.QUEUE_DECLARE_OK)
+    raw.publish(2, queue.decode(), b"rejected")
+    return queue.decode(), grave.decode()
+
+
+@only_standalone
+@pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
+def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, xid: Xid, commits: bool) -> None:
+    queue, grave = dying(raw)
+    tag = raw.get(1, queue) or 0
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.reject(tag, requeue=False))
+    raw.publish(1, grave, b"behind it")
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.take(2, grave) is None
+    assert raw.ask(2, Commit(xid=xid) if commits else Rollback(xid=xid)) is XaFlag.OK
+    assert [raw.take(2, name) for name in (queue, grave, grave)] == (
+        [None, b"rejected", b"behind it"] if commits else [b"rejected", None, None]
+    )
+
+
+@only_standalone
+def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xid) -> None:
+    """Reject-publish: as for what the branch publishes itself."""
+    limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x00") + entry(b"x-overflow", b"S", b"reject-publish")
+    queue, grave = dying(raw, limits)
+    tag = raw.get(1, queue) or 0
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.reject(tag, requeue=False))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert [raw.take(2, name) for name in (queue, grave)] == [b"rejected", None]
+
+
+def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
+    raw: RawClient, broker: Broker, full: str, xid: Xid
+) -> None:
+    """No-ack: the server "assumes the delivery will succeed and immediately dequeues it"."""
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.get(full.encode(), no_ack=True))
+    raw.read_method(1, keys.BASIC_GET_OK)
+    assert read_content(raw, 1) == b"0"
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert bodies(broker, full) == numbers(*range(1, 10))
 
 
 @only_alongside

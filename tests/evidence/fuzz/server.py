@@ -216,6 +216,7 @@ def check_nothing_is_left(connection: ClientSession, manager: TransactionManager
     held = sum(entry.work._charged for entry in manager.entries() if entry.work is not None)
     assert manager.budget.used == held, "memory that nobody has is counted"
     branches = sum(len(entry.work.items) for entry in manager.entries() if entry.work is not None)
+    branches += sum(len(entry.outcomes) for entry in manager.entries())
     records = [entry.record for entry in manager.entries() if entry.record is not None]
     branches += sum(len(record.consumed or ()) for record in records)
     host = store.virtual_host("/")
