@@ -372,6 +372,10 @@ class Channel:
         frame = replies.complete(self.number, self._commands)
         self.after_writes(lambda: self.send(frame), keys.EXECUTION_FLUSH)
 
+    def execution_complete(self, payload: bytes) -> None:
+        """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
+        declarations.execution_complete(payload)
+
     # -- the end
 
     def open(self, payload: bytes) -> None:  # noqa: ARG002 - there is nothing in it
@@ -445,4 +449,5 @@ _METHODS: Final[dict[int, Callable[[Channel, bytes], None]]] = {
     keys.TX_ROLLBACK: Channel.tx_rollback,
     keys.BINDING_QUERY: lambda channel, payload: channel.declaring.binding_query(payload),
     keys.EXECUTION_FLUSH: Channel.execution_flush,
+    keys.EXECUTION_COMPLETE: Channel.execution_complete,
 }

@@ -144,6 +144,13 @@ def channel_open(payload: bytes) -> None:
         _malformed("channel.open")
 
 
+def execution_complete(payload: bytes) -> int:
+    """Read execution.complete of the preview: the mark."""
+    if len(payload) != 8:
+        _malformed("execution.complete")
+    return int.from_bytes(payload[4:], "big")
+
+
 def access_request(payload: bytes) -> AccessRequest:
     """Read access.request."""
     realm, position = tables.short_string(payload, 4)

@@ -9,7 +9,7 @@ from pika import amqp_object, frame, spec
 
 from dtx.wire.amqp09 import declarations
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.preview import Binding, Exchange
+from dtx.wire.amqp09.preview import Binding, Exchange, Execution
 
 TABLE = b"\x01aV"
 
@@ -34,6 +34,7 @@ READ: list[tuple[Callable[[bytes], Any], amqp_object.Method, object]] = [
     (declarations.flag, spec.Channel.Flow(True), True),
     (declarations.flag, spec.Confirm.Select(nowait=False), False),
     (declarations.no_arguments, spec.Tx.Commit(), None),
+    (declarations.execution_complete, Execution.Complete(7), 7),
     (
         declarations.exchange_declare,
         spec.Exchange.Declare(exchange="e", type="topic", durable=True, internal=True, arguments={"a": None}),
