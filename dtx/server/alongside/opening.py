@@ -35,6 +35,8 @@ class Opening:
         self._next: int | None = None
         """The client's next method; ``None`` while it is the broker's turn. Who a client is, is decided once: a second
         start-ok behind the first would give it another's name before the broker notices."""
+        self._mechanisms: list[bytes] = []
+        """Offered to the client."""
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
         self.vhost = ""
@@ -51,7 +53,9 @@ class Opening:
         """
         self._next = _ANSWERS[key]
         if key == keys.CONNECTION_START:
-            return method_frame(0, handshake.advertise(frame[7:-1]))
+            payload = handshake.advertise(frame[7:-1])
+            self._mechanisms = handshake.decode_start(payload).mechanisms.split()
+            return method_frame(0, payload)
         if key == keys.CONNECTION_TUNE:
             tune = handshake.decode_tune(frame[7:-1])
             self.upstream = handshake.Tune(
@@ -69,8 +73,8 @@ class Opening:
         """A frame of the client on channel 0, as the broker gets it.
 
         Raises:
-            WireError: it is malformed, names a mechanism that cannot pass, asks for more than was offered, or is not
-                the next step of the handshake.
+            WireError: it is malformed, asks for more than was offered, or is not the next step of the handshake.
+            NotOffered: it names a mechanism that was not offered.
         """
         if key != self._next:
             raise WireError(HardCode.COMMAND_INVALID, "method is not the next step of the handshake")
@@ -79,9 +83,8 @@ class Opening:
         match key:
             case keys.CONNECTION_START_OK:
                 start_ok = handshake.decode_start_ok(payload)
-                if start_ok.mechanism not in handshake.PASSED:
-                    name = start_ok.mechanism.decode("ascii", "replace")
-                    raise WireError(HardCode.NOT_IMPLEMENTED, f"mechanism {name!r} cannot pass, use PLAIN or AMQPLAIN")
+                if start_ok.mechanism not in self._mechanisms:
+                    raise handshake.NotOffered(start_ok.mechanism)
                 self.user = handshake.user_name(start_ok.mechanism, start_ok.response)
                 return frame
             case keys.CONNECTION_TUNE_OK:

@@ -31,7 +31,16 @@ from dtx.wire.amqp09 import answers, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, Protocol, method_frame
+from dtx.wire.amqp09.frames import (
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    OPENING_FRAME,
+    Frame,
+    FrameSplitter,
+    Protocol,
+    method_frame,
+)
+from dtx.wire.amqp09.handshake import NotOffered
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
@@ -118,7 +127,7 @@ class Session:
         self._selecting = Selecting(self)
         self._client: ClientTransport | None = transport
         self._header = header
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(min(limits.frame_max or OPENING_FRAME, OPENING_FRAME))
         self._plain: set[int] = set()
         self._holding: set[object] = set()
         self._slow = False
@@ -228,6 +237,9 @@ class Session:
     def _handle(self, buffer: bytes, frames: Sequence[Frame]) -> None:
         try:
             self._client_frames(buffer, frames)
+        except NotOffered as error:
+            _log.info("login refused", connection=self.id, reason=str(error))
+            self._end_client()
         except Exception as error:  # noqa: BLE001 - what is no WireError is logged
             self.refuse(error)
 

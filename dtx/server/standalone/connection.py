@@ -33,7 +33,7 @@ from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
-from dtx.wire.amqp09.handshake import Credentials, encode_open_ok
+from dtx.wire.amqp09.handshake import Credentials, NotOffered, encode_open_ok
 from dtx.xa.codes import ReplyCode
 
 _log = get_logger(part="connection")
@@ -83,7 +83,7 @@ class Connection(ClientConnection):
         self._account: Account | None = None
         self._opening = Opening(parts.limits)
         self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(self._opening.max_frame)
         self._greeted = False
         self._leaving = False
         """The client has said connection.close: nothing that it sends counts any more."""
@@ -105,7 +105,12 @@ class Connection(ClientConnection):
     def _handshake(self, key: int, payload: bytes) -> None:
         self._opening.expect(key)
         if key == keys.CONNECTION_START_OK:
-            credentials = self._opening.start_ok(payload)
+            try:
+                credentials = self._opening.start_ok(payload)
+            except NotOffered as error:
+                _log.info("login refused", connection=self.id, reason=str(error))
+                self._end()
+                return
             self._login = self.manager.spawn(self._log_in(credentials))
         elif key == keys.CONNECTION_TUNE_OK:
             self._opening.tune_ok(payload)

@@ -7,7 +7,7 @@ import dtx
 from dtx.server.standalone.limits import HEARTBEAT, MAX_FRAME, ConnectionLimits
 from dtx.wire.amqp09 import handshake, keys
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
+from dtx.wire.amqp09.frames import MIN_FRAME, OPENING_FRAME, method_frame
 
 _CAPABILITIES: Final = (
     b"publisher_confirms",
@@ -76,6 +76,11 @@ class Opening:
         self.hears_of_blocking = False
         """Capability connection.blocked."""
 
+    @property
+    def max_frame(self) -> int:
+        """Octets of a frame before tune-ok."""
+        return min(self._offer.frame_max, OPENING_FRAME)
+
     @staticmethod
     def greeting() -> bytes:
         """connection.start."""
@@ -95,7 +100,8 @@ class Opening:
         """Read connection.start-ok: who the client says it is; ``None`` when it does not say.
 
         Raises:
-            WireError: it is malformed, or names a mechanism that was not offered.
+            WireError: it is malformed.
+            NotOffered: it names a mechanism that was not offered.
         """
         said = handshake.decode_start_ok(payload)
         properties = said.client_properties

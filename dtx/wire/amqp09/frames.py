@@ -22,6 +22,9 @@ OVERHEAD: Final = 8
 """Octets of a frame that are not payload."""
 MIN_FRAME: Final = 4096
 """frame-min-size: what either peer may send before tune."""
+OPENING_FRAME: Final = 131_072
+"""Octets that a server takes in a frame before tune, since start-ok may hold a long token. Most clients agree on it
+later. Every socket may hold so much before its login, so it is no more."""
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 

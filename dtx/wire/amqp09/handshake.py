@@ -27,6 +27,24 @@ _TOKEN: Final = re.compile(rb"eyJ[\w-]+\.[\w-]+\.[\w-]*")
 """A JSON Web Token in its compact form (RFC 7519): its first part is a JSON object, in base64url."""
 
 
+class NotOffered(Exception):
+    """start-ok names a mechanism that the server has not offered.
+
+    Such a client hears nothing: "the server MUST close the connection without sending any further data" (AMQP 0-9-1,
+    connection.start-ok).
+
+    Args:
+        mechanism: its name.
+    """
+
+    def __init__(self, mechanism: bytes) -> None:
+        super().__init__(mechanism)
+        self.mechanism = mechanism
+
+    def __str__(self) -> str:
+        return f"mechanism {self.mechanism.decode('ascii', 'replace')!r} was not offered"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """connection.start.
@@ -257,15 +275,14 @@ def credentials(mechanism: bytes, response: bytes) -> Credentials | None:
         ``None`` when the response is malformed, names nobody, or says it twice.
 
     Raises:
-        WireError: 540 for a mechanism other than those of :data:`PASSED`.
+        NotOffered: a mechanism other than those of :data:`PASSED`.
     """
     if mechanism == PLAIN:
         found = _plain(response)
     elif mechanism == AMQPLAIN:
         found = _amqplain(response)
     else:
-        name = mechanism.decode("ascii", "replace")
-        raise WireError(HardCode.NOT_IMPLEMENTED, f"mechanism {name!r} is not supported, use PLAIN or AMQPLAIN")
+        raise NotOffered(mechanism)
     return Credentials(*found) if found[0] else None
 
 

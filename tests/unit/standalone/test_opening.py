@@ -1,13 +1,17 @@
 """The handshake of standalone mode, without sockets."""
 
+from dataclasses import replace
+
 import pytest
 from pika import amqp_object, frame, spec
 
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import handshake, keys, tables
 from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials
+from tests.evidence.fuzz.server import AMQPLAIN, ENTER, FRAME_MAX, converse
 
 LIMITS = ConnectionLimits(max_channels=100, frame_max=65_536, max_message_bytes=1, handshake_timeout=1)
 CAPABLE = {"capabilities": {"authentication_failure_close": True, "consumer_cancel_notify": True}}
@@ -90,3 +94,31 @@ def test_more_than_was_offered_is_not_allowed(opening: Opening, wanted: tuple[in
 def test_a_vhost_that_is_no_utf_8_is_not_allowed() -> None:
     with pytest.raises(WireError, match="no UTF-8"):
         Opening.open(b"\x00\x0a\x00\x28\x01\xff\x00\x00")
+
+
+def answers(sent: bytes) -> list[int]:
+    """What the server has said, as class << 16 | method."""
+    return [key for key, *_ in FrameSplitter(0).feed(sent)[1]]
+
+
+async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
+    """connection.start-ok: "the server MUST close the connection without sending any further data"."""
+    said = handshake.StartOk(client_properties=b"", mechanism=b"EXTERNAL", response=b"", locale=b"en_US")
+    sent = await converse([method_frame(0, handshake.encode_start_ok(said)), ENTER], enter=False)
+    assert answers(sent) == [keys.CONNECTION_START]
+
+
+@pytest.mark.parametrize(
+    ("octets", "answer"), [(FRAME_MAX - 200, keys.CONNECTION_TUNE), (FRAME_MAX, keys.CONNECTION_CLOSE)]
+)
+async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
+    """Tokens are longer than frame-min-size."""
+    long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
+    sent = await converse([method_frame(0, handshake.encode_start_ok(long))], enter=False)
+    assert answers(sent) == [keys.CONNECTION_START, answer]
+
+
+def test_what_a_login_may_hold_is_bounded() -> None:
+    """Every socket may hold that much before anybody has logged in."""
+    limits = ConnectionLimits(max_channels=1, frame_max=0, max_message_bytes=1, handshake_timeout=1)
+    assert (Opening(limits).max_frame, Opening(LIMITS).max_frame) == (131_072, 65_536)
