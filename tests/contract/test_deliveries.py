@@ -266,6 +266,24 @@ def test_of_both_prefetches_the_smaller_counts(talk: Dialogue) -> None:
     assert talk.count(queue) == 2
 
 
+def test_a_channels_prefetch_stops_consumers_that_do_not_acknowledge(talk: Dialogue) -> None:
+    """RabbitMQ asks the limit of the channel for each delivery, and counts those that are to be acknowledged."""
+    queue, free = talk.queue(), talk.queue()
+    talk.channel.basic_qos(prefetch_count=1, global_qos=True)
+    held: list[Got] = []
+    found: list[Got] = []
+    talk.collect(found, free, auto_ack=True)
+    talk.publish(free, "1", "2")
+    talk.until(lambda: len(found) == 2, "what is not counted")
+    talk.collect(held, queue)
+    talk.publish(queue, "held")
+    talk.until(lambda: len(held) == 1, "a delivery to acknowledge")
+    talk.publish(free, "3", "4")
+    assert talk.count(free) == 2
+    talk.channel.basic_ack(held[0].method.delivery_tag)
+    talk.until(lambda: len(found) == 4, "the rest")
+
+
 def test_what_is_got_is_not_counted_by_a_prefetch(talk: Dialogue) -> None:
     queue = talk.queue()
     talk.publish(queue, *"12345")

@@ -166,12 +166,17 @@ class Consumer:
             self.queue.resume(self)
 
     def charge(self) -> Credit | None:
-        """Use up credit for one delivery; returns what there is not enough of, and then uses up nothing."""
+        """Use up credit for one delivery; returns what there is not enough of, and then uses up nothing.
+
+        As in RabbitMQ, deliveries without acknowledgement use up none, but they wait for that of their channel.
+        """
         credit, shared = self.credit, self.shared
-        if credit.limit and credit.used >= credit.limit:
+        if credit.limit and credit.used >= credit.limit and not self.no_ack:
             return credit
         if shared.limit and shared.used >= shared.limit:
             return shared
+        if self.no_ack:
+            return None
         credit.used += 1
         shared.used += 1
         return None
@@ -305,7 +310,7 @@ class Round:
         passed = 0
         while passed < PASSED_AT_ONCE and (consumer := self._lines.first()) is not None:
             if not consumer.sink.full:
-                spent = None if consumer.no_ack else consumer.charge()
+                spent = consumer.charge()
                 if spent is None:
                     self._lines.rotate(consumer)
                     return consumer

@@ -368,9 +368,8 @@ class QueueMachine(RuleBasedStateMachine):
     def can_take_nothing(self, consumer: Consumer) -> bool:
         if self.channel.full or (self.arguments.single_active and consumer is not self.sole):
             return True
-        return not consumer.no_ack and (
-            0 < consumer.credit.limit <= consumer.credit.used or 0 < self.shared.limit <= self.shared.used
-        )
+        spent = 0 < consumer.credit.limit <= consumer.credit.used
+        return (spent and not consumer.no_ack) or 0 < self.shared.limit <= self.shared.used
 
     @rule()
     def restart(self) -> None:
