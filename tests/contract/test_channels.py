@@ -258,6 +258,15 @@ def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, 
     assert next_delivery(client)[0].consumer_tag == b"high"
 
 
+def test_a_consumer_that_is_not_local_gets_its_connections_messages(client: RawClient, queue: bytes) -> None:
+    """RabbitMQ ignores no-local."""
+    no_local = bytearray(requests.consume(queue, b"tag"))
+    no_local[-5] |= 1  # the bits, in front of an empty table
+    ask(client, 1, bytes(no_local), keys.BASIC_CONSUME_OK)
+    publish(client, queue, b"mine")
+    assert next_delivery(client)[1] == b"mine"
+
+
 def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: bytes) -> None:
     ask(client, 1, requests.qos(1), keys.BASIC_QOS_OK)
     consume(client, queue, no_ack=True)
@@ -527,6 +536,22 @@ def test_confirms_and_transactions_exclude_each_other(client: RawClient) -> None
 def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None:
     ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
     assert client.refusal_of(1, requests.CONFIRM_SELECT).code == 406
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_secret_is_taken(client: RawClient, queue: bytes) -> None:
+    """RabbitMQ passes it to those who judge the login, which do not look at passwords again."""
+    client.send(0, keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + put_long(b"new") + put_short(b"renewed"))
+    assert client.read_method(0, keys.CONNECTION_UPDATE_SECRET_OK)[4:] == b""
+    assert declare(client, queue, passive=True).queue == queue
+
+
+@pytest.mark.parametrize("payload", [b"", put_long(b"new"), put_long(b"new") + put_short(b"") + b"x"])
+def test_a_malformed_secret_ends_the_connection(client: RawClient, payload: bytes) -> None:
+    secret = keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + payload
+    assert code_of_end(client, secret, channel=0) in (501, 502, 541)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

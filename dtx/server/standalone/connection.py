@@ -33,7 +33,7 @@ from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
-from dtx.wire.amqp09.handshake import Credentials, NotOffered, encode_open_ok
+from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
 from dtx.xa.codes import ReplyCode
 
 _log = get_logger(part="connection")
@@ -276,8 +276,10 @@ class Connection(ClientConnection):
                 self._end()
         elif self.stage is Stage.OPENING:
             self._handshake(key, payload)
-        elif key == keys.CONNECTION_UPDATE_SECRET:
-            raise WireError(HardCode.NOT_IMPLEMENTED, "the secret of a login by password cannot be renewed")
+        elif self.stage is Stage.RUNNING and key == keys.CONNECTION_UPDATE_SECRET:
+            # As RabbitMQ: a password is judged at the login alone, and a user who is gone or may not stay is cut off.
+            decode_update_secret(payload)
+            self.outbox.send(replies.empty(0, keys.CONNECTION_UPDATE_SECRET_OK))
         elif self.stage is Stage.RUNNING:
             raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
 

@@ -129,8 +129,6 @@ class Consuming:
         """basic.consume."""
         asked = content.consume(payload)
         channel = self._channel
-        if asked.no_local:
-            raise WireError(HardCode.NOT_IMPLEMENTED, "no-local=true")
         name = channel.queue_name(asked.queue)
         if asked.consumer_tag in self.consumers or (self._asking and self._asking[0] == asked.consumer_tag):
             raise WireError(HardCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{text(asked.consumer_tag)}'")

@@ -18,6 +18,7 @@ _CAPABILITIES: Final = (
     b"consumer_priorities",
     b"authentication_failure_close",
     b"per_consumer_qos",
+    b"direct_reply_to",
     handshake.CAPABILITY,
 )
 _GREETING: Final = method_frame(

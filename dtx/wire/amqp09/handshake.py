@@ -170,6 +170,14 @@ def encode_open(vhost: bytes) -> bytes:
     return keys.CONNECTION_OPEN.to_bytes(4, "big") + tables.put_short(vhost) + b"\x00\x00"
 
 
+def decode_update_secret(payload: bytes) -> bytes:
+    """Read connection.update-secret: the secret; the reason is not used."""
+    secret, position = tables.long_string(payload, 4)
+    if tables.short_string(payload, position)[1] != len(payload):
+        raise syntax_error("connection.update-secret is too long")
+    return secret
+
+
 def encode_open_ok() -> bytes:
     """The payload of connection.open-ok."""
     return keys.CONNECTION_OPEN_OK.to_bytes(4, "big") + b"\x00"

@@ -41,6 +41,7 @@ def test_the_greeting_says_what_the_server_can_do() -> None:
     assert {"dtx", "publisher_confirms", "basic.nack", "consumer_cancel_notify", "per_consumer_qos"} <= set(
         capabilities
     )
+    assert "direct_reply_to" in capabilities
 
 
 def test_start_ok_says_who_it_is_and_what_the_client_understands(opening: Opening) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pika import amqp_object, data, frame, spec
 
-from dtx.wire.amqp09 import handshake, tables
+from dtx.wire.amqp09 import handshake, keys, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.handshake import Start, StartOk, Tune, user_name
 
@@ -201,6 +201,14 @@ def test_a_response_that_names_nobody_is_nobodys(mechanism: bytes, response: byt
 def test_another_mechanism_is_not_offered() -> None:
     with pytest.raises(handshake.NotOffered, match=r"mechanism 'EXTERNAL' was not offered"):
         handshake.credentials(b"EXTERNAL", b"")
+
+
+def test_a_new_secret_is_read() -> None:
+    payload = keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + tables.put_long(b"new") + tables.put_short(b"why")
+    assert handshake.decode_update_secret(payload) == b"new"
+    for malformed in (payload[:-1], payload + b"x", payload[:9]):
+        with pytest.raises(WireError, match="502"):
+            handshake.decode_update_secret(malformed)
 
 
 def test_a_server_tells_what_it_is_and_what_it_can_do() -> None:
