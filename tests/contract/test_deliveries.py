@@ -155,6 +155,19 @@ def test_a_get_takes_nothing_from_a_consumer_that_waited(talk: Dialogue) -> None
     talk.until(lambda: len(found) == 20, "all deliveries")
 
 
+def test_what_a_consumer_waited_for_is_not_counted_purged_or_deleted(talk: Dialogue) -> None:
+    queue = talk.queue()
+    found: list[Got] = []
+    talk.collect(found, queue)
+    talk.channel.basic_publish("", queue, b"counted")
+    assert talk.count(queue) == 0
+    talk.channel.basic_publish("", queue, b"purged")
+    assert talk.channel.queue_purge(queue).method.message_count == 0
+    talk.channel.basic_publish("", queue, b"deleted")
+    assert talk.channel.queue_delete(queue).method.message_count == 0
+    talk.until(lambda: len(found) == 3, "all deliveries")
+
+
 @pytest.mark.parametrize("value", ["high", True, None])
 def test_a_priority_of_a_consumer_is_a_number(talk: Dialogue, value: object) -> None:
     queue = talk.queue()

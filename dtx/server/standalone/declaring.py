@@ -262,7 +262,9 @@ class Declaring:
         queue = self._connection.vhost.find_queue(name, self._connection)
         self.last_queue = queue.name
         index = queue.index
-        index.touch(self._connection.now())
+        now = self._connection.now()
+        index.serve(now)
+        index.touch(now)
         if no_wait:
             return b""
         return replies.queue_declare_ok(self._channel.number, queue.name, index.ready, index.consumers)
@@ -279,6 +281,7 @@ class Declaring:
 
     async def _purge(self, name: bytes, no_wait: bool) -> bytes:
         queue = self._connection.vhost.find_queue(name, self._connection)
+        queue.index.serve(self._connection.now())
         purged = await self._connection.broker.purge(queue)
         return b"" if no_wait else replies.count_ok(self._channel.number, keys.QUEUE_PURGE_OK, purged)
 
@@ -292,6 +295,8 @@ class Declaring:
     def _delete(self, name: bytes, asked: declarations.QueueDelete) -> None:
         vhost = self._connection.vhost
         queue = vhost.queues.get(name)
+        if queue is not None:
+            queue.index.serve(self._connection.now())
         messages = 0 if queue is None else queue.index.ready
         gone = vhost.delete_queue(name, self._connection, if_unused=asked.if_unused, if_empty=asked.if_empty)
         self._connection.close_queues(gone.queues)
