@@ -32,7 +32,14 @@ from dtx.client import calls
 from dtx.client.asynchronous import AsyncCoordination
 from dtx.client.calls import DTX_CLASSES, Call, T
 from dtx.client.channels import CAPABILITY
-from dtx.client.errors import XAER_OUTSIDE, XAER_RMFAIL, PeerIsNotDtx, XAException, raised_by_reply_code
+from dtx.client.errors import (
+    XAER_INVAL,
+    XAER_OUTSIDE,
+    XAER_RMFAIL,
+    PeerIsNotDtx,
+    XAException,
+    raised_by_reply_code,
+)
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.method import Method
 from dtx.wire.amqp09.methods import METHODS
@@ -204,20 +211,29 @@ def require_dtx(connection: Any) -> None:
 class XAResource(AsyncCoordination):
     """One channel as an XA resource; as :class:`dtx.client.XAResource`, which explains results and errors.
 
-    A robust channel of aio-pika that has reconnected is a new one to the server: what it did in a branch before that is
-    rolled back with the branch, and :meth:`end` says so.
+    A channel that is closed within a branch must stay closed: on a new one, publishes and acks take effect at once. So
+    robust channels, which aio-pika opens again by itself, are refused. A robust connection has others, too::
+
+        channel = aio_pika.Channel(connection, publisher_confirms=False)
+        await channel.initialize()
 
     Args:
-        channel: of aio-pika or aiormq, open, without publisher confirms.
+        channel: of aio-pika or aiormq, open, not robust, without publisher confirms. Do not ``reopen`` it in a branch.
         timeout: seconds to wait for each answer, ``None``: as long as the connection lives. A call that is given up
             closes the channel, and raises XAER_RMFAIL.
 
     Raises:
+        XAER_INVAL: the channel is robust.
         XAER_OUTSIDE: the channel confirms publishes: that and distributed transactions exclude each other.
     """
 
     def __init__(self, channel: AnyChannel, *, timeout: float | None = None) -> None:
         super().__init__(timeout)
+        if isinstance(channel, aio_pika.abc.AbstractRobustChannel):
+            raise XAER_INVAL(
+                "the channel is robust: after a reconnect its work is outside the branch;"
+                " open it with aio_pika.Channel(connection, publisher_confirms=False)"
+            )
         if channel.publisher_confirms:  # type: ignore[union-attr]  # both have it; the abstract classes do not say so
             raise XAER_OUTSIDE("the channel has publisher confirms: open it with publisher_confirms=False")
         self._channel = channel

@@ -27,6 +27,8 @@ cannot prepare is to be the last one.
 import itertools
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -35,6 +37,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import implementer
 
+from dtx.client.connections import FAILURES
 from dtx.client.errors import XAException
 from dtx.client.tm.commitment import Branch, Outcome, Plan, decide, rollback
 from dtx.client.tm.decisions import Decision
@@ -58,7 +61,8 @@ def join(tm: TransactionManager, resource: DtxResource | str, transaction_manage
         transaction_manager: of the package ``transaction``; pyramid_tm's is ``request.tm``. The thread's otherwise.
 
     Returns:
-        The channel whose publishes and acks belong to the transaction.
+        The channel whose publishes and acks belong to the transaction. Call this again after a rollback to a savepoint
+        from before the first call.
 
     Raises:
         Misuse: the resource is not registered.
@@ -227,9 +231,10 @@ class QueueDataManager:
 
     def savepoint(self) -> "QueueSavepoint":
         """What is done from here on can be undone alone."""
-        self._end()
-        kept = len(self._branches)
-        self._start()
+        with self._between_branches():
+            self._end()
+            kept = len(self._branches)
+            self._start()
         return QueueSavepoint(self, kept)
 
     def roll_back_to(self, kept: int) -> None:
@@ -238,13 +243,24 @@ class QueueDataManager:
         Raises:
             RolledBack: one of them could not be undone: then nothing can be committed.
         """
+        with self._between_branches():
+            try:
+                self._end()
+            except XAException as error:
+                _log.info("a branch that is rolled back anyway could not be ended: %s", error)
+            undone, self._branches = self._branches[kept:], self._branches[:kept]
+            run(rollback(self._plan(undone)), self._tm.log)
+            self._start()
+
+    @contextmanager
+    def _between_branches(self) -> Iterator[None]:
+        """Where the next branch is not started, close the channel: work on it would be outside the transaction."""
         try:
-            self._end()
-        except XAException as error:
-            _log.info("a branch that is rolled back anyway could not be ended: %s", error)
-        undone, self._branches = self._branches[kept:], self._branches[:kept]
-        run(rollback(self._plan(undone)), self._tm.log)
-        self._start()
+            yield
+        except BaseException:
+            with suppress(*FAILURES):
+                self.channel.close()
+            raise
 
 
 def _nothing() -> Steps[Outcome]:

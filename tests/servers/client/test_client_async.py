@@ -9,6 +9,7 @@ import pytest
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
+from pika.exceptions import ChannelWrongStateError
 
 from dtx.client import (
     XA_RBROLLBACK,
@@ -63,6 +64,25 @@ async def test_a_message_is_there_when_its_branch_is_committed(
     assert await coordinator.commit(xid) is XaFlag.OK
     await coordinator.close()
     assert await asyncio.to_thread(bodies, rabbitmq, queue) == [b"one"]
+
+
+async def test_a_channel_closed_within_its_branch_takes_no_further_work(
+    connection: AsyncioConnection, queue: str, rabbitmq: RabbitNode
+) -> None:
+    channel = await async_channel(connection)
+    closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    channel.add_on_close_callback(lambda *_: closed.set_result(None))
+    xa, xid = AsyncXAResource(channel), new_xid()
+    await xa.start(xid)
+    channel.basic_publish("", queue, b"one")
+    channel.queue_declare("no-such-queue", passive=True)
+    await closed
+    with pytest.raises(ChannelWrongStateError):
+        channel.basic_publish("", queue, b"escaped")
+    with pytest.raises(XAER_RMFAIL):
+        await xa.end(xid)
+    await AsyncCoordinator(connection).rollback(xid)
+    assert await asyncio.to_thread(bodies, rabbitmq, queue) == []
 
 
 async def test_calls_of_several_tasks_go_out_in_order(connection: AsyncioConnection) -> None:

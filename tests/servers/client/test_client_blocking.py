@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import ChannelClosedByBroker, ChannelWrongStateError
 
 from dtx.client import (
     XA_RBROLLBACK,
@@ -50,6 +51,24 @@ def refused(expected: type[XAError], code: int, xa: XAResource, method: str, *ar
     assert not xa.channel.is_open
     connection.channel().close()
     return raised.value
+
+
+def test_a_channel_closed_within_its_branch_takes_no_further_work(
+    connection: BlockingConnection, channel: BlockingChannel, queue: str, rabbitmq: RabbitNode
+) -> None:
+    """Work on another channel would take effect at once."""
+    xa, xid = XAResource(channel), new_xid()
+    xa.start(xid)
+    channel.basic_publish("", queue, b"one")
+    with pytest.raises(ChannelClosedByBroker):
+        channel.queue_declare("no-such-queue", passive=True)
+    with pytest.raises(ChannelWrongStateError):
+        channel.basic_publish("", queue, b"escaped")
+    with pytest.raises(XAER_RMFAIL):
+        xa.end(xid)
+    with Coordinator(connection) as coordinator:
+        coordinator.rollback(xid)
+    assert bodies(rabbitmq, queue) == []
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.exceptions import ChannelClosedByBroker, ChannelWrongStateError
 
 from dtx.client import tpc
 from dtx.client.tpc import NotSupportedError, OperationalError, ProgrammingError, TwoPhaseConnection
@@ -147,6 +148,22 @@ def test_a_transaction_whose_channel_is_gone_can_be_rolled_back_and_not_committe
     with pytest.raises(OperationalError):
         second.tpc_prepare()
     second.tpc_rollback()
+    assert bodies(rabbitmq, queue) == []
+
+
+def test_a_channel_closed_within_its_transaction_takes_no_further_work(
+    connection: BlockingConnection, queue: str, rabbitmq: RabbitNode
+) -> None:
+    two_phase = TwoPhaseConnection(connection.channel())
+    two_phase.tpc_begin(unused())
+    two_phase.channel.basic_publish("", queue, b"one")
+    with pytest.raises(ChannelClosedByBroker):
+        two_phase.channel.queue_declare("no-such-queue", passive=True)
+    with pytest.raises(ChannelWrongStateError):
+        two_phase.channel.basic_publish("", queue, b"escaped")
+    with pytest.raises(OperationalError):
+        two_phase.tpc_prepare()
+    two_phase.tpc_rollback()
     assert bodies(rabbitmq, queue) == []
 
 

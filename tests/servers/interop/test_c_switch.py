@@ -205,6 +205,22 @@ def test_work_that_is_refused_dooms_its_branch_alone(
         assert bodies() == ["good"]
 
 
+def test_a_channel_closed_within_its_branch_takes_no_further_work(
+    driver: Driver, queue: str, bodies: Callable[[], list[str]]
+) -> None:
+    xid = a_xid()
+    driver("a", "start", xid, RM, NO_FLAGS)
+    driver("a", "publish", "-", queue, "one")
+    assert driver.code("a", "get", "no-such-queue", 10) == XA_RBROLLBACK
+    for _ in range(2):
+        assert driver.code("a", "publish", "-", queue, "escaped") == XA_RBROLLBACK
+        assert driver.code("a", "get", queue, 10) == XA_RBROLLBACK
+    assert driver.call("a", "end", xid, SUCCESS) == XA_RBROLLBACK
+    assert driver.code("a", "publish", "-", queue, "escaped") == XAER_PROTO
+    assert driver.call("a", "rollback", xid) == XA_OK
+    assert bodies() == []
+
+
 def test_work_belongs_between_start_and_end(driver: Driver, queue: str) -> None:
     for words in (("publish", "-", queue, "x"), ("get", queue, 10), ("ack", 1), ("reject", 1, 0)):
         assert driver.code("a", *words) == XAER_PROTO

@@ -240,6 +240,26 @@ def test_a_connection_that_breaks_takes_its_branch_along(program: Program, queue
     assert said == "ok " or f"xa {XAER_NOTA} " in said
 
 
+@pytest.mark.parametrize("how", [("get", "no-such-queue"), ("break",)], ids=["channel", "connection"])
+def test_a_channel_closed_within_its_branch_takes_no_further_work(
+    program: Program, queue: str, bodies: Callable[[], list[str]], how: tuple[str, ...]
+) -> None:
+    """A channel that was opened instead would not be the branch's: work on it would take effect at once."""
+    xid, other = a_xid(), a_xid()
+    program("a", "start", xid, NO_FLAGS)
+    program("a", "publish", queue, "one")
+    program.say("a", *how)
+    for _ in range(2):
+        said = program.say("a", "publish", queue, "escaped")
+        assert said.startswith(f"error java.io.IOException: the channel was closed within branch {xid}, ")
+        assert program.code("a", "start", other, NO_FLAGS) == XAER_PROTO
+    assert program.code("a", "end", xid, SUCCESS) == XA_RBROLLBACK
+    assert program.say("a", "rollback", xid) == "ok " or how == ("break",)
+    published(program, other, queue, "two")
+    program("a", "commit", other, "one-phase")
+    assert bodies() == ["two"]
+
+
 def test_a_url_that_ends_with_its_slash_means_the_default_virtual_host(
     program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
 ) -> None:

@@ -11,10 +11,12 @@ import aio_pika
 import aiormq
 import psycopg
 import pytest
+from aio_pika.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 
 from dtx.client import (
     XA_RBROLLBACK,
     XAER_DUPID,
+    XAER_INVAL,
     XAER_NOTA,
     XAER_OUTSIDE,
     XAER_PROTO,
@@ -133,6 +135,53 @@ async def test_an_xid_that_exists_cannot_be_started_and_a_prepared_one_not_joine
 async def test_a_channel_with_confirms_is_refused_before_the_server_closes_it(connection: Any) -> None:
     with pytest.raises(XAER_OUTSIDE, match="publisher_confirms=False"):
         XAResource(await connection.channel())
+
+
+async def closed_by_the_server(channel: Any) -> None:
+    with pytest.raises(ChannelNotFoundEntity):
+        await channel.declare_queue("no-such-queue", passive=True)
+
+
+async def test_a_channel_closed_within_its_branch_takes_no_further_work(
+    world: World, connection: Any, channel: Any
+) -> None:
+    xa, xid = XAResource(channel), new_xid()
+    await xa.start(xid)
+    await publish(channel, "one")
+    await closed_by_the_server(channel)
+    with pytest.raises(ChannelInvalidStateError):
+        await publish(channel, "escaped")
+    with pytest.raises(XAER_RMFAIL):
+        await xa.end(xid)
+    await Coordinator(connection).rollback(xid)
+    assert world.messages("q1") == []
+
+
+async def test_a_robust_channel_is_refused(world: World) -> None:
+    """When it is closed within a branch it opens again, and what is published then takes effect at once."""
+    async with await aio_pika.connect_robust(world.services["q1"].url()) as connection:
+        channel = await connection.channel(publisher_confirms=False)
+        with pytest.raises(XAER_INVAL, match="is robust"):
+            XAResource(channel)
+
+
+async def test_a_plain_channel_of_a_robust_connection_stays_closed(world: World) -> None:
+    async with await aio_pika.connect_robust(world.services["q1"].url()) as connection:
+        channel = aio_pika.Channel(connection, publisher_confirms=False)
+        await channel.initialize()
+        xa, xid = XAResource(channel), new_xid()
+        await xa.start(xid)
+        await publish(channel, "one")
+        transport: Any = connection.transport
+        await transport.connection.close()  # it reconnects
+        with pytest.raises(ChannelInvalidStateError):
+            await publish(channel, "escaped")
+        await connection.ready()
+        with pytest.raises(ChannelInvalidStateError):
+            await publish(channel, "escaped")
+        with pytest.raises(XAER_RMFAIL):
+            await xa.end(xid)
+    assert world.messages("q1") == []
 
 
 async def test_a_channel_of_aiormq_does_as_well(world: World) -> None:
@@ -258,6 +307,19 @@ async def test_all_resources_commit_or_none_does(world: World, manager: AsyncTra
     assert tx.outcome.one_phase
     assert everywhere(world) == [{"one"}, {"one"}, {"one", "alone"}, {"one"}]
     assert world.in_doubt() == []
+
+
+async def test_a_channel_closed_within_its_transaction_takes_no_further_work(
+    world: World, manager: AsyncTransactionManager
+) -> None:
+    tx = manager.begin()
+    await write(tx, "one", "q1", "db1")
+    await closed_by_the_server(await tx.enlist("q1"))
+    with pytest.raises(ChannelInvalidStateError):
+        await write(tx, "escaped", "q1")
+    with pytest.raises(RolledBack):
+        await tx.commit()
+    assert everywhere(world) == [set()] * 4
 
 
 async def test_many_tasks_commit_at_the_same_time(world: World, manager: AsyncTransactionManager) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pika
 import psycopg
 import pytest
+from pika.exceptions import ChannelClosedByBroker, ChannelWrongStateError
 from prometheus_client import CollectorRegistry
 
 from dtx.client import XA_RBROLLBACK
@@ -64,6 +65,19 @@ def test_an_exception_rolls_everything_back(world: World) -> None:
         with pytest.raises(ZeroDivisionError):
             fail()
         assert tm.log.read(tx.gtrid) is None  # presumed abort: nothing is written
+    assert everywhere(world) == [set()] * 4
+
+
+def test_a_channel_closed_within_its_transaction_takes_no_further_work(world: World) -> None:
+    with world.manager() as tm:
+        tx = tm.begin()
+        write(tx, new_id(), "q1", "db1")
+        with pytest.raises(ChannelClosedByBroker):
+            tx.enlist("q1").queue_declare("no-such-queue", passive=True)
+        with pytest.raises(ChannelWrongStateError):
+            write(tx, new_id(), "q1")
+        with pytest.raises(RolledBack):
+            tx.commit()
     assert everywhere(world) == [set()] * 4
 
 

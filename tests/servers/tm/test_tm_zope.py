@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 import transaction
 import zope.sqlalchemy
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 from prometheus_client import CollectorRegistry
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -17,8 +18,10 @@ with warnings.catch_warnings():
     from pyramid.request import Request
     from pyramid.response import Response
 
+from dtx.client import XA_RBROLLBACK, XAER_RMERR, XAResource
 from dtx.client.tm import HeuristicRollback, LogFailed, Misuse, RolledBack, TransactionManager
-from dtx.client.zope import join
+from dtx.client.zope import QueueDataManager, join
+from tests.support.client import connected
 from tests.support.tm import World
 
 
@@ -212,6 +215,59 @@ def test_a_savepoint_from_before_the_queue_joined_undoes_all_of_it(world: World,
         before.rollback()
         publish(tm, "kept")
     assert world.messages("q1") == ["kept"]
+
+
+def queue_manager() -> QueueDataManager:
+    """What stands for the queue in the current transaction."""
+    return next(found for found in transaction.get()._resources if isinstance(found, QueueDataManager))
+
+
+def test_a_channel_closed_within_its_transaction_takes_no_further_work(world: World, tm: TransactionManager) -> None:
+    publish(tm, "one")
+    with pytest.raises(ChannelClosedByBroker):
+        join(tm, "q1").queue_declare("no-such-queue", passive=True)
+    with pytest.raises(AMQPError):
+        publish(tm, "escaped")
+    with pytest.raises(AMQPError):
+        publish(tm, "escaped")
+    with pytest.raises(RolledBack):
+        transaction.commit()
+    transaction.abort()
+    assert world.messages("q1") == []
+
+
+def test_a_savepoint_that_fails_ends_work_on_the_channel(world: World, tm: TransactionManager) -> None:
+    """The channel has left its branch: what is published on it would take effect at once."""
+    channel = join(tm, "q1")
+    xid = queue_manager()._branches[-1].xid
+    with connected(world.services["q1"].url()) as connection:
+        other = XAResource(connection.channel())
+        other.start(xid, join=True)
+        other.end(xid, fail=True)
+    with pytest.raises(XA_RBROLLBACK):
+        transaction.savepoint()
+    with pytest.raises(AMQPError):
+        channel.basic_publish("", "q", b"escaped")
+    transaction.abort()
+    assert world.messages("q1") == []
+
+
+def test_a_savepoint_whose_rollback_fails_ends_work_on_the_channel(
+    world: World, tm: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_xid: object) -> None:
+        raise XAER_RMERR("no further branch")
+
+    publish(tm, "one")
+    savepoint = transaction.savepoint()
+    publish(tm, "two")
+    monkeypatch.setattr(queue_manager()._session, "start", refuse)
+    with pytest.raises(XAER_RMERR):
+        savepoint.rollback()
+    with pytest.raises(AMQPError):
+        publish(tm, "escaped")
+    transaction.abort()
+    assert world.messages("q1") == []
 
 
 def test_what_a_savepoint_left_prepared_is_committed_by_recovery(world: World, tm: TransactionManager) -> None:

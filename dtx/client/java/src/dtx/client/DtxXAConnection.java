@@ -17,7 +17,8 @@ import javax.transaction.xa.XAResource;
  * manager drives.
  *
  * <p>Between {@code start} and {@code end} of its resource, what is published and acknowledged on {@link #getChannel()}
- * belongs to the branch. Outside of these, work on that channel is not transactional.
+ * belongs to the branch. Outside of these, work on that channel is not transactional. When the channel is closed within
+ * a branch, there is no other one before {@code end}: work on it would take effect at once, outside the branch.
  *
  * <p>It connects when it is needed first, and again when the connection was lost: dtx may be restarted at any time, and
  * a branch that was prepared is still there. The channel is another one then, so ask for it with each transaction and
@@ -35,6 +36,7 @@ public final class DtxXAConnection implements AutoCloseable {
     private Connection connection;
     private Channel work;
     private Channel coordination;
+    private DtxXid associated;
     private boolean closed;
 
     /**
@@ -45,13 +47,19 @@ public final class DtxXAConnection implements AutoCloseable {
     }
 
     /**
-     * The channel for work. Never close it; after a channel exception the next call opens another one.
+     * The channel for work. Never close it; after a channel exception outside a branch the next call opens another one.
      *
      * @return an open channel that uses distributed transactions
-     * @throws IOException dtx is out of reach, the server is something else, or the user may not use transactions
+     * @throws IOException the channel was closed within a branch that has not been ended; or dtx is out of reach, the
+     *     server is something else, or the user may not use transactions
      */
     public synchronized Channel getChannel() throws IOException {
         if (work == null || !work.isOpen()) {
+            if (associated != null) {
+                throw new IOException(
+                        "the channel was closed within branch " + associated
+                                + ", whose work is undone: end the branch first");
+            }
             Channel fresh = open();
             try {
                 fresh.rpc(DtxMethod.select());
@@ -86,6 +94,16 @@ public final class DtxXAConnection implements AutoCloseable {
     /** The channel for work while it is open, else {@code null}: no new one. */
     synchronized Channel workNow() {
         return work != null && work.isOpen() ? work : null;
+    }
+
+    /** The branch that the channel for work is associated with, be it closed by now; {@code null}: none. */
+    synchronized DtxXid associated() {
+        return associated;
+    }
+
+    /** From now on, and until this is called again, the channel for work is associated with {@code branch}. */
+    synchronized void associate(DtxXid branch) {
+        associated = branch;
     }
 
     /** A call on the channel for work. */

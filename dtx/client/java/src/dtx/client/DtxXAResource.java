@@ -26,7 +26,7 @@ final class DtxXAResource implements XAResource {
     private static final String ROLLED_BACK = "unknown xid, completed: rolled-back ";
 
     private final DtxXAConnection connection;
-    private Channel associated;
+    private Channel worked; // on which a branch was started last
     private int timeout;
     private boolean scanning;
 
@@ -38,6 +38,12 @@ final class DtxXAResource implements XAResource {
     public synchronized void start(Xid xid, int flags) throws XAException {
         require(flags, "start", TMNOFLAGS, TMJOIN, TMRESUME);
         DtxMethod request = DtxMethod.start(xid, flags == TMJOIN, flags == TMRESUME);
+        DtxXid busy = connection.associated();
+        if (busy != null) {
+            throw new DtxXAException(
+                    XAException.XAER_PROTO,
+                    request.describe() + ": the channel is associated with " + busy + " until its end");
+        }
         Channel channel;
         try {
             channel = connection.getChannel();
@@ -46,7 +52,9 @@ final class DtxXAResource implements XAResource {
                     XAException.XAER_RMFAIL, request.describe() + ": " + unreachable.getMessage(), 0, unreachable);
         }
         outcome(connection.demarcate(channel, request), request, false);
-        associated = channel;
+        worked = channel;
+        connection.associate(
+                new DtxXid(xid.getFormatId(), xid.getGlobalTransactionId(), xid.getBranchQualifier()));
         if (flags == TMNOFLAGS && timeout > 0) {
             try {
                 connection.coordinate(DtxMethod.setTimeout(xid, timeout));
@@ -59,7 +67,8 @@ final class DtxXAResource implements XAResource {
 
     /** The transaction manager takes a start that failed for one that never was: so must the channel. */
     private void leave(Channel channel, Xid xid) {
-        associated = null;
+        worked = null;
+        connection.associate(null);
         try {
             connection.demarcate(channel, DtxMethod.end(xid, true, false));
             connection.coordinate(DtxMethod.rollback(xid));
@@ -72,12 +81,15 @@ final class DtxXAResource implements XAResource {
     public synchronized void end(Xid xid, int flags) throws XAException {
         require(flags, "end", TMSUCCESS, TMFAIL, TMSUSPEND);
         DtxMethod request = DtxMethod.end(xid, flags == TMFAIL, flags == TMSUSPEND);
+        if (worked == null) {
+            throw new DtxXAException(XAException.XAER_PROTO, request.describe() + ": no branch was started");
+        }
+        DtxXid busy = connection.associated();
+        if (busy != null && busy.equals(xid)) {
+            connection.associate(null); // whatever the answer: the manager takes the branch for ended
+        }
         Channel channel = connection.workNow();
-        if (channel == null || channel != associated) {
-            if (associated == null) {
-                throw new DtxXAException(XAException.XAER_PROTO, request.describe() + ": no branch was started");
-            }
-            associated = null;
+        if (channel != worked) {
             throw new DtxXAException(
                     XAException.XA_RBROLLBACK, request.describe() + ": its channel was closed, so its work is undone");
         }
