@@ -4,6 +4,7 @@ A branch has a channel of its own while it is associated: the server closes a ch
 go all associations of that channel. So a start that is refused costs no other branch anything.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -27,8 +28,8 @@ class Association:
         self.resource = resource
         self.timeout = timeout
         self.suspended = False
-        self.unsettled: set[int] = set()
-        """Delivery tags of messages that were taken, and neither acknowledged nor given back."""
+        self.unsettled: dict[int, Mapping[str, Any]] = {}
+        """Headers of the messages that were taken, and neither acknowledged nor given back, by delivery tag."""
         self.waiting: dict[str, Any] = {}
         """Messages that were taken and did not fit into the caller's buffer, by queue."""
 

@@ -15,14 +15,17 @@ from typing import Any, Final
 from dtx.client.errors import XAER_INVAL, XAException
 from dtx.client.xa_switch import messages
 from dtx.client.xa_switch.codes import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, Call
-from dtx.client.xa_switch.messages import Taken, short
+from dtx.client.xa_switch.messages import Taken, short, text
 from dtx.client.xa_switch.switch import Switch
 from dtx.xa.codes import XaError
 from dtx.xa.xid import MAX_BQUAL, MAX_GTRID, Xid
 
 ffi: Final[Any] = import_module("_dtx_xa_switch").ffi
 SWITCH: Final = Switch()
-_STRINGS: Final = ("content_type", "message_id", "correlation_id", "reply_to", "type")
+_STRINGS: Final = (
+    *("content_type", "message_id", "correlation_id", "reply_to", "type"),
+    *("content_encoding", "app_id", "user_id"),
+)
 _ACK, _REQUEUE = 0, 1
 
 
@@ -142,10 +145,26 @@ def _short(what: str, pointer: Any) -> str:
 
 def _properties(pointer: Any) -> Any:
     if pointer == ffi.NULL:
-        return messages.properties_of({}, 0, transient=False)
+        return messages.properties_of({})
     values = {name: getattr(pointer, name) for name in (*_STRINGS, "expiration")}
     given = {name: bytes(ffi.string(value)) for name, value in values.items() if value != ffi.NULL}
-    return messages.properties_of(given, pointer.priority, transient=bool(pointer.transient))
+    return messages.properties_of(
+        given,
+        pointer.priority,
+        transient=bool(pointer.transient),
+        timestamp=pointer.timestamp,
+        headers=_headers(pointer),
+    )
+
+
+def _headers(pointer: Any) -> dict[str, str | int]:
+    if pointer.headers == ffi.NULL and pointer.header_count > 0:
+        raise XAER_INVAL("the headers are NULL")
+    found: dict[str, str | int] = {}
+    for header in (pointer.headers[position] for position in range(pointer.header_count)):
+        name = _short("the name of a header", header.name)
+        found[name] = header.number if header.text == ffi.NULL else text(f"header {name}", _text(name, header.text))
+    return found
 
 
 def _get(thread: int, queue: Any, buffer: Any, size: int, message: Any, outcome: Any) -> None:
@@ -172,6 +191,7 @@ def _tell(message: Any, found: Taken) -> None:
     message.redelivered = found.redelivered
     _copy(message.exchange, found.exchange)
     _copy(message.routing_key, found.routing_key)
+    message.timestamp = found.properties.timestamp or 0
     for name in _STRINGS:
         _copy(getattr(message, name), getattr(found.properties, name))
 
@@ -179,6 +199,22 @@ def _tell(message: Any, found: Taken) -> None:
 def _copy(field: Any, value: str | bytes | None) -> None:
     octets = value.encode() if isinstance(value, str) else value or b""  # pika leaves octets where they are no UTF-8
     ffi.memmove(field, octets + b"\0", len(octets) + 1)
+
+
+def _header(thread: int, tag: int, name: Any, buffer: Any, size: int, outcome: Any) -> None:
+    def work() -> int:
+        wanted = _short("the name of a header", name)
+        value = messages.header(SWITCH.working(thread)[1], tag, wanted)
+        if buffer == ffi.NULL and size > 0:
+            raise XAER_INVAL("no room for a header")
+        if value is None:
+            return DTX_EMPTY
+        if len(value) >= size:
+            return DTX_TRUNCATED
+        ffi.memmove(buffer, value + b"\0", len(value) + 1)
+        return XA_OK
+
+    _answer(outcome, thread, None, work)
 
 
 def _settle(thread: int, tag: int, how: int, outcome: Any) -> None:
@@ -212,6 +248,7 @@ for _name, _function in {
     "complete": _complete,
     "publish": _publish,
     "get": _get,
+    "header": _header,
     "settle": _settle,
     "use": _use,
     "gone": SWITCH.gone,

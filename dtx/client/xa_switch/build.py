@@ -24,13 +24,17 @@ _HERE: Final = Path(__file__).parent
 _TYPES: Final = """
     typedef struct xid_t { long formatID; long gtrid_length; long bqual_length; char data[128]; } XID;
     struct dtx_outcome { int code; char reason[...]; };
+    struct dtx_header { const char *name; const char *text; int64_t number; };
     struct dtx_properties {
         const char *content_type; const char *message_id; const char *correlation_id; const char *reply_to;
-        const char *type; const char *expiration; int priority; int transient; ...;
+        const char *type; const char *expiration; int priority; int transient; const char *content_encoding;
+        const char *app_id; const char *user_id; int64_t timestamp; const struct dtx_header *headers;
+        size_t header_count; ...;
     };
     struct dtx_message {
         uint64_t delivery_tag; size_t length; int redelivered; char exchange[...]; char routing_key[...];
-        char content_type[...]; char message_id[...]; char correlation_id[...]; char reply_to[...]; char type[...]; ...;
+        char content_type[...]; char message_id[...]; char correlation_id[...]; char reply_to[...]; char type[...];
+        char content_encoding[...]; char app_id[...]; char user_id[...]; int64_t timestamp; ...;
     };
     extern "Python" {
         void dtx_py_open(uint64_t, char *, int, long, struct dtx_outcome *);
@@ -40,6 +44,7 @@ _TYPES: Final = """
         void dtx_py_complete(uint64_t, int, long, struct dtx_outcome *);
         void dtx_py_publish(uint64_t, char *, char *, void *, size_t, struct dtx_properties *, struct dtx_outcome *);
         void dtx_py_get(uint64_t, char *, void *, size_t, struct dtx_message *, struct dtx_outcome *);
+        void dtx_py_header(uint64_t, uint64_t, char *, char *, size_t, struct dtx_outcome *);
         void dtx_py_settle(uint64_t, uint64_t, int, struct dtx_outcome *);
         void dtx_py_use(uint64_t, int, struct dtx_outcome *);
         void dtx_py_gone(uint64_t);

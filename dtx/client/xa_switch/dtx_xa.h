@@ -32,6 +32,17 @@ extern struct xa_switch_t dtx_xa_switch;
 struct xa_switch_t *lixa_get_xa_switch(void);
 struct xa_switch_t *ndrx_get_xa_switch(void);
 
+/* The structures below have grown. A program that was compiled with smaller ones does not find these functions. */
+#define dtx_publish dtx_publish_2
+#define dtx_get dtx_get_2
+
+/* One header of a message that is published. */
+struct dtx_header {
+    const char *name;
+    const char *text; /* UTF-8; NULL: the value is the number */
+    int64_t number;
+};
+
 /* Properties of a message that is published. Begin with all of it 0: what is NULL or 0 is not set. */
 struct dtx_properties {
     const char *content_type;
@@ -42,6 +53,12 @@ struct dtx_properties {
     const char *expiration; /* milliseconds, in decimal digits */
     int priority;           /* 1 to 255 */
     int transient;          /* not 0: it need not survive the broker */
+    const char *content_encoding;
+    const char *app_id;
+    const char *user_id; /* that of the open string's url: the server refuses any other */
+    int64_t timestamp;   /* seconds since 1970 */
+    const struct dtx_header *headers;
+    size_t header_count;
 };
 
 /* What is told of a message that was taken. Strings end with NUL, "" where there is none. */
@@ -56,6 +73,10 @@ struct dtx_message {
     char correlation_id[DTX_SHORT_STRING];
     char reply_to[DTX_SHORT_STRING];
     char type[DTX_SHORT_STRING];
+    char content_encoding[DTX_SHORT_STRING];
+    char app_id[DTX_SHORT_STRING];
+    char user_id[DTX_SHORT_STRING];
+    int64_t timestamp; /* seconds since 1970, 0: there is none */
 };
 
 /*
@@ -73,6 +94,11 @@ int dtx_publish(const char *exchange, const char *routing_key, const void *body,
 /* Take one message out of a queue. It stays taken when it is acknowledged and the branch commits; what was not
  * acknowledged goes back when the thread leaves the branch. DTX_EMPTY; DTX_TRUNCATED, with message->length. */
 int dtx_get(const char *queue, void *buffer, size_t size, struct dtx_message *message);
+
+/* One header of a message that this thread took in this branch and has not settled: text, a number or a time (seconds
+ * since 1970) in decimal digits, "true" or "false", with a NUL. DTX_EMPTY: there is no such header, or it has no value;
+ * DTX_TRUNCATED: the buffer is too small; XAER_INVAL: it is a table or an array. */
+int dtx_header(uint64_t delivery_tag, const char *name, char *buffer, size_t size);
 
 /* Acknowledge one message that this thread took in this branch. */
 int dtx_ack(uint64_t delivery_tag);

@@ -40,6 +40,8 @@ static void dtx_py_publish(uint64_t thread, char *exchange, char *routing_key, v
                            struct dtx_properties *properties, struct dtx_outcome *outcome);
 static void dtx_py_get(uint64_t thread, char *queue, void *buffer, size_t size, struct dtx_message *message,
                        struct dtx_outcome *outcome);
+static void dtx_py_header(uint64_t thread, uint64_t delivery_tag, char *name, char *buffer, size_t size,
+                          struct dtx_outcome *outcome);
 static void dtx_py_settle(uint64_t thread, uint64_t delivery_tag, int how, struct dtx_outcome *outcome);
 static void dtx_py_use(uint64_t thread, int rmid, struct dtx_outcome *outcome);
 static void dtx_py_gone(uint64_t thread);
@@ -246,6 +248,13 @@ EXPORTED int dtx_get(const char *queue, void *buffer, size_t size, struct dtx_me
 {
     if (begun(XAER_RMFAIL))
         dtx_py_get(thread, (char *)(uintptr_t)queue, buffer, size, message, &outcome_);
+    return outcome_.code;
+}
+
+EXPORTED int dtx_header(uint64_t delivery_tag, const char *name, char *buffer, size_t size)
+{
+    if (begun(XAER_RMFAIL))
+        dtx_py_header(thread, delivery_tag, (char *)(uintptr_t)name, buffer, size, &outcome_);
     return outcome_.code;
 }
 

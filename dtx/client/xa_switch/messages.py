@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import pika
@@ -47,13 +49,29 @@ def short(what: str, value: bytes) -> str:
     """
     if len(value) > _SHORT:
         raise XAER_INVAL(f"{what} of {len(value)} octets, {_SHORT} are possible")
+    return text(what, value)
+
+
+def text(what: str, value: bytes) -> str:
+    """A text that came from C.
+
+    Raises:
+        XAER_INVAL: it is no UTF-8.
+    """
     try:
         return value.decode()
     except UnicodeDecodeError:
         raise XAER_INVAL(f"{what} is not UTF-8") from None
 
 
-def properties_of(values: Mapping[str, bytes], priority: int, *, transient: bool) -> pika.BasicProperties:
+def properties_of(
+    values: Mapping[str, bytes],
+    priority: int = 0,
+    *,
+    transient: bool = False,
+    timestamp: int = 0,
+    headers: Mapping[str, str | int] | None = None,
+) -> pika.BasicProperties:
     """Properties to publish with.
 
     Raises:
@@ -61,9 +79,13 @@ def properties_of(values: Mapping[str, bytes], priority: int, *, transient: bool
     """
     if not 0 <= priority <= _MOST_PRIORITY:
         raise XAER_INVAL(f"a priority of {priority}, 0 to {_MOST_PRIORITY} are possible")
+    if timestamp < 0:
+        raise XAER_INVAL(f"a timestamp of {timestamp}, which is before 1970")
     return pika.BasicProperties(
         delivery_mode=None if transient else _PERSISTENT,
         priority=priority or None,
+        timestamp=timestamp or None,
+        headers=headers or None,
         **{name: short(name, value) for name, value in values.items()},
     )
 
@@ -100,7 +122,7 @@ def get(mine: Association, queue: str, size: int) -> Taken | int | None:
             method, properties, body = mine.channel.basic_get(queue)
         if method is None:
             return None
-        mine.unsettled.add(method.delivery_tag)
+        mine.unsettled[method.delivery_tag] = properties.headers or {}
         found = Taken(
             tag=method.delivery_tag,
             redelivered=method.redelivered,
@@ -115,6 +137,34 @@ def get(mine: Association, queue: str, size: int) -> Taken | int | None:
     return found  # type: ignore[no-any-return]
 
 
+def header(mine: Association, tag: int, name: str) -> bytes | None:
+    """A header of a message that was taken in this branch and is not settled, as text; ``None``: it has no value.
+
+    Raises:
+        XAER_INVAL: the message is not there; the header is a table or an array.
+    """
+    match _headers(mine, tag).get(name):  # what pika makes of values
+        case None:
+            return None
+        case bool() as value:
+            return b"true" if value else b"false"
+        case datetime() as value:
+            return b"%d" % value.timestamp()
+        case bytes() | bytearray() as value:
+            return bytes(value)
+        case str() | int() | float() | Decimal() as value:
+            return str(value).encode()
+        case _:
+            raise XAER_INVAL(f"header {name} is a table or an array")
+
+
+def _headers(mine: Association, tag: int) -> Mapping[str, Any]:
+    try:
+        return mine.unsettled[tag]
+    except KeyError:
+        raise XAER_INVAL(f"delivery tag {tag} is of no message that this thread has taken in {mine.xid}") from None
+
+
 def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
     """Acknowledge a message that was taken in this branch, or give it back.
 
@@ -123,14 +173,13 @@ def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
         XA_RBROLLBACK: the server refused something earlier.
         XAER_RMFAIL: it is out of reach.
     """
-    if tag not in mine.unsettled:
-        raise XAER_INVAL(f"delivery tag {tag} is of no message that this thread has taken in {mine.xid}")
+    _headers(mine, tag)
     with _working(mine):
         if ack:
             mine.channel.basic_ack(tag)
         else:
             mine.channel.basic_reject(tag, requeue=requeue)
-    mine.unsettled.discard(tag)
+    mine.unsettled.pop(tag, None)
 
 
 def give_back(mine: Association) -> None:

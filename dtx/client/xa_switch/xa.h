@@ -7,11 +7,15 @@
 #ifndef XA_H
 #define XA_H
 
-#define XIDDATASIZE 128 /* octets of gtrid and bqual together, at most */
 #define MAXGTRIDSIZE 64 /* octets of a global transaction identifier, at most */
 #define MAXBQUALSIZE 64 /* octets of a branch qualifier, at most */
 
-/* One branch of one transaction: the gtrid begins data, the bqual follows it without a gap. */
+/* One branch of one transaction: the gtrid begins data, the bqual follows it without a gap. A tx.h defines it, too: it
+ * says so by XID_T_TYPE, or at least by XIDDATASIZE. */
+#ifndef XID_T_TYPE
+#define XID_T_TYPE
+#ifndef XIDDATASIZE
+#define XIDDATASIZE 128 /* octets of gtrid and bqual together, at most */
 struct xid_t {
     long formatID;     /* who made it; -1: there is no xid */
     long gtrid_length; /* 1 to 64 */
@@ -19,6 +23,8 @@ struct xid_t {
     char data[XIDDATASIZE];
 };
 typedef struct xid_t XID;
+#endif
+#endif
 
 #define RMNAMESZ 32     /* octets of a resource manager's name, with its NUL */
 #define MAXINFOSIZE 256 /* octets of an open or close string, with its NUL */

@@ -45,6 +45,7 @@ ENTRIES: Final[dict[str, tuple[object, ...]]] = {
     "complete": (RM, NO_FLAGS),
     "publish": ("-", "queue", "body"),
     "get": ("queue", 10),
+    "header": (1, "colour", 10),
     "ack": (1,),
     "reject": (1, 1),
     "use": (RM,),
@@ -211,7 +212,9 @@ def test_arguments_that_are_not_there_are_refused(service: DtxService) -> None:
             driver.code("a", "publish", "-", "\udcff".encode(errors="surrogateescape").decode("latin1"), "x") == XA_OK
         )
         assert driver.code("a", "publish-with", "-", "queue", "x", 256) == XAER_INVAL
+        assert driver.code("a", "publish-with", "-", "queue", "x", 1, "null") == XAER_INVAL
         assert driver.code("a", "ack", 77) == XAER_INVAL
+        assert driver.code("a", "header", 77, "colour", 10) == XAER_INVAL
         driver("a", "end", XID, RM, SUCCESS)
         driver("a", "rollback", XID, RM, NO_FLAGS)
 
@@ -243,8 +246,38 @@ def test_nothing_else_is_exported() -> None:
     names = {line.split()[-1] for line in said.stdout.splitlines()}
     assert names == {
         *("dtx_xa_switch", "lixa_get_xa_switch", "ndrx_get_xa_switch", "PyInit__dtx_xa_switch"),
-        *("dtx_publish", "dtx_get", "dtx_ack", "dtx_reject", "dtx_use", "dtx_reason"),
+        *("dtx_publish_2", "dtx_get_2", "dtx_header", "dtx_ack", "dtx_reject", "dtx_use", "dtx_reason"),
     }
+
+
+_XID: Final = """
+struct xid_t { long formatID; long gtrid_length; long bqual_length; char data[XIDDATASIZE]; };
+typedef struct xid_t XID;
+"""
+_TX_H: Final = {
+    "LIXA": f"#define XIDDATASIZE 128\n#ifndef XID_T_TYPE\n#define XID_T_TYPE{_XID}#endif\n",
+    "X/Open": f"#define XIDDATASIZE 128{_XID}",
+}
+"""How tx.h of others defines an xid; they define much else."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [("LIXA", ("tx.h", "dtx_xa.h")), ("LIXA", ("dtx_xa.h", "tx.h")), ("X/Open", ("tx.h", "dtx_xa.h"))],
+    ids=["LIXA's first", "LIXA's last", "X/Open's first"],
+)
+def test_the_header_compiles_beside_tx_h(tmp_path: Path, kind: str, order: tuple[str, str]) -> None:
+    directory = built()
+    (tmp_path / "tx.h").write_text(_TX_H[kind])
+    includes = "".join(f'#include "{name}"\n' for name in order)
+    (tmp_path / "both.c").write_text(f"{includes}XID one = {{-1, 0, 0, {{0}}}};\n")
+    done = subprocess.run(
+        ["gcc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-fsyntax-only", f"-I{directory}", tmp_path / "both.c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_machine_without_a_compiler_is_told_what_is_missing() -> None:

@@ -17,7 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.service import DtxService
 
 pytestmark = only_standalone
-NOTHING = messages.properties_of({}, 0, transient=False)
+NOTHING = messages.properties_of({})
 
 
 class Thread:

@@ -1,6 +1,10 @@
 """Open strings of the XA switch, and what does not reach the server: flags, arguments."""
 
 import contextlib
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,10 +97,41 @@ def test_strings_that_amqp_cannot_carry_are_refused() -> None:
     with pytest.raises(XAER_INVAL, match="not UTF-8"):
         messages.short("queue", b"\xff")
     with pytest.raises(XAER_INVAL, match="a priority of -1"):
-        messages.properties_of({}, -1, transient=False)
+        messages.properties_of({}, -1)
+    with pytest.raises(XAER_INVAL, match="before 1970"):
+        messages.properties_of({}, timestamp=-1)
 
 
 def test_messages_are_persistent_unless_they_are_not_to_be() -> None:
-    assert messages.properties_of({}, 0, transient=False).delivery_mode == 2
+    assert messages.properties_of({}).delivery_mode == 2
     transient = messages.properties_of({"message_id": b"m"}, 9, transient=True)
     assert (transient.delivery_mode, transient.message_id, transient.priority) == (None, "m", 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("blau", b"blau"),
+        (b"\xff", b"\xff"),
+        (-7, b"-7"),
+        (True, b"true"),
+        (False, b"false"),
+        (1.5, b"1.5"),
+        (Decimal("2.50"), b"2.50"),
+        (datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), b"1700000000"),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_a_header_is_told_as_text(value: object, expected: bytes | None) -> None:
+    mine: Any = SimpleNamespace(unsettled={1: {"colour": value}}, xid="")
+    assert messages.header(mine, 1, "colour") == expected
+    with pytest.raises(XAER_INVAL, match="of no message"):
+        messages.header(mine, 2, "colour")
+
+
+@pytest.mark.parametrize("value", [{}, []], ids=repr)
+def test_a_header_that_has_no_text_is_refused(value: object) -> None:
+    mine: Any = SimpleNamespace(unsettled={1: {"colour": value}}, xid="")
+    with pytest.raises(XAER_INVAL, match="header colour is a table or an array"):
+        messages.header(mine, 1, "colour")

@@ -175,10 +175,16 @@ def test_properties_come_along(driver: Driver, broker: Broker, queue: str) -> No
     driver("a", "commit", xid, RM, ONE_PHASE)
     driver("a", "start", xid, RM, NO_FLAGS)
     tag, body, redelivered, *rest = driver("a", "get", queue, 10, "properties").split(" ")
-    assert (body, redelivered, rest) == ("x", "0", ["", queue, "text/plain", "m1", "c1", "r1", "t1"])
+    assert (body, redelivered) == ("x", "0")
+    assert rest == ["", queue, "text/plain", "m1", "c1", "r1", "t1", "gzip", "a1", "guest", "1700000000"]
+    assert driver("a", "header", tag, "colour", 5) == "blue"
+    assert driver("a", "header", tag, "count", 64) == "-7"
+    assert driver.code("a", "header", tag, "colour", 4) == DTX_TRUNCATED
+    assert driver.code("a", "header", tag, "shape", 64) == DTX_EMPTY
     driver("a", "ack", tag)
+    assert driver.code("a", "header", tag, "colour", 64) == XAER_INVAL
     _, body, _, *rest = driver("a", "get", queue, 10, "properties").split(" ")
-    assert (body, rest) == ("y", ["", queue, "", "", "", "", ""])
+    assert (body, rest) == ("y", ["", queue, "", "", "", "", "", "", "", "", "0"])
     driver("a", "end", xid, RM, SUCCESS)
     driver("a", "rollback", xid, RM, NO_FLAGS)
 

@@ -40,6 +40,7 @@ static pthread_mutex_t speaking = PTHREAD_MUTEX_INITIALIZER;
 
 static int (*publish)(const char *, const char *, const void *, size_t, const struct dtx_properties *);
 static int (*get)(const char *, void *, size_t, struct dtx_message *);
+static int (*header)(uint64_t, const char *, char *, size_t);
 static int (*ack)(uint64_t);
 static int (*reject)(uint64_t, int);
 static int (*use)(int);
@@ -218,8 +219,9 @@ static int taken(char **word, FILE *out)
     if (code == XA_OK)
         fprintf(out, " %lu %.*s", (unsigned long)message.delivery_tag, (int)message.length, buffer);
     if (code == XA_OK && !strcmp(word[4], "properties"))
-        fprintf(out, " %d %s %s %s %s %s %s %s", message.redelivered, message.exchange, message.routing_key,
-                message.content_type, message.message_id, message.correlation_id, message.reply_to, message.type);
+        fprintf(out, " %d %s %s %s %s %s %s %s %s %s %s %ld", message.redelivered, message.exchange,
+                message.routing_key, message.content_type, message.message_id, message.correlation_id, message.reply_to,
+                message.type, message.content_encoding, message.app_id, message.user_id, (long)message.timestamp);
     if (code == DTX_TRUNCATED)
         fprintf(out, " %zu", message.length);
     if (buffer[room] != '!')
@@ -267,6 +269,13 @@ static int done(char **word, FILE *out)
         properties.type = "t1";
         properties.expiration = "3600000";
         properties.priority = (int)strtol(word[5], NULL, 10);
+        properties.content_encoding = "gzip";
+        properties.app_id = "a1";
+        properties.user_id = "guest";
+        properties.timestamp = 1700000000;
+        const struct dtx_header headers[] = {{.name = "colour", .text = "blue"}, {.name = "count", .number = -7}};
+        properties.headers = strcmp(word[6], "null") ? headers : NULL;
+        properties.header_count = 2;
         return publish(strcmp(word[2], "-") ? word[2] : "", word[3], word[4], strlen(word[4]), &properties);
     }
     if (!strcmp(call, "publish-nothing"))
@@ -282,6 +291,12 @@ static int done(char **word, FILE *out)
     }
     if (!strcmp(call, "get"))
         return taken(word, out);
+    if (!strcmp(call, "header")) {
+        char value[64] = "?";
+        int code = header(strtoull(word[2], NULL, 10), word[3], value, strtoul(word[4], NULL, 10));
+        fprintf(out, " %s", value);
+        return code;
+    }
     if (!strcmp(call, "ack"))
         return ack(strtoull(word[2], NULL, 10));
     if (!strcmp(call, "reject"))
@@ -362,8 +377,9 @@ int main(int argc, char **argv)
         xa = found(argv[2]);
     else
         xa = ((struct xa_switch_t * (*)(void)) found(argv[2]))();
-    publish = found("dtx_publish");
-    get = found("dtx_get");
+    publish = found("dtx_publish_2");
+    get = found("dtx_get_2");
+    header = found("dtx_header");
     ack = found("dtx_ack");
     reject = found("dtx_reject");
     use = found("dtx_use");
