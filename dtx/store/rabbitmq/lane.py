@@ -331,8 +331,11 @@ class Lane:
         return self.distrust is None
 
     def next_unit(self) -> Unit:
-        """The unit that phase two of a branch would use now; without a lock when the lane is not connected."""
-        lock = self._connection.lock if self._connection is not None else ""
+        """The unit that phase two of a branch would use now; without a lock when the lane is not ready.
+
+        Not before receipts have been judged: a unit without one is applied again where its outcome is not known.
+        """
+        lock = self._connection.lock if self._connection is not None and self._up.is_set() else ""
         return Unit(
             number=0,
             lock=lock,

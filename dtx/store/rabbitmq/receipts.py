@@ -65,6 +65,8 @@ class Receipts:
         self._stem: Final = identity.stem
         self.queues: Final = receipt_queues(self._stem)
         self.incarnation: str | None = None
+        self._proposed: str | None = None
+        """A marker that may lie in the queues, and that no unit relies on yet."""
         self._current = 0
         self._pending = [0] * GENERATIONS
         self._used = [False] * GENERATIONS
@@ -182,7 +184,8 @@ class Receipts:
             if markers:
                 self.incarnation = min(markers)
                 return
-            incarnation = str(uuid4())
+            # The transaction of an earlier attempt may still be under way: two markers must not differ.
+            incarnation = self._proposed = self._proposed or str(uuid4())
             failpoint.at(Point.MARKER_BEFORE)
             channel = await OwnChannel(upstream).open()
             await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
@@ -191,7 +194,7 @@ class Receipts:
             await channel.send_steps(((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), keys.TX_COMMIT_OK)
             failpoint.at(Point.MARKER_AFTER)
             await channel.close()
-            self.incarnation = incarnation
+            self.incarnation, self._proposed = incarnation, None
 
     async def left_by(self, lock: str, upstream: Upstream) -> Scan:
         """All receipts of the dtx that made *lock*, read once after *lock* was seen free.

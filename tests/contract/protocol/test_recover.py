@@ -11,7 +11,7 @@ from dtx.client import AsyncCoordinator, Coordinator
 from dtx.wire.amqp09.calls import Call, Commit, Forget, GetTimeout, Prepare, Recover, Rollback, Start
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
-from tests.support.broker import Broker, Mode, StandaloneBroker
+from tests.support.broker import Mode, StandaloneBroker
 from tests.support.client import async_connected, connected, new_xid
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
@@ -64,11 +64,14 @@ def seeded(
     mine = (in_doubt(xid, many, local=local) for xid in xids)
     decided = (heuristic(xid, outcome, local=local) for outcome, xid in heuristics.items())
     seed(database, (*mine, *others, *decided), QUEUE)
-    with DtxService(broker=None if node is None else node.url(), database=database) as running:
-        broker: Broker = StandaloneBroker(running) if node is None else node
-        broker.add_vhost(many)
+    if node is not None:
+        node.add_vhost(many)
+    with DtxService(broker=None if node is None else node.url(vhost=many), database=database) as running:
+        if node is None:
+            StandaloneBroker(running).add_vhost(many)
         yield running
-        broker.delete_vhost(many)
+    if node is not None:
+        node.delete_vhost(many)
     postgres.drop_database(database)
 
 

@@ -24,6 +24,7 @@ from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.receipts import Receipts, Scan
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import Answer, Complete, Effect, Happened, Operation, Persist, Request, State
+from tests.evidence.sim.broker_session import BrokerChannel
 from tests.evidence.sim.run import Shape
 
 Change = tuple[Any, str, Any]
@@ -114,6 +115,22 @@ def _no_lock() -> Sequence[Change]:
         await asyncio.sleep(0)
 
     return [(Lane, "_until_free", at_once)]
+
+
+def _lock_of_the_connection() -> Sequence[Change]:
+    """A lock ends with its connection, as an exclusive queue does, and not with the last channel that may act."""
+    ended = BrokerChannel.connection_ended
+
+    def early(self: BrokerChannel, gone: float) -> None:
+        def release() -> None:
+            for tag, queue in self.consumers.items():
+                if tag.startswith(b"dtx.lock."):
+                    queue.consumers = [consumer for consumer in queue.consumers if consumer.channel is not self]
+
+        self.broker.process.call(gone, release)
+        ended(self, gone)
+
+    return [(BrokerChannel, "connection_ended", early)]
 
 
 def _marker_ignored() -> Sequence[Change]:
@@ -328,6 +345,7 @@ MUTATIONS: Final = (
     Mutation(name="an answer before its write, standalone", changes=_answer_first, shape=_STANDALONE),
     Mutation(name="phase two without a decision", changes=_no_decision, shape=_SLOW),
     Mutation(name="locks are not waited for", changes=_no_lock, shape=_SEPARATED),
+    Mutation(name="locks end with connections", changes=_lock_of_the_connection, shape=_LOST),
     Mutation(name="a broker's restart is overlooked", changes=_marker_ignored, shape=_BROKER_DIES),
     Mutation(name="unknown is taken for never", changes=_unknown_is_never, shape=_BROKER_DIES),
     Mutation(name="units are repeated without asking", changes=_always_again, shape=_LOST),
