@@ -155,7 +155,7 @@ def test_a_get_takes_nothing_from_a_consumer_that_waited(talk: Dialogue) -> None
     talk.until(lambda: len(found) == 20, "all deliveries")
 
 
-def test_what_a_consumer_waited_for_is_not_counted_purged_or_deleted(talk: Dialogue) -> None:
+def test_what_consumers_waited_for_is_not_counted_purged_or_deleted(talk: Dialogue) -> None:
     queue = talk.queue()
     found: list[Got] = []
     talk.collect(found, queue)
