@@ -1,5 +1,6 @@
 """Proton's examples tx_send and tx_recv, with their variants that abort: programs driven by events, in batches."""
 
+import secrets
 from typing import Any
 
 import pytest
@@ -102,6 +103,38 @@ class TxReceive(handlers.MessagingHandler, handlers.TransactionHandler):  # type
         self._over()
 
 
+class ThreeReceivers(handlers.MessagingHandler):  # type: ignore[misc]
+    """Takes messages of three queues over a session with a small window, and closes one link while some wait for it."""
+
+    def __init__(self, url: str, queues: list[str], each: int) -> None:
+        super().__init__(prefetch=0)
+        self._url, self._queues, self._each = url, queues, each
+        self.got = [0] * len(queues)
+        self.error: Any = None
+
+    def on_start(self, event: Any) -> None:
+        self._connection = event.container.connect(self._url, allowed_mechs="PLAIN", max_frame_size=1024)
+        session = self._connection.session()
+        session.incoming_capacity = 4096
+        session.open()
+        self._receivers = [event.container.create_receiver(session, queue, name=queue) for queue in self._queues]
+        for receiver in self._receivers:
+            receiver.flow(self._each)
+
+    def on_message(self, event: Any) -> None:
+        self.got[self._receivers.index(event.receiver)] += 1
+        if self.got[0] + self.got[2] == 1:
+            self._receivers[1].close()
+        if self.got[::2] == [self._each] * 2:
+            self._connection.close()
+
+    def on_transport_error(self, event: Any) -> None:
+        self.error = event.transport.condition
+        event.container.stop()
+
+    on_connection_error = on_transport_error
+
+
 def run(program: Any) -> None:
     reactor.Container(program).run()
 
@@ -116,3 +149,18 @@ def test_tx_send_and_tx_recv_pass_messages_on(
     run(receiving)
     assert sorted(receiving.committed) == kept
     assert take_all(channel, queue) == []
+
+
+def test_a_link_is_closed_while_messages_wait_for_the_window(service: DtxService, channel: BlockingChannel) -> None:
+    """Proton ends the connection when a delivery-id is not the one that follows the last."""
+    each = 20
+    queues = [f"proton-{secrets.token_hex(6)}" for _ in range(3)]
+    for queue in queues:
+        channel.queue_declare(queue)
+        for _ in range(each):
+            channel.basic_publish("", queue, bytes(3000))
+    program = ThreeReceivers(f"amqp://guest:guest@{service.host}:{service.port}", queues, each)
+    run(program)
+    assert (program.error, program.got[::2]) == (None, [each, each])
+    for queue in queues:
+        channel.queue_delete(queue)

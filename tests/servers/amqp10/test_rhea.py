@@ -59,6 +59,20 @@ def test_rhea_posts_and_retires_in_transactions(
     assert take_all(channel, queue) == [b"kept 2"]
 
 
+def test_rhea_closes_a_link_while_messages_wait_for_its_window(
+    service: DtxService, channel: BlockingChannel, programs: Path
+) -> None:
+    """Three receivers; it ends the connection when a delivery-id is not the one that follows the last."""
+    queues = [f"rhea-{secrets.token_hex(6)}" for _ in range(3)]
+    for queue in queues:
+        channel.queue_declare(queue)
+        for _ in range(1500):
+            channel.basic_publish("", queue, b"x")
+    assert said(programs, "windows.js", service, *queues) == [1500, 1500]
+    for queue in queues:
+        channel.queue_delete(queue)
+
+
 def test_rhea_subscribes_to_an_exchange(
     mode: Mode, service: DtxService, channel: BlockingChannel, programs: Path
 ) -> None:
