@@ -67,6 +67,10 @@ from dtx.xa.codes import XaError
 _log = get_logger(part="connection")
 
 _CAPABILITIES: Final = frozenset(Capability)
+_ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
+"""A target without an address leads to the node that each message names (AMQP Anonymous Terminus, 2.2): Proton's
+requests and replies need it.
+"""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to answer close."""
 _MAX_CHANNELS: Final = 0x10000
@@ -133,6 +137,7 @@ class Connection(ClientConnection):
                 channel_max=min(limits.max_channels, _MAX_CHANNELS) - 1,
                 max_message_size=limits.max_message_bytes,
                 max_partial=max(_MAX_PARTIAL, limits.max_message_bytes),
+                offered_capabilities=(_ANONYMOUS_RELAY,),
             ),
             time.monotonic(),
         )

@@ -12,7 +12,7 @@ from dtx.server.amqp10.mapping import from_basic
 from dtx.server.amqp10.nodes import Handed, Origin, kills
 from dtx.server.standalone.limits import MAX_UNACKED
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp10.coordination import Transaction, WorkRefused, provisional
+from dtx.wire.amqp10.coordination import TXN_ID, Transaction, WorkRefused, provisional
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.events import Flowed
@@ -172,6 +172,10 @@ class Outgoing:
         if named is not None:
             self._acquires = _InWork(named, self._connection.transactions.work(named))
             self._acquires.work.acquires(self)
+            # Our flows say it, too: 4.4, "with which transaction future transfers from that link will be performed".
+            self._link.properties = {TXN_ID: named.txn_id}
+        if event.flow.echo and event.flow.properties:
+            self._link.flow()
         self.node.follow()
         self._end_drain()
 
@@ -185,7 +189,7 @@ class Outgoing:
     def acquire_no_more(self, work: "Work") -> None:
         """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
         if self._acquires is not None and self._acquires.work is work:
-            self._acquires = None
+            self._acquires = self._link.properties = None
             self._connection.soon(self.resume)
 
     def discharged(self, work: "Work", *, committed: bool) -> None:

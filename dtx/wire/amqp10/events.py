@@ -54,7 +54,8 @@ class Attached:
 
 @value
 class Flowed:
-    """The peer has said something about a link; the link has its new credit. What echo asks for has been sent.
+    """The peer has said something about a link; the link has its new credit. What echo asks for has been sent, but by a
+    sender whose flow has properties: what they mean belongs into the answer, so the shell sends that.
 
     Args:
         session, link: which.

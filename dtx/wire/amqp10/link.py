@@ -80,6 +80,7 @@ class Link:
         delivery_count: deliveries so far, a serial number.
         drain: whether unused credit is to be given back.
         max_message_size: the peer's, octets; ``None`` for no limit.
+        properties: of a sender: those that its flows have.
         unsettled: what was sent, or waits for that, and is not settled, by its number.
     """
 
@@ -96,6 +97,7 @@ class Link:
         "max_message_size",
         "name",
         "partial",
+        "properties",
         "queued",
         "remote_handle",
         "role",
@@ -115,6 +117,7 @@ class Link:
         self.drain = False
         self.max_message_size: int | None = None
         self.partial: Partial | None = None
+        self.properties: dict[str, Any] | None = None
         self.queued = 0
         self.unsettled: dict[int, Outgoing] = {}
         self.context: Any = None
@@ -203,7 +206,7 @@ class Link:
         Args:
             available: of a sender: messages that could be sent, if there were credit.
             echo: ask the peer for its own.
-            properties: of the link.
+            properties: of the link; those that it has already where they are not given.
         """
         if self.state not in SENDING:
             return
@@ -217,7 +220,7 @@ class Link:
             available=available,
             drain=self.drain,
             echo=echo,
-            properties=properties,
+            properties=properties or self.properties,
         )
 
     def send(
@@ -326,7 +329,8 @@ class Link:
             self.credit -= used
         if flow.echo:
             self._echo = self.state is State.OPEN_RECEIVED  # then the answer waits for our attach
-            self.flow()
+            if self.role is Role.RECEIVER or not flow.properties:
+                self.flow()
         self._session.tell(Flowed(session=self._session.channel, link=self.handle, flow=flow))
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:

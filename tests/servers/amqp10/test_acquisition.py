@@ -115,6 +115,21 @@ def test_an_acquisition_without_an_outcome_is_decided_by_the_discharge(
     assert take_all(channel, queue, at_least=len(left)) == left
 
 
+def test_flows_name_the_transaction_of_what_comes_next(raw: Raw, queue: str) -> None:
+    """4.4: "… but indicates with which transaction future transfers from that link will be performed"."""
+    session = raw.begin()
+    control = raw.control(session)
+    txn_id = raw.declare(session, control)
+    link, _ = raw.receiver(session, queue, credit=0)
+    for properties in ({"txn-id": txn_id}, None):
+        link.credit = 5
+        link.flow(echo=True, properties=properties)
+        assert raw.expect(Flowed, lambda event: event.link == link.handle).flow.properties == {"txn-id": txn_id}
+    assert raw.discharge(session, control, txn_id) == ACCEPTED
+    link.flow(echo=True)
+    assert raw.expect(Flowed, lambda event: event.link == link.handle).flow.properties is None
+
+
 @pytest.mark.parametrize(("default", "left"), [(None, [b"one"]), (Accepted(), [])])
 def test_what_is_settled_without_an_outcome_gets_the_default_one_with_the_discharge(
     raw: Raw, channel: BlockingChannel, queue: str, default: Accepted | None, left: list[bytes]

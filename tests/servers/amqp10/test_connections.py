@@ -14,7 +14,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Closed
+from dtx.wire.amqp10.events import Closed, Opened
 from dtx.wire.amqp10.frames import EMPTY_FRAME
 from dtx.wire.amqp10.performatives import Role, SaslCode
 from dtx.wire.amqp10.serial import add
@@ -50,6 +50,12 @@ def closed(raw: Raw) -> str:
         data = raw.socket.recv(1 << 16)
         assert data, "the server has closed the connection and not said why"
         raw.events += raw.engine.receive(data, 0.0)
+
+
+def test_open_offers_what_is_implemented(service: DtxService) -> None:
+    """Proton's requests and replies, for example, send to a target without an address only where this is offered."""
+    with Raw(service) as raw:
+        assert raw.expect(Opened).open.offered_capabilities == ("ANONYMOUS-RELAY",)
 
 
 def test_a_wrong_password_is_refused(service: DtxService) -> None:

@@ -433,6 +433,20 @@ def test_echo_is_answered_with_the_state_of_the_link() -> None:
     assert (said.available, said.echo, said.properties) == (9, True, {"txn-id": b"t"})
 
 
+def test_the_flows_of_a_sender_have_its_properties() -> None:
+    """4.4: "in the case of the flow frame traveling from resource to controller, the txn-id … indicates with which
+    transaction future transfers from that link will be performed".
+    """
+    peer, _, link = receiver(3)
+    peer.say(flow(0, delivery_count=0, link_credit=4, echo=True, properties={"txn-id": b"t"}))
+    assert peer.said() == []  # the shell knows the transaction, or ends the link
+    link.properties = {"txn-id": b"t"}
+    link.flow()
+    peer.say(flow(0, delivery_count=0, link_credit=4, echo=True))
+    link.drained()
+    assert [said.properties for said in peer.said()] == [{"txn-id": b"t"}] * 3
+
+
 def test_echo_before_our_attach_is_answered_behind_it() -> None:
     peer = Peer().open()
     session = peer.begin()
