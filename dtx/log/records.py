@@ -59,6 +59,10 @@ UNDELIVERED = frozenset({Fate.DROPPED, Fate.DISCARDED})
 """Of messages that nobody got: they go to the archive when their branch is forgotten."""
 
 
+EXCLUSIVE = 2
+"""Flag of a consumption: its queue goes with the connection that declared it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One message published or consumed in a branch.
@@ -69,7 +73,8 @@ class Work:
         exchange: where it is (was) published.
         routing_key: with which key.
         queue: where it was consumed from; ``None`` for a publish that is not routed yet.
-        flags: publish: bit 0 mandatory; consume: bit 0 redelivered; ``None`` where that is not kept (standalone mode).
+        flags: publish: bit 0 mandatory; consume: bit 0 redelivered, bit 1 :data:`EXCLUSIVE`; ``None`` where that is
+            not kept (standalone mode).
         properties: content header from the property flags on, as received.
         body: the message body.
         unit: number of the unit that takes it; ``None`` for a publish.
@@ -121,7 +126,7 @@ def redirected(work: Work, to: Redirect) -> Work:
     """*work* as it goes elsewhere."""
     if work.kind is WorkKind.PUBLISH:
         return replace(work, exchange=to.exchange, routing_key=to.routing_key)
-    return replace(work, queue=to.queue)
+    return replace(work, queue=to.queue, flags=None if work.flags is None else work.flags & ~EXCLUSIVE)
 
 
 def closed(work: Work, close: Close) -> Work:

@@ -12,7 +12,7 @@ from dtx.log import binary, message_statements
 from dtx.log.changes import Change, Define, Store
 from dtx.log.marks import mark, marks
 from dtx.log.message_statements import Filled, bind_topology, changed
-from dtx.log.records import WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
+from dtx.log.records import EXCLUSIVE, WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
 from dtx.log.statement import (
     CONFLICT,
     OUT_OF_TURN,
@@ -234,7 +234,8 @@ REDIRECT: Final = Statement(
     b"redirect",
     expect_all(
         "UPDATE dtx.work w SET exchange = CASE w.kind WHEN 'publish' THEN u.exchange ELSE w.exchange END, "
-        "routing_key = CASE w.kind WHEN 'publish' THEN u.routing_key ELSE w.routing_key END, queue = u.queue "
+        "routing_key = CASE w.kind WHEN 'publish' THEN u.routing_key ELSE w.routing_key END, queue = u.queue, "
+        f"flags = CASE w.kind WHEN 'publish' THEN w.flags ELSE w.flags & ~{EXCLUSIVE} END "
         f"FROM {unnest(_REDIRECT)} WHERE w.branch_id = u.branch_id "
         f"AND w.position = u.position AND w.rm = $1::text AND {_OPEN} RETURNING 1",
         "the work is not there, or not open",

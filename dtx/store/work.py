@@ -4,13 +4,13 @@ Nothing here is durable, and nothing needs to be: what has not been prepared is 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.changes import Slot
-from dtx.log.records import Work, WorkKind
+from dtx.log.records import EXCLUSIVE, Work, WorkKind
 from dtx.xa.model import Vote
 
 Decided = Callable[[bool], None]
@@ -51,6 +51,7 @@ class Delivery:
         queue: where it came from.
         body: ``None`` when its content was too much to keep.
         slot: standalone mode: where it is stored; its content is not kept here.
+        exclusive: alongside: *queue* goes with the client's connection to the broker.
     """
 
     holder: "Holder"
@@ -63,6 +64,7 @@ class Delivery:
     body: bytes | None
     size: int
     slot: Slot | None = None
+    exclusive: bool = field(default=False, kw_only=True)
 
 
 class Holder(Hashable, Protocol):
@@ -262,7 +264,7 @@ class HeldWork:
                         exchange=item.exchange,
                         routing_key=item.routing_key,
                         queue=item.queue,
-                        flags=int(item.redelivered),
+                        flags=int(item.redelivered) | (EXCLUSIVE if item.exclusive else 0),
                         properties=item.properties,
                         body=item.body or b"",
                         unit=units[item.holder],

@@ -6,7 +6,7 @@ import pytest
 
 from dtx.log.api import LogConflict, MessageLog
 from dtx.log.changes import Change, Define, QueueRow, Slot, StoredMessage
-from dtx.log.records import Close, Fate, JournalEvent, Line, LogState, Redirect, WorkKind
+from dtx.log.records import EXCLUSIVE, Close, Fate, JournalEvent, Line, LogState, Redirect, WorkKind
 from dtx.xa.codes import Heuristic
 from tests.support.branches import a_branch, a_commit, a_completion, a_consume, a_line, a_publish, an_insert
 
@@ -67,12 +67,12 @@ async def test_what_is_open_at_the_end_went_the_way_of_its_kind(log: MessageLog)
 
 async def test_a_message_that_is_redirected_goes_elsewhere_and_is_the_same(log: MessageLog) -> None:
     branch = a_branch(publishes=1, consumes=1)
-    await log.write(an_insert(branch, a_publish(0), a_consume(1)))
+    await log.write(an_insert(branch, a_publish(0), a_consume(1, flags=1 | EXCLUSIVE)))
     to = (Redirect(position=0, exchange=b"spare", routing_key=b"k\xff"), Redirect(position=1, queue=b"spare queue"))
     await log.write(a_commit(branch, redirects=to))
     assert await log.read_work(branch.id) == [
         replace(a_publish(0), exchange=b"spare", routing_key=b"k\xff"),
-        replace(a_consume(1), queue=b"spare queue"),
+        replace(a_consume(1, flags=1), queue=b"spare queue"),
     ]
     gone = a_commit(branch, expect=LogState.COMMITTING, version=2, fates=((0, Fate.DISCARDED),))
     await log.write(gone)

@@ -16,6 +16,7 @@ from dtx.server.alongside.unsettled import ANSWERS, Tally
 from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import Declares
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import calls, content, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
@@ -125,6 +126,7 @@ class Channel:
         self.tally: Tally | None = None
         """What it has consumed, since it began to."""
         self.last_queue = b""
+        self._declares = Declares(session.upstream.exclusive)
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
         self._running = Running.NOTHING
@@ -244,6 +246,8 @@ class Channel:
                 self._consume(key, buffer[start + 7 : end - 1])
             case keys.QUEUE_DECLARE:
                 self._note_queue(buffer[start + 7 : end - 1])
+            case keys.QUEUE_DELETE:
+                self._declares.deleted(buffer[start + 7 : end - 1], self.last_queue)
             case keys.CHANNEL_FLOW:
                 self._fenced().sent(key)
             case _:
@@ -270,6 +274,7 @@ class Channel:
     def _note_queue(self, payload: bytes) -> None:
         if len(payload) > 6:
             self.last_queue = payload[7 : 7 + payload[6]] or self.last_queue
+            self._declares.asked(payload)
 
     def _to_broker(self, buffer: bytes, start: int, end: int) -> None:
         frame = buffer[start:end]
@@ -291,6 +296,7 @@ class Channel:
             self.session.forget(self)
         elif key == keys.QUEUE_DECLARE_OK:
             self.last_queue = content.declare_ok(buffer[start + 7 : end - 1]).queue
+            self._declares.answered(self.last_queue)
         elif key == keys.CHANNEL_FLOW_OK and self._fence is not None and self._fence.received(buffer, start):
             return
         elif key in ANSWERS and self.tally is not None:

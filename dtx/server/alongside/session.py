@@ -59,6 +59,7 @@ _TO_BROKER: Final = frozenset(
         keys.BASIC_CONSUME,
         keys.BASIC_GET,
         keys.QUEUE_DECLARE,
+        keys.QUEUE_DELETE,
     }
 )
 """Methods of a client that do not pass unseen."""

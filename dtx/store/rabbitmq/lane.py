@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.records import Unit, Work
+from dtx.log.records import EXCLUSIVE, Unit, Work
 from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
@@ -430,6 +430,12 @@ class Lane:
             missing = await self._missing(dict.fromkeys(item.queue for item in work if item.queue is not None))
             gone = {item.position for item in work if item.queue in missing}
             reason = "404 queue is gone"
+        # An exclusive queue goes with the connection that declared it, and so do its messages: without dtx these would
+        # be gone too, and nobody else could ever have got them.
+        dead = {item.position for item in work if item.position in gone and (item.flags or 0) & EXCLUSIVE}
+        if dead:
+            _log.info("messages of exclusive queues that are gone are dropped", branch=phase.branch_id, count=len(dead))
+            gone -= dead
         if not gone:
             return result
         return Refused(

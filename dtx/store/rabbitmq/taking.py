@@ -18,7 +18,7 @@ from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import declare_lock, hold_lock
-from dtx.store.rabbitmq.upstream import Content, Upstream, UpstreamLost
+from dtx.store.rabbitmq.upstream import Content, Declares, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, requests
@@ -152,6 +152,7 @@ class TakingChannel:
         """Who consumes from the last queue, while the broker has not said what it calls it."""
         self._declaring: deque[list[_Consumer] | None] = deque()
         """The same of each queue.declare that is not answered."""
+        self._declares = Declares(upstream.exclusive)
         self._delivery: Delivery | None = None
         self._content: Content | None = None
         self._skip = False
@@ -194,6 +195,9 @@ class TakingChannel:
                 self._getting.append(self._consumer(get.queue, get.no_ack))
             case keys.QUEUE_DECLARE:
                 self._declare(payload)
+                self._declares.asked(payload)
+            case keys.QUEUE_DELETE:
+                self._declares.deleted(payload, self._last_queue)
             case _:
                 pass
         self._send(method_frame(self.number, payload))
@@ -488,7 +492,9 @@ class TakingChannel:
                 if self._getting:
                     self._getting.popleft()
             case keys.QUEUE_DECLARE_OK:
-                self._declared(content.declare_ok(payload).queue)
+                name = content.declare_ok(payload).queue
+                self._declared(name)
+                self._declares.answered(name)
             case _:
                 pass
 
@@ -527,6 +533,7 @@ class TakingChannel:
                 properties=b"",
                 body=None,
                 size=0,
+                exclusive=consumer.queue in self.upstream.exclusive,
             )
 
     def _early(self, tag: bytes) -> _Consumer:

@@ -7,13 +7,14 @@ Channels have handlers; frames of channels without one are the proxy's to pass o
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol, TypeVar, cast
 
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, declarations, keys, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
@@ -24,6 +25,8 @@ _Octets = TypeVar("_Octets", bytes, int)
 Step = tuple[Sequence[bytes], Point]
 """Whole frames, and the failpoint at which they are sent."""
 
+_MOST_EXCLUSIVE: Final = 10_000
+"""Exclusive queues that one connection remembers."""
 MOST_UNSENT: Final = 1 << 20
 """Octets that wait to be sent on one socket before whoever writes is stopped: several frames of the usual size."""
 
@@ -58,6 +61,64 @@ class Handler(Protocol):
         """The connection is gone."""
 
 
+class ExclusiveQueues:
+    """The queues that one connection has declared exclusive: the broker deletes them with it, messages and all.
+
+    A queue that dtx is not sure about is not among them.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, None] = {}
+
+    def __contains__(self, queue: bytes) -> bool:
+        return queue in self._names
+
+    def add(self, queue: bytes) -> None:
+        """The broker has declared it."""
+        self._names[queue] = None
+        if len(self._names) > _MOST_EXCLUSIVE:
+            self.discard(next(iter(self._names)))
+
+    def discard(self, queue: bytes) -> None:
+        """It is deleted, or may be another one by now."""
+        self._names.pop(queue, None)
+
+
+class Declares:
+    """What one channel does to the exclusive queues of its connection.
+
+    Args:
+        queues: of the connection.
+    """
+
+    def __init__(self, queues: ExclusiveQueues) -> None:
+        self._queues = queues
+        self._asked: deque[bool] = deque()
+        """Of each queue.declare that is not answered: whether it makes an exclusive queue."""
+
+    def asked(self, payload: bytes) -> None:
+        """The client sent queue.declare."""
+        try:
+            declare = declarations.queue_declare(payload)
+        except WireError:
+            return  # the broker refuses it
+        makes = declare.exclusive and not declare.passive
+        if not makes and not declare.passive:
+            self._queues.discard(declare.queue)
+        if not declare.no_wait:
+            self._asked.append(makes)
+
+    def answered(self, queue: bytes) -> None:
+        """The broker sent queue.declare-ok."""
+        if self._asked and self._asked.popleft():
+            self._queues.add(queue)
+
+    def deleted(self, payload: bytes, last_queue: bytes) -> None:
+        """The client sent queue.delete; *last_queue* is the one that the channel declared last."""
+        with suppress(WireError):
+            self._queues.discard(declarations.queue_delete(payload).queue or last_queue)
+
+
 class Upstream(asyncio.BaseProtocol):
     """One connection to the broker."""
 
@@ -70,6 +131,7 @@ class Upstream(asyncio.BaseProtocol):
         self.blocked = False
         self.lock = ""
         """Name of the exclusive queue that shows, as long as it is there, that this connection may still act."""
+        self.exclusive = ExclusiveQueues()
         self.is_lost = False
         self._transport: asyncio.Transport | None = None
         self._pulse = Pulse(lambda: self.write(HEARTBEAT_FRAME), lambda: self.abort("the broker missed its heartbeats"))

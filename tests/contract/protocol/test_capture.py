@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
@@ -31,6 +31,11 @@ def full(broker: Broker, queue: str) -> str:
 
 def numbers(*values: int) -> list[bytes]:
     return [str(value).encode() for value in values]
+
+
+def read_declared(client: RawClient, channel: int) -> str:
+    """The name in queue.declare-ok."""
+    return content.declare_ok(client.read_method(channel, keys.QUEUE_DECLARE_OK)).queue.decode()
 
 
 def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
@@ -360,6 +365,72 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
     assert raw.ask(2, Rollback(xid=xids[1])) is XaFlag.OK
     wait_until(lambda: not any(name.decode() in rabbitmq.ctl("list_queues", "name") for name in names), what="the end")
     assert bodies(rabbitmq, queue) == [b"result"]
+
+
+@only_alongside
+@pytest.mark.parametrize("declares_on", [1, 2], ids=["the selected channel", "another channel"])
+def test_what_a_gone_exclusive_queue_held_goes_with_it(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, full: str, xid: Xid, declares_on: int
+) -> None:
+    """Nobody else could ever receive it, and without dtx the broker would have dropped it."""
+    with RawClient(service.url()) as worker:
+        worker.open(1, select=True)
+        worker.open(2)
+        worker.send(declares_on, requests.queue_declare(b"", exclusive=True))
+        exclusive = read_declared(worker, declares_on)
+        worker.publish(declares_on, exclusive, b"mine")
+        worker.ask(1, Start(xid=xid))
+        worker.consume_one(1, exclusive)
+        worker.consume_one(1, full)
+        worker.ask(1, End(xid=xid))
+        assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert sorted(bodies(rabbitmq, full)) == numbers(*range(10))
+
+
+@only_alongside
+def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, broker: Broker, xid: Xid) -> None:
+    raw.send(1, requests.queue_declare(b"", exclusive=True))
+    exclusive = read_declared(raw, 1)
+    raw.publish(1, exclusive, b"mine")
+    raw.ask(1, Start(xid=xid))
+    raw.consume_one(1, exclusive)
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.take(1, exclusive) == b"mine"
+
+
+@only_alongside
+def test_only_what_an_exclusive_queue_held_may_go(
+    service: DtxService, raw: RawClient, rabbitmq: RabbitNode, queue: str, xid: Xid
+) -> None:
+    """A queue of everybody's that is gone may come again, and its message is kept for that."""
+    target = f"{queue}-gone".encode()
+    with RawClient(service.url()) as worker:
+        worker.open(1, select=True)
+        worker.send(1, requests.queue_declare(target))
+        read_declared(worker, 1)
+        worker.send(1, requests.queue_declare(b"", exclusive=True))
+        exclusive = read_declared(worker, 1)
+        for name in (target.decode(), exclusive):
+            worker.publish(1, name, name.encode())
+        worker.ask(1, Start(xid=xid))
+        worker.consume_one(1, target.decode())
+        worker.consume_one(1, exclusive)
+        worker.ask(1, End(xid=xid))
+        assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        worker.send(1, requests.queue_delete(target))
+        worker.read_method(1, keys.QUEUE_DELETE_OK)
+    wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
+    refusal = raw.refusal(2, Rollback(xid=xid))
+    assert (refusal.code, "1 message(s) could not be put back" in refusal.text) == (541, True)
+    raw.send(2, requests.queue_declare(target))
+    read_declared(raw, 2)
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert bodies(rabbitmq, target.decode()) == [target]
+    raw.send(2, requests.queue_delete(target))
 
 
 def test_what_is_published_keeps_its_order_its_properties_and_its_id(

@@ -244,6 +244,26 @@ def test_a_branch_outlives_the_client_that_worked_for_it(
     assert take_all(channel, queue) == [b"new"]
 
 
+def test_a_rollback_ends_though_the_links_own_queue_is_gone(service: DtxService, channel: BlockingChannel) -> None:
+    """The queue of a subscription is exclusive: what it held goes with it."""
+    xid = new_xid()
+    with Raw(service) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        raw.receiver(session, "/exchanges/amq.topic/gone.%23")
+        channel.basic_publish("amq.topic", "gone.key", b"mine")
+        got = raw.take()
+        txn_id = raw.declare(session, control, xid.to_wire())
+        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        session.dispose(Role.RECEIVER, [got.delivery_id], state, settled=True)
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        with connected(service.url()) as connection:
+            Coordinator(connection).prepare(xid)
+        raw.close()
+    with connected(service.url()) as connection:
+        Coordinator(connection).rollback(xid)
+
+
 def test_an_idle_branch_that_is_rolled_back_returns_what_its_client_has_left(
     service: DtxService, channel: BlockingChannel, queue: str
 ) -> None:

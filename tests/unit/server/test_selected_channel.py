@@ -8,6 +8,7 @@ import pytest
 from dtx.server.alongside.channel import Channel
 from dtx.server.alongside.selected import SelectedChannel
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.wire.amqp09 import answers, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
@@ -33,7 +34,7 @@ class Rig:
         self.finish: Any = None
         """Answers the call that runs."""
         nothing = lambda *_: None  # noqa: E731
-        upstream: Any = SimpleNamespace(handlers={}, is_lost=False, lock="", write=nothing)
+        upstream: Any = SimpleNamespace(handlers={}, is_lost=False, lock="", write=nothing, exclusive=ExclusiveQueues())
         upstream.free = lambda number: upstream.handlers.pop(number, None)
         self.upstream = upstream
         manager = SimpleNamespace(budget=SimpleNamespace(used=0), channel_lost=nothing)

@@ -8,6 +8,7 @@ import pytest
 
 from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
@@ -23,6 +24,7 @@ class Upstream:
 
     def __init__(self) -> None:
         self.handlers: dict[int, Any] = {}
+        self.exclusive = ExclusiveQueues()
         self.written: list[bytes] = []
 
     def write(self, data: bytes) -> None:

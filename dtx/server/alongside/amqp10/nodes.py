@@ -337,10 +337,13 @@ class BrokerNodes:
         channel = await OwnChannel(self.upstream).open()
         _, payload, _ = await channel.call(requests.queue_declare(b"", exclusive=True), keys.QUEUE_DECLARE_OK)
         await channel.close()
-        return content.declare_ok(payload).queue
+        queue = content.declare_ok(payload).queue
+        self.upstream.exclusive.add(queue)
+        return queue
 
     def drop_queue(self, queue: bytes) -> None:
         """The link of a dynamic node is gone."""
+        self.upstream.exclusive.discard(queue)
         self.home.manager.spawn(self._drop_queue(queue))
 
     async def _drop_queue(self, queue: bytes) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
@@ -18,6 +19,7 @@ class Upstream:
 
     def __init__(self) -> None:
         self.handlers: dict[int, Any] = {}
+        self.exclusive = ExclusiveQueues()
 
     def write(self, data: bytes) -> None:
         """Nobody reads it."""

@@ -1,0 +1,85 @@
+"""Which queues go with a connection: what its channels declare, and what becomes of that."""
+
+import pytest
+
+from dtx.store.rabbitmq import upstream
+from dtx.store.rabbitmq.upstream import Declares, ExclusiveQueues
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.tables import put_long, put_short
+
+PASSIVE, EXCLUSIVE, NO_WAIT = 1, 4, 16
+
+
+def declare(queue: bytes, bits: int) -> bytes:
+    return keys.QUEUE_DECLARE.to_bytes(4, "big") + bytes(2) + put_short(queue) + bytes((bits,)) + put_long(b"")
+
+
+@pytest.fixture
+def queues() -> ExclusiveQueues:
+    return ExclusiveQueues()
+
+
+@pytest.fixture
+def channel(queues: ExclusiveQueues) -> Declares:
+    return Declares(queues)
+
+
+def test_a_queue_is_exclusive_when_the_broker_has_declared_it(queues: ExclusiveQueues, channel: Declares) -> None:
+    """It may refuse that: then the queue is somebody else's."""
+    channel.asked(declare(b"durable", 0))
+    channel.asked(declare(b"", EXCLUSIVE))
+    channel.answered(b"durable")
+    assert b"amq.gen-1" not in queues
+    channel.answered(b"amq.gen-1")
+    assert b"amq.gen-1" in queues
+    assert b"durable" not in queues
+
+
+@pytest.mark.parametrize("bits", [EXCLUSIVE | PASSIVE, EXCLUSIVE | NO_WAIT, 0, NO_WAIT, PASSIVE])
+def test_a_queue_that_may_be_anybodys_is_not_exclusive(queues: ExclusiveQueues, channel: Declares, bits: int) -> None:
+    """Passive says nothing of it, and whether one without an answer was declared is not known."""
+    channel.asked(declare(b"q", bits))
+    if not bits & NO_WAIT:
+        channel.answered(b"q")
+    assert b"q" not in queues
+
+
+@pytest.mark.parametrize("bits", [EXCLUSIVE, PASSIVE])
+def test_a_queue_stays_exclusive_when_declared_again(queues: ExclusiveQueues, channel: Declares, bits: int) -> None:
+    queues.add(b"q")
+    channel.asked(declare(b"q", bits))
+    channel.answered(b"q")
+    assert b"q" in queues
+
+
+@pytest.mark.parametrize("bits", [0, NO_WAIT])
+def test_a_queue_that_is_declared_for_all_is_exclusive_no_more(
+    queues: ExclusiveQueues, channel: Declares, bits: int
+) -> None:
+    queues.add(b"q")
+    channel.asked(declare(b"q", bits))
+    assert b"q" not in queues
+
+
+def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: Declares) -> None:
+    """Its name may be another one's from then on; without a name it is the last one of the channel."""
+    for name in (b"q", b"r", b"s"):
+        queues.add(name)
+    channel.deleted(requests.queue_delete(b"q"), b"r")
+    channel.deleted(requests.queue_delete(b""), b"r")
+    assert [name in queues for name in (b"q", b"r", b"s")] == [False, False, True]
+
+
+def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, channel: Declares) -> None:
+    channel.asked(declare(b"q", EXCLUSIVE)[:-1])
+    channel.deleted(requests.queue_delete(b"q")[:-1], b"")
+    channel.answered(b"q")
+    assert b"q" not in queues
+
+
+def test_the_oldest_of_too_many_queues_is_forgotten(queues: ExclusiveQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may declare as many as it likes; a forgotten one waits for an operator, as any queue that is gone."""
+    monkeypatch.setattr(upstream, "_MOST_EXCLUSIVE", 2)
+    for name in (b"1", b"2", b"3"):
+        queues.add(name)
+    assert [name in queues for name in (b"1", b"2", b"3")] == [False, True, True]
