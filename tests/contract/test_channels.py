@@ -140,6 +140,16 @@ def test_a_method_in_the_midst_of_content_ends_the_connection(client: RawClient,
     assert code_of_end(client, requests.publish(b"", queue), requests.get(queue)) == 505
 
 
+def test_a_close_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
+    close = requests.close(keys.CHANNEL_CLOSE, 200, b"bye")
+    assert code_of_end(client, requests.publish(b"", queue), close) == 505
+
+
+def test_a_content_of_another_class_ends_the_connection(client: RawClient, queue: bytes) -> None:
+    frames = method_frame(1, requests.publish(b"", queue)) + header_frame(1, 70, 1, b"\x00\x00")
+    assert code_after(client, frames) == 505
+
+
 def test_content_without_a_publish_ends_the_connection(client: RawClient) -> None:
     assert code_after(client, header_frame(1, 60, 1, b"\x00\x00")) == 505
 

@@ -122,6 +122,16 @@ class SelectedChannel(Channel):
 
     # -- frames from the client
 
+    def client_frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """See :class:`Channel`; a content that has begun must be whole before any method.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        if key > BODY and self.phase is Phase.OPEN and self.takes(key) and (self._capture is not None or self._passing):
+            raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
+        super().client_frame(key, buffer, start, end)
+
     def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame that is no dtx method.
 
@@ -137,7 +147,6 @@ class SelectedChannel(Channel):
         if key in (HEADER, BODY):
             self._content(key, buffer, start, end)
             return
-        self._no_content_expected()
         payload = buffer[start + 7 : end - 1]
         match key:
             case keys.BASIC_PUBLISH:
@@ -190,18 +199,6 @@ class SelectedChannel(Channel):
             waits.append(self.published.wait())
         await asyncio.gather(*waits)
 
-    def _no_content_expected(self) -> None:
-        if self._capture is not None or self._passing:
-            raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
-
-    def _call(self, key: int, payload: bytes) -> None:
-        self._no_content_expected()
-        super()._call(key, payload)
-
-    def _query(self, key: int, payload: bytes) -> None:
-        self._no_content_expected()
-        super()._query(key, payload)
-
     # -- publish
 
     def _pass_publish(self, payload: bytes) -> None:
@@ -239,6 +236,11 @@ class SelectedChannel(Channel):
             raise WireError(HardCode.UNEXPECTED_FRAME, f"content frames out of order on channel {self.number}")
         if key == HEADER:
             header = content.header(payload)
+            if header.class_id != _BASIC:
+                raise WireError(
+                    HardCode.UNEXPECTED_FRAME,
+                    f"expected content header for class {_BASIC}, got one for class {header.class_id} instead",
+                )
             capture.left, capture.raw = header.body_size, header.properties
             self._admit(capture, header.body_size)
         else:

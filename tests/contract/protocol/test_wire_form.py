@@ -6,12 +6,12 @@ import pytest
 
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.calls import GetTimeout, Prepare, Rollback, Start
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Mode
 from tests.support.client import new_xid
-from tests.support.raw import RawClient
+from tests.support.raw import ConnectionEnded, RawClient
 
 
 def method(class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
@@ -150,6 +150,33 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
     )
     assert refusal.code == 404
     assert raw.refusal(2, GetTimeout(xid=xid)).code == 404
+
+
+def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: str, xid: Xid) -> None:
+    """4.2.6.1: "The class-id MUST match the method frame class id". The text has 501 for it; RabbitMQ answers 505."""
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.publish(b"", queue.encode()))
+    raw.send_frames(header_frame(1, 70, 0, b"\x00\x00"))
+    with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
+        raw.next_method(1)
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["in a branch", "outside of one"])
+@pytest.mark.parametrize("header", [b"", header_frame(1, 60, 3, b"\x00\x00")], ids=["no header yet", "no body yet"])
+@pytest.mark.parametrize(
+    "payload",
+    [requests.close(keys.CHANNEL_CLOSE, 200, b"bye"), requests.CHANNEL_OPEN, requests.get(b"q"), method(101, 10)],
+    ids=["close", "open", "get", "select"],
+)
+def test_a_method_within_a_content_ends_the_connection(
+    raw: RawClient, queue: str, xid: Xid, within: bool, header: bytes, payload: bytes
+) -> None:
+    """2.3.5.2: "The content body frames of one channel are not intermixed with its methods"."""
+    if within:
+        raw.ask(1, Start(xid=xid))
+    raw.send_frames(method_frame(1, requests.publish(b"", queue.encode())) + header + method_frame(1, payload))
+    with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
+        raw.next_method(1)
 
 
 def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
