@@ -243,7 +243,13 @@ class Settings(BaseSettings):
         "Client connections, those in a TLS handshake and those that left a branch behind included.",
         ge=1,
     )
-    max_channels: int = _setting(2047, _Group.LIMITS, "Channels of one client connection.", ge=1, le=65535)
+    max_channels: int = _setting(
+        2047,
+        _Group.LIMITS,
+        "Channels of one client connection; alongside a broker half of what that permits at most.",
+        ge=1,
+        le=65535,
+    )
     frame_max: Size = _setting(
         128 * KIB,
         _Group.LIMITS,

@@ -24,6 +24,7 @@ from tests.support.asking import (
     publish,
     read_content,
 )
+from tests.support.peer import Peer
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 
 PERSISTENT = properties.build({Property.DELIVERY_MODE: b"\x02"})
@@ -156,6 +157,16 @@ def test_content_without_a_publish_ends_the_connection(client: RawClient) -> Non
 
 def test_a_method_on_a_channel_that_is_not_open_ends_the_connection(client: RawClient) -> None:
     assert code_of_end(client, requests.get(b"q"), channel=7) == 504
+
+
+def test_one_channel_too_many_ends_the_connection(either_url: str) -> None:
+    with Peer(either_url) as peer:
+        peer.log_in(channel_max=2)
+        peer.open(1, 2)
+        peer.say(3, requests.CHANNEL_OPEN)
+        end = peer.end()
+        assert end is not None
+        assert end.reply_code == 530
 
 
 def test_a_channel_that_is_open_cannot_be_opened(client: RawClient) -> None:

@@ -15,6 +15,14 @@ _ANSWERS = {
 """What a client says to what."""
 
 
+def _servable(upstream: int) -> int:
+    """How many channels a client can have of a connection to the broker with *upstream* channels.
+
+    A selected channel needs two there, and the first one of a connection one more.
+    """
+    return max(1, (upstream - 1) // 2)
+
+
 def _too_much(what: str, wanted: int, offered: int) -> WireError:
     return WireError(HardCode.NOT_ALLOWED, f"{what} {wanted} is not within the {offered} that was offered")
 
@@ -62,7 +70,7 @@ class Opening:
                 channel_max=tune.channel_max or 0xFFFF, frame_max=0, heartbeat=self._broker.heartbeat
             )
             self._offered = handshake.Tune(
-                channel_max=min(tune.channel_max or 0xFFFF, self._max_channels),
+                channel_max=min(_servable(tune.channel_max or 0xFFFF), self._max_channels),
                 frame_max=min(tune.frame_max or MAX_FRAME, self._limit),
                 heartbeat=tune.heartbeat,
             )

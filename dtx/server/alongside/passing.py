@@ -29,6 +29,11 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
         self._session = session
         self._reading = Reading(self.splitter)
 
+    @property
+    def kept_free(self) -> int:
+        """See :class:`Upstream`: what the client was granted is there when it opens a channel."""
+        return self._session.unopened
+
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where to read to."""
         return self._reading.room(behind=self._session.client_is_behind)

@@ -171,6 +171,11 @@ class Session:
         return self._opening.client.frame_max
 
     @property
+    def unopened(self) -> int:
+        """Channels that the client may still open."""
+        return self._opening.client.channel_max - len(self.channels)
+
+    @property
     def user(self) -> str | None:
         """The login's name; ``None`` when it does not tell one."""
         return self._opening.user
@@ -301,8 +306,9 @@ class Session:
             raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
 
     def _open_channel(self, number: int, payload: bytes) -> None:
-        if number > self._opening.client.channel_max:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is above channel-max")
+        granted = self._opening.client.channel_max
+        if number > granted:  # "Usable channel numbers are in the range 1..channel-max"
+            raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
         try:
             channel = Channel(self, number)
         except XaError as error:

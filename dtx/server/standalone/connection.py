@@ -261,7 +261,8 @@ class Connection(ClientConnection):
         if key != keys.CHANNEL_OPEN:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
         if number > self._opening.agreed.channel_max:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is above channel-max")
+            granted = self._opening.agreed.channel_max
+            raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
         self.channels[number] = Channel(self, number)
         self.metrics.channels.inc()
         self.outbox.send(replies.channel_open_ok(number))

@@ -237,22 +237,32 @@ class Upstream(asyncio.BaseProtocol):
         """Send and demand a sign of life every *interval* seconds."""
         self._pulse.start(interval)
 
+    @property
+    def kept_free(self) -> int:
+        """Channel numbers that dtx does not take for itself: whoever may open more channels finds them free."""
+        return 0
+
     def allocate(self, preferred: int | None = None) -> int:
         """Reserve an upstream channel number, *preferred* if it is free, else the highest free one.
 
+        Args:
+            preferred: of a client's channel; ``None`` for a channel of dtx's own.
+
         Raises:
-            XaError: 506, all numbers are in use.
+            XaError: 506, all numbers are in use, or kept free.
         """
         if preferred is not None and preferred not in self.used and preferred <= self.channel_max:
             self.used.add(preferred)
             return preferred
+        left = self.channel_max + 1 - len(self.used)  # 0 is always in use
+        enough = preferred is not None or left > self.kept_free
         for number in range(self.channel_max, 0, -1):
-            if number not in self.used:
+            if enough and number not in self.used:
                 self.used.add(number)
                 return number
         raise XaError(
             ReplyCode.RESOURCE_ERROR,
-            f"all {self.channel_max} channels of the connection to the broker are in use "
+            f"all {self.channel_max} channels of the connection to the broker are in use or promised to its client "
             "(a selected channel needs two, and a connection that selects one more)",
         )
 

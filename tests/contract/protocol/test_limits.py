@@ -7,7 +7,7 @@ import pika
 import pytest
 
 from dtx.wire.amqp09 import keys, requests
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start, encode_call
+from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, only_alongside, only_standalone
@@ -224,25 +224,3 @@ def test_a_delivery_is_settled_once(
         raw.ask(1, Start(xid=xid))
     raw.send(1, requests.ack(later))
     check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", keys.BASIC_ACK)
-
-
-@only_alongside
-def test_a_connection_whose_channels_are_used_up_selects_no_more(raw: RawClient, queue: str, xid: Xid) -> None:
-    """A selected channel needs two at the broker: 506 where there is none left, and the connection lives on."""
-    channel, refusal = 10, None
-    while refusal is None:
-        raw.open(channel)
-        raw.send(channel, encode_call(Select()))
-        payload = raw.next_method(channel)
-        raw.unread(channel, payload)
-        if payload[:2] == b"\x00\x65":
-            raw.answer(channel, Select())
-            channel += 1
-        else:
-            refusal = raw.refused(channel)
-    check(refusal, 506, "a selected channel needs two", 101 << 16 | 10)
-    assert channel > 1000
-    raw.close_channel(channel - 1)
-    raw.ask(channel, Select())
-    raw.prepared(channel, xid, queue=queue)
-    assert raw.ask(channel, Rollback(xid=xid)) is XaFlag.OK

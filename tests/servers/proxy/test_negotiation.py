@@ -9,10 +9,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
-from dtx.wire.amqp09 import handshake, keys, requests, tables
+from dtx.wire.amqp09 import content, handshake, keys, requests, tables
+from dtx.wire.amqp09.calls import DtxMethod, End, Rollback, Select, Start, encode_call
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
 from tests.conftest import ServiceFactory
-from tests.support.client import connected
+from tests.support.client import connected, new_xid
 from tests.support.peer import Peer, logged_in, message
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
@@ -140,25 +141,59 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
         assert end.reply_code == 530
 
 
-def test_all_channels_can_be_open_at_once(url: str) -> None:
-    with Peer(url) as peer:
+def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> None:
+    """A selected channel is two of the broker's, which has 2047, and needs one more beside it."""
+    with Peer(service.url()) as peer:
         peer.log_in()
-        assert peer.offered.channel_max == 2047
-        peer.open(*range(1, 2048))
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
-        peer.wait(keys.QUEUE_DECLARE_OK, channel=1)
-        peer.say(2047, requests.queue_declare(b"", exclusive=True))
-        peer.wait(keys.QUEUE_DECLARE_OK, channel=2047)
+        most = peer.offered.channel_max
+        assert most == 1023
+        peer.open(*range(1, most + 1))
+        for channel in (1, most):
+            peer.say(channel, requests.queue_declare(b"", exclusive=True))
+            peer.wait(keys.QUEUE_DECLARE_OK, channel=channel)
+        for channel in range(1, most + 1):
+            peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
+            peer.wait(DtxMethod.SELECT_OK, channel=channel)
         peer.close()
 
 
-def test_a_channel_above_the_agreed_number_is_refused(service: DtxService) -> None:
-    with Peer(service.url()) as peer:
+def test_one_channel_too_many_is_refused(url: str) -> None:
+    with Peer(url) as peer:
         peer.log_in(channel_max=10)
+        peer.open(*range(1, 11))
         peer.say(11, requests.CHANNEL_OPEN)
         end = peer.end()
         assert end is not None
-        assert end.reply_code == 504
+        assert end.reply_code == 530
+
+
+def test_select_leaves_what_the_client_may_still_open(service: DtxService, filled: str) -> None:
+    """Branches keep channels of a client that has closed its own: the next select is refused, and no open is."""
+    xids = []
+    with Peer(service.url()) as peer:
+        peer.log_in()
+        most = peer.offered.channel_max
+        for _ in range(2):
+            peer.open(1)
+            xids.append(new_xid())
+            peer.say(1, encode_call(Select()), encode_call(Start(xid=xids[-1])), requests.get(filled.encode()))
+            tag = content.get_ok(peer.wait(keys.BASIC_GET_OK).payload).delivery_tag
+            peer.say(1, requests.ack(tag), encode_call(End(xid=xids[-1])))
+            peer.say(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
+            peer.wait(keys.CHANNEL_CLOSE_OK)
+        peer.open(*range(2, most + 1))
+        for channel in range(2, most):
+            peer.say(channel, encode_call(Select()))
+            peer.wait(DtxMethod.SELECT_OK, channel=channel)
+        peer.say(most, encode_call(Select()))
+        refusal = peer.refusal(most)
+        assert refusal.reply_code == 506
+        assert b"a selected channel needs two" in refusal.reply_text
+        peer.say(most, requests.CHANNEL_CLOSE_OK)
+        peer.open(1, most)
+        for xid in xids:
+            peer.say(1, encode_call(Rollback(xid=xid)))
+            peer.wait(DtxMethod.ROLLBACK_OK)
 
 
 # -- heartbeats
