@@ -21,7 +21,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         what: needs it, for people.
 
     Returns:
-        A channel in tx mode.
+        A channel in tx mode, which holds the lock as long as it is there.
 
     Raises:
         XaError: 403 without the permissions that receipts need, or when the client is somebody else.

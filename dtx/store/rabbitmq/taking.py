@@ -17,7 +17,7 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import declare_lock, hold_lock
+from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.upstream import Content, Declares, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
@@ -249,9 +249,12 @@ class TakingChannel:
         await self._selecting
 
     def _hold_lock(self) -> None:
-        """Hold the lock of the connection; no unit is sent before the broker has confirmed that."""
+        """Hold the lock of the connection; no unit is sent before the broker has confirmed that.
+
+        It is declared on another channel: here it would become the queue that a client means when it names none.
+        """
         self._lock_asked = True
-        self._send(method_frame(self.number, declare_lock(self.lock, no_wait=True)) + hold_lock(self.number, self.lock))
+        self._send(hold_lock(self.number, self.lock))
 
     def select(self, settle: Settle) -> list[Delivery]:
         """The deliveries that a settlement means, without those held already.

@@ -11,7 +11,7 @@ from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import method_frame
 from tests.servers.proxy.channels import fill, get, get_body, numbers
-from tests.support.client import bodies
+from tests.support.client import bodies, new_xid
 from tests.support.peer import logged_in, message
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
@@ -27,6 +27,14 @@ def test_single_acks_take_messages_off_the_queue(
     selected.basic_ack(tags[3])
     selected.close()
     assert bodies(rabbitmq, filled) == numbers(1, 3, 5, 6)
+
+
+def test_a_queue_without_a_name_is_still_the_one_declared_before(through: BlockingConnection, filled: str) -> None:
+    """Queue: "blank: the server uses the last declared queue on the channel"; dtx must declare none there itself."""
+    channel = through.channel()
+    channel.queue_declare(filled, durable=True)
+    XAResource(channel).start(new_xid())
+    assert get_body(channel, "") == b"1"
 
 
 def test_multiple_acks_take_all_before_them(selected: BlockingChannel, filled: str, rabbitmq: RabbitNode) -> None:
