@@ -104,11 +104,16 @@ async def decide_many(who: Asker, desk: TheDesk, form: forms.BulkForm) -> forms.
         who.require(Role.COORDINATOR)
         desk.require_active()
         wanted = wanted_of(form.filter)
+        order = hashlib.sha256(f"{form.action} {form.filter.model_dump_json()}".encode()).hexdigest()[:16]
+        if not form.dry_run and form.confirm is None:
+            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "the dry run comes first: the order needs its confirm")
+        if not form.dry_run and not str(form.confirm).startswith(order):
+            raise Problem(HTTPStatus.CONFLICT, "the order is not the one of the dry run: run that again")
         found = await desk.read(lambda log: page(log, desk.rm, wanted, limit=MOST_AT_ONCE + 1))
         if len(found) > MOST_AT_ONCE:
             detail = f"more than {MOST_AT_ONCE} branches are meant: narrow the filter"
             raise Problem(HTTPStatus.CONFLICT, detail)
-        confirm = _fingerprint(form.action, found)
+        confirm = order + _fingerprint(found)
         if not form.dry_run and form.confirm != confirm:
             raise Problem(HTTPStatus.PRECONDITION_FAILED, "the branches are not those of the dry run: look again")
         results = await _many(desk, who, form, found)
@@ -120,8 +125,8 @@ async def decide_many(who: Asker, desk: TheDesk, form: forms.BulkForm) -> forms.
     return await desk.audited(who, f"bulk-{form.action}", "branches", form.reason, detail, work)
 
 
-def _fingerprint(action: str, found: list[InDoubt]) -> str:
-    digest = hashlib.sha256(action.encode())
+def _fingerprint(found: list[InDoubt]) -> str:
+    digest = hashlib.sha256()
     for item in found:
         digest.update(item.branch.id.bytes + item.branch.version.to_bytes(8))
     return digest.hexdigest()[:32]

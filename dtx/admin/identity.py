@@ -2,8 +2,10 @@
 
 import asyncio
 import binascii
+import json
 import time
 from base64 import b64decode
+from collections import Counter
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -12,9 +14,11 @@ from typing import Final
 from fastapi import Request
 
 from dtx.admin.problems import Problem
+from dtx.log.api import LogError
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog, Token
 from dtx.store.postgres.accounts import Accounts, LoginRefused
+from dtx.telemetry import get_logger
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}
 _BY_TAG: Final = (
@@ -23,6 +27,12 @@ _BY_TAG: Final = (
     ("monitoring", Role.VIEWER),
 )
 """The role of a user is that of its highest tag."""
+MOST_REFUSALS: Final = 10
+"""Refused sign-ins of one address that the trail lists in a minute."""
+MOST_ADDRESSES: Final = 100
+"""Addresses whose refused sign-ins it lists in a minute."""
+_MOST_NAME: Final = 255
+_log = get_logger(part="admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +91,7 @@ class Gate:
     def __init__(self, accounts: Accounts, operators: OperatorLog) -> None:
         self._accounts = accounts
         self._operators = operators
+        self._refusals = _Refusals(operators)
 
     async def identify(self, request: Request) -> Identity:
         """Who asks.
@@ -108,7 +119,9 @@ class Gate:
         """
         token = await asyncio.to_thread(self._operators.find_token, secret)
         if token is None:
-            raise Problem(HTTPStatus.UNAUTHORIZED, "no such token, or it has expired", _CHALLENGE)
+            problem = Problem(HTTPStatus.UNAUTHORIZED, "no such token, or it has expired", _CHALLENGE)
+            await self._refusals.add("unknown", address, "token", problem)
+            raise problem
         return Badge(identity=_holder(token, address), token=token)
 
     async def by_password(self, user: bytes, password: bytes, address: str) -> Badge:
@@ -121,12 +134,16 @@ class Gate:
         try:
             account = await self._accounts.authenticate(user, password, loopback=_is_loopback(address), peer=address)
         except LoginRefused as error:
-            raise Problem(HTTPStatus.UNAUTHORIZED, str(error), _CHALLENGE) from None
+            problem = Problem(HTTPStatus.UNAUTHORIZED, str(error), _CHALLENGE)
+            await self._refusals.add(user.decode(errors="backslashreplace"), address, "password", problem)
+            raise problem from None
         role = _role(account.tags)
         if role is None:
-            raise Problem(
+            problem = Problem(
                 HTTPStatus.FORBIDDEN, f"user {account.name!r} has none of the tags {', '.join(dict(_BY_TAG))}"
             )
+            await self._refusals.add(account.name, address, "password", problem)
+            raise problem
         identity = Identity(name=account.name, role=role, address=address)
         return Badge(identity=identity, stored=self._stored(account.name))
 
@@ -159,6 +176,50 @@ class Gate:
     def _stored(self, name: str) -> str | None:
         found = self._accounts.users.users.get(name)
         return None if found is None else found.password_hash
+
+
+class _Refusals:
+    """Writes refused sign-ins to the trail. Who tries many cannot fill it: those beyond the limits are counted.
+
+    Args:
+        operators: has the trail.
+    """
+
+    def __init__(self, operators: OperatorLog) -> None:
+        self._operators = operators
+        self._minute = 0
+        self._listed: Counter[str] = Counter()
+        self._left_out = 0
+
+    async def add(self, name: str, address: str, what: str, problem: Problem) -> None:
+        """Somebody was refused; a trail that is out of reach does not change the answer.
+
+        Args:
+            name: as whom.
+            address: from where.
+            what: was shown: a password or a token.
+            problem: the answer.
+        """
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._listed = minute, Counter()
+        crowded = address not in self._listed and len(self._listed) >= MOST_ADDRESSES
+        if crowded or self._listed[address] >= MOST_REFUSALS:
+            self._left_out += 1
+            return
+        self._listed[address] += 1
+        left_out, self._left_out = self._left_out, 0
+        detail = json.dumps({"left_out_before": left_out}) if left_out else "{}"
+        try:
+            await asyncio.to_thread(self._write, name[:_MOST_NAME], address, what, detail, problem)
+        except LogError as error:
+            _log.warning("a refused sign-in could not be written down", address=address, reason=str(error))
+
+    def _write(self, name: str, address: str, what: str, detail: str, problem: Problem) -> None:
+        number = self._operators.begin(
+            actor=name, role="none", address=address, action="sign-in", subject=what, reason="", detail=detail
+        )
+        self._operators.finish(number, f"{problem.status.value}: {problem.detail}")
 
 
 def _holder(token: Token, address: str) -> Identity:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
@@ -140,8 +140,15 @@ async def show_branch(
 
 
 @router.get("/branches/{xid}/messages/{position}", tags=["branches"])
-async def export_message(who: Asker, desk: TheDesk, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
+async def view_message(who: Asker, desk: TheDesk, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
     """One message with its contents. It takes an operator: what messages say is not everybody's business."""
+    return await message_contents(who, desk, xid, position, vhost, action="view")
+
+
+async def message_contents(
+    who: Identity, desk: Desk, xid: str, position: int, vhost: str, *, action: Literal["view", "export"]
+) -> forms.Contents:
+    """The same, written to the trail as *action*."""
     wanted = xid_of(xid)
 
     async def work() -> tuple[str, forms.Contents]:
@@ -153,10 +160,10 @@ async def export_message(who: Asker, desk: TheDesk, xid: str, position: int, vho
             raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
         for item in found[0].work:
             if item.position == position:
-                return "exported", forms.Contents.exported(item)
+                return f"{action}ed", forms.Contents.exported(item)
         raise Problem(HTTPStatus.NOT_FOUND, f"the branch has no message {position} (xid {xid})")
 
-    return await desk.audited(who, "export", f"{vhost} {xid}", "", {"position": position}, work)
+    return await desk.audited(who, action, f"{vhost} {xid}", "", {"position": position}, work)
 
 
 @router.get("/status", tags=["service"])

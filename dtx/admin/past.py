@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query
 from dtx.admin import past_forms as forms
 from dtx.admin.desk import Desk
 from dtx.admin.forms import JournalForm
+from dtx.admin.identity import Identity
 from dtx.admin.looking import Asker, TheDesk, xid_of
 from dtx.admin.problems import Problem
 from dtx.log import past
@@ -104,19 +105,26 @@ async def list_archive(who: Asker, desk: TheDesk, query: Annotated[forms.XidQuer
 
 
 @router.get("/archive/{branch}/{position}", tags=["archive"])
-async def export_archived(
+async def view_archived(
     who: Asker, desk: TheDesk, branch: UUID, position: Annotated[int, Path(ge=0, lt=1 << 31)]
 ) -> forms.ArchivedContents:
     """One message of the archive with its contents. It takes an operator, as reading a branch's messages does."""
+    return await archived_contents(who, desk, branch, position, action="view")
+
+
+async def archived_contents(
+    who: Identity, desk: Desk, branch: UUID, position: int, *, action: Literal["view", "export"]
+) -> forms.ArchivedContents:
+    """The same, written to the trail as *action*."""
 
     async def work() -> tuple[str, forms.ArchivedContents]:
         who.require(Role.OPERATOR)
         kept = await desk.read(lambda log: past.archived_message(log, desk.rm, branch, position))
         if kept is None:
             raise Problem(HTTPStatus.NOT_FOUND, f"the archive has no message {position} of branch {branch}")
-        return "exported", forms.ArchivedContents.exported_from_archive(kept)
+        return f"{action}ed", forms.ArchivedContents.exported_from_archive(kept)
 
-    return await desk.audited(who, "archive", f"branch {branch}", "", {"position": position}, work)
+    return await desk.audited(who, action, f"archived branch {branch}", "", {"position": position}, work)
 
 
 @router.get("/audit", tags=["operators"])

@@ -23,9 +23,11 @@ Examples:
   dtx audit
   dtx audit --limit 1000 --json | jq -r 'select(.result == null)'
 
-Everything that was asked for is here, refused or not: orders, dry runs, exports, tokens. A line is written before its
-action begins, and completed when that has ended: one without a result was broken off, and the journal ('dtx show XID')
-says whether it has happened. Over an API it takes a coordinator's token.
+Everything that was asked for is here, refused or not: orders, dry runs, messages that were viewed or exported, tokens.
+So are sign-ins that were refused: of one address ten a minute, and how many were left out before a line.
+
+A line is written before its action begins, and completed when that has ended: one without a result was broken off, and
+the journal ('dtx show XID') says whether it has happened. Over an API it takes a coordinator's token.
 
 """
     + HOW
@@ -38,7 +40,7 @@ says whether it has happened. Over an API it takes a coordinator's token.
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, metavar="NUMBER", help="The latest so many."
 )
 @click.option("--actor", metavar="NAME", help="Only what this user did; a token is token:NAME.")
-@click.option("--action", metavar="ACTION", help="Only such actions: rollback, bulk-rollback, export, make-token ...")
+@click.option("--action", metavar="ACTION", help="Only such actions: rollback, bulk-rollback, view, sign-in ...")
 @click.option("--about", metavar="TEXT", help="Only what is about this, an xid for example.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
 @with_access

@@ -129,8 +129,8 @@ def _asked_now(branch: forms.BranchForm) -> list[tuple[str, str]]:
 
 @router.get("/message")
 async def show_message(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
-    """One message with its contents; who looks stands in the trail."""
-    found = await looking.export_message(visit.who, visit.desk, xid, position, vhost)
+    """One message with its contents. Viewing them is recorded in the trail."""
+    found = await looking.view_message(visit.who, visit.desk, xid, position, vhost)
     properties, body = b64decode(found.properties), b64decode(found.body)
     return visit.show(
         "message.html",
@@ -148,7 +148,7 @@ async def show_message(visit: Visitor, xid: Words, position: int, vhost: Host = 
 @router.get("/message/body")
 async def download_body(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
     """The body of a message, to keep as a file; browsers are told not to show it."""
-    found = await looking.export_message(visit.who, visit.desk, xid, position, vhost)
+    found = await looking.message_contents(visit.who, visit.desk, xid, position, vhost, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 
@@ -196,11 +196,16 @@ async def decide(request: Request, visit: Visitor) -> Response:
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
     dry_run = form.one("stage") != "do"
+    order = repr((xid, vhost, action, form.all("position"), *map(form.one, ("exchange", "routing_key", "queue"))))
     try:
+        permitted = visit.who.role.includes(Role.OPERATOR)  # who is refused anyway hears of that
+        if permitted and not dry_run and not visit.session.take_dry_run(order, form.one("version")):
+            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "there was no dry run of this order: run that first")
         done = await _order(visit, xid, vhost, action, form, dry_run=dry_run)
     except (Problem, XaError) as error:
         return await _decide_page(visit, xid, vhost, action, given, problem=as_problem(error))
     if dry_run:
+        visit.session.add_dry_run(order, str(done.forecast.version))
         return await _decide_page(visit, xid, vhost, action, given, forecast=done.forecast)
     visit.session.notice = f"{_HEADLINES[action]}: done, answered {done.answer}."
     return go_to(address("branch", xid=xid, vhost=vhost))

@@ -73,8 +73,8 @@ async def show_archive(request: Request, visit: Visitor) -> Response:
 
 @router.get("/archive/message")
 async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response:
-    """One of them with its contents; who looks stands in the trail."""
-    found = await past.export_archived(visit.who, visit.desk, branch, position)
+    """One of them with its contents. Viewing them is recorded in the trail."""
+    found = await past.view_archived(visit.who, visit.desk, branch, position)
     return visit.show(
         "message.html",
         xid=looking.xid_of(found.xid),
@@ -91,7 +91,7 @@ async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response
 @router.get("/archive/body")
 async def download_archived(visit: Visitor, branch: UUID, position: int) -> Response:
     """Its body, to keep as a file."""
-    found = await past.export_archived(visit.who, visit.desk, branch, position)
+    found = await past.archived_contents(visit.who, visit.desk, branch, position, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 

@@ -20,6 +20,8 @@ IDLE_SECONDS: Final = 3600.0
 """Without a request for this long a session ends; pages that keep themselves up to date do not count."""
 LONGEST_SECONDS: Final = 12 * 3600.0
 """However busy it is: a working day."""
+MOST_DRY_RUNS: Final = 20
+"""Of one session, to be followed by their orders: one in each of its windows."""
 MOST: Final = 1000
 """At the same time, of about 1 KiB each; beyond it the one that was not used for longest ends."""
 
@@ -40,11 +42,29 @@ class Session:
     used: float
     mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     notice: str | None = None
+    _dry_runs: list[bytes] = field(default_factory=list, repr=False)
 
     def take_notice(self) -> str | None:
         """What is to be said, once."""
         notice, self.notice = self.notice, None
         return notice
+
+    def add_dry_run(self, order: str, version: str) -> None:
+        """The dry run of an order has been shown.
+
+        Args:
+            order: what was asked for.
+            version: of the branch that the dry run saw.
+        """
+        self._dry_runs = [*self._dry_runs[-MOST_DRY_RUNS + 1 :], _hash(f"{version} {order}")]
+
+    def take_dry_run(self, order: str, version: str) -> bool:
+        """Whether the dry run of just that was shown; once."""
+        key = _hash(f"{version} {order}")
+        if key not in self._dry_runs:
+            return False
+        self._dry_runs.remove(key)
+        return True
 
 
 class Sessions:

@@ -34,6 +34,25 @@ def test_nobody_looks_without_credentials(shared: StandaloneStage, path: str) ->
         assert answer.headers["www-authenticate"].startswith("Basic")
 
 
+def test_sign_ins_that_are_refused_are_in_the_trail(alone: StandaloneStage) -> None:
+    url = alone.service.admin_url
+    AccountEditor(alone.database, "dtx").add_user("nora", b"their own", [])
+    for nobody in (
+        Operator(url, password="wrong"),
+        Operator(url, user="nora", password="their own"),
+        Operator(url, token="dtx_made-up"),
+    ):
+        assert nobody.ask("GET", "/api/status").status in {401, 403}
+    lines = Operator(url).get("/api/audit", action="sign-in")["lines"]
+    assert [(line["actor"], line["subject"], line["result"][:4]) for line in lines] == [
+        ("unknown", "token", "401:"),
+        ("nora", "password", "403:"),
+        ("guest", "password", "401:"),
+    ]
+    assert {(line["role"], line["address"]) for line in lines} == {("none", "127.0.0.1")}
+    assert "made-up" not in json.dumps(lines)
+
+
 def test_users_come_in_by_their_tags(alone: StandaloneStage) -> None:
     url = alone.service.admin_url
     for name, tag in (("vera", "monitoring"), ("olga", "operator"), ("carla", "administrator"), ("nora", None)):

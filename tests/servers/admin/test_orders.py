@@ -47,7 +47,7 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
     assert scene.count("out") == 0
     trail = somebody(scene, Role.COORDINATOR).get("/api/audit")["lines"]
     assert [(line["action"], line["result"]) for line in trail] == [
-        ("archive", "exported"),
+        ("view", "viewed"),
         ("forget", "xa-ok"),
         ("rollback", "xa-heurrb"),
         ("rollback", "dry run"),
@@ -104,7 +104,7 @@ def test_a_viewer_looks_and_does_not_decide(scene: Scene) -> None:
     assert scene.states() == {xid: "prepared"}
     trail = somebody(scene, Role.COORDINATOR).get("/api/audit")["lines"]
     assert {line["action"]: line["result"][:4] for line in trail} == dict.fromkeys(
-        ("commit", "rollback", "export"), "403:"
+        ("commit", "rollback", "view"), "403:"
     )
 
 
@@ -116,13 +116,37 @@ def test_many_are_decided_as_the_dry_run_said_or_not_at_all(alone: Scene) -> Non
     assert {result["xid"] for result in said["results"]} == {str(first), str(second)}
     third = orphan(alone)
     changed = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]})
-    assert changed.status == 412
+    assert (changed.status, changed.body["detail"]) == (
+        412,
+        "the branches are not those of the dry run: look again",
+    )
     assert set(alone.states().values()) == {"prepared"}
     said = coordinator.ask("POST", "/api/bulk", order).body
     done = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"]}).body
     assert {result["answer"] for result in done["results"]} == {"xa-heurrb"}
     assert alone.states() == dict.fromkeys((first, second, third), "heuristic")
     assert somebody(alone, Role.OPERATOR).ask("POST", "/api/bulk", order).status == 403
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"action": "commit"}, 409, "the order is not the one of the dry run"),
+        ({"filter": {"state": ["prepared"], "owner": "guest"}}, 409, "the order is not the one of the dry run"),
+        ({"confirm": None}, 428, "the dry run comes first"),
+    ],
+    ids=["action", "filter", "confirm"],
+)
+def test_a_bulk_order_that_its_dry_run_did_not_show_is_refused(
+    alone: Scene, change: dict[str, object], status: int, words: str
+) -> None:
+    xid = orphan(alone)
+    coordinator = somebody(alone, Role.COORDINATOR)
+    order = {"action": "rollback", "filter": {"state": ["prepared"]}, "reason": "the site is lost"}
+    said = coordinator.ask("POST", "/api/bulk", order).body
+    refused = coordinator.ask("POST", "/api/bulk", {**order, "dry_run": False, "confirm": said["confirm"], **change})
+    assert (refused.status, refused.body["detail"].startswith(words)) == (status, True)
+    assert alone.states() == {xid: "prepared"}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from dtx.admin.identity import Badge, Identity
 from dtx.admin.web import sessions
-from dtx.admin.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, Sessions
+from dtx.admin.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, MOST_DRY_RUNS, Sessions
 from dtx.log.operator_tables import Role
 
 BADGE = Badge(identity=Identity(name="olga", role=Role.OPERATOR, address="127.0.0.1"), stored="$argon2id$secret")
@@ -72,3 +72,24 @@ def test_a_notice_is_taken_once_and_nothing_secret_is_printed() -> None:
     assert (session.take_notice(), session.take_notice()) == ("done", None)
     for word in (secret, session.mark, "argon2id"):
         assert word not in repr(session)
+
+
+def test_a_dry_run_permits_its_order_once() -> None:
+    found = Sessions()
+    session = found.find(found.begin(BADGE))
+    assert session is not None
+    session.add_dry_run("commit 1:61:", "3")
+    for order, version in (("rollback 1:61:", "3"), ("commit 1:61:", "4"), ("commit 1:61:", "")):
+        assert not session.take_dry_run(order, version)
+    assert session.take_dry_run("commit 1:61:", "3")
+    assert not session.take_dry_run("commit 1:61:", "3")
+
+
+def test_a_session_keeps_its_latest_dry_runs() -> None:
+    found = Sessions()
+    session = found.find(found.begin(BADGE))
+    assert session is not None
+    for number in range(MOST_DRY_RUNS + 1):
+        session.add_dry_run(str(number), "1")
+    assert not session.take_dry_run("0", "1")
+    assert all(session.take_dry_run(str(number), "1") for number in range(1, MOST_DRY_RUNS + 1))

@@ -15,6 +15,7 @@ from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
 from dtx.store.postgres.editing import AccountEditor
+from tests.servers.admin.conftest import orphan
 from tests.support.browser import Browser
 from tests.support.client import new_xid
 from tests.support.crash import StandaloneStage
@@ -113,6 +114,30 @@ def test_nobody_looks_without_signing_in(site: StandaloneStage, page: str) -> No
     for cookie in ("", "dtx_session=", "dtx_session=made-up"):
         answer = ask(site.service.admin_url, f"/console/{page}", Cookie=cookie)
         assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
+
+
+def test_an_order_without_its_dry_run_is_refused(site: StandaloneStage) -> None:
+    """The dry run is the server's to demand: a form can say anything."""
+    url = site.service.admin_url
+    cookie = sign_in(url, "guest", "guest")
+    xid = orphan(site)
+    page = ask(url, f"/console/decide?xid={xid}&action=commit", Cookie=cookie)
+    form = {"mark": mark_of(page.text), "xid": str(xid), "vhost": "/", "action": "commit", "reason": "because"}
+
+    def decided(**fields: str) -> int:
+        return ask(url, "/console/decide", {**form, **fields}, Cookie=cookie).status
+
+    assert decided(stage="do") == 428
+    assert decided(stage="do", version="1") == 428
+    said = ask(url, "/console/decide", {**form, "stage": "look"}, Cookie=cookie)
+    found = re.search(r'name="version" value="(\d+)"', said.text)
+    assert found is not None
+    assert decided(stage="do", version=found[1], action="rollback") == 428
+    assert decided(stage="do") == 428
+    assert site.states()[xid] == "prepared"
+    assert decided(stage="do", version=found[1]) == 303
+    assert site.states()[xid] == "heuristic"
+    assert decided(stage="do", version=found[1]) == 428
 
 
 def test_the_root_leads_to_the_pages_and_credentials_of_the_api_are_none_there(site: StandaloneStage) -> None:
