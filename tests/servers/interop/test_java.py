@@ -230,6 +230,46 @@ def test_a_service_that_died_is_found_again(program: Program, service: DtxServic
     program("a", "commit", xid, "one-phase")
 
 
+def test_a_resource_in_a_log_completes_its_branches(
+    java: Java, program: Program, service: DtxService, queue: str, bodies: Callable[[], list[str]]
+) -> None:
+    """As Narayana asks it after a crash: also for a branch that was committed before, which no scan has any more."""
+    committed, prepared, undone = a_xid(), a_xid(), a_xid()
+    for xid in (committed, prepared, undone):
+        published(program, xid, queue, str(xid.gtrid[1]))
+        program("a", "prepare", xid)
+    program("a", "commit", committed)
+    log = program("a", "save")
+    with Program(java) as other:
+        other("kept", "load", log)
+        assert other.code("kept", "commit", prepared) == XAER_RMFAIL  # nobody has said how to connect
+        other("elsewhere", "connect", service.url(vhost="elsewhere"))
+        assert other.code("kept", "commit", prepared) == XAER_RMFAIL
+        other("mine", "connect", service.url())
+        assert (other("kept", "same", "mine"), other("mine", "same", "kept")) == ("true", "true")
+        assert (other("kept", "same", "elsewhere"), other("elsewhere", "same", "kept")) == ("false", "false")
+        other("kept", "commit", committed)
+        other("kept", "commit", prepared)
+        other("kept", "rollback", undone)
+        assert other("kept", "recover", START_SCAN | END_SCAN) == ""
+        assert other.code("kept", "forget", undone) == XAER_NOTA
+        assert other.code("kept", "start", a_xid(), NO_FLAGS) == XAER_PROTO
+        assert other.code("kept", "end", a_xid(), SUCCESS) == XAER_PROTO
+        assert other("kept", "timeout", 5) == "0"
+        assert other.code("kept", "prepare", a_xid()) == XAER_NOTA
+        assert other("again", "load", other("kept", "save")) == ""
+        other("mine", "close")
+        assert other.code("kept", "commit", committed) == XAER_RMFAIL
+    assert sorted(bodies()) == sorted(str(xid.gtrid[1]) for xid in (committed, prepared))
+
+
+def test_a_log_has_no_password(java: Java) -> None:
+    with Program(java, a="amqp://olga:s3cret@dtx.example:5673/orders") as program:
+        log = bytes.fromhex(program("a", "save"))
+    assert b"olga@dtx.example:5673/orders" in log
+    assert b"s3cret" not in log
+
+
 def test_a_connection_that_breaks_takes_its_branch_along(program: Program, queue: str) -> None:
     xid = a_xid()
     program("a", "start", xid, NO_FLAGS)

@@ -6,7 +6,12 @@ import dtx.client.DtxXAConnection;
 import dtx.client.DtxXAException;
 import dtx.client.DtxXid;
 import java.io.BufferedReader;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
+import java.io.ObjectInputStream;
+import java.io.ObjectOutputStream;
+import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -14,6 +19,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import javax.transaction.xa.XAException;
+import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /**
@@ -22,6 +28,7 @@ import javax.transaction.xa.Xid;
  */
 public final class Calls {
     private final Map<String, DtxXAConnection> connections = new HashMap<>();
+    private final Map<String, XAResource> loaded = new HashMap<>();
     private final Map<String, Long> unsettled = new HashMap<>();
 
     public static void main(String[] arguments) throws Exception {
@@ -56,33 +63,33 @@ public final class Calls {
                 connection.close();
                 return "";
             case "start":
-                connection.getXAResource().start(xid(words[0]), Integer.parseInt(words[1]));
+                resource(name).start(xid(words[0]), Integer.parseInt(words[1]));
                 return "";
             case "end":
-                connection.getXAResource().end(xid(words[0]), Integer.parseInt(words[1]));
+                resource(name).end(xid(words[0]), Integer.parseInt(words[1]));
                 return "";
             case "prepare":
-                return connection.getXAResource().prepare(xid(words[0]));
+                return resource(name).prepare(xid(words[0]));
             case "commit":
-                connection.getXAResource().commit(xid(words[0]), words.length > 1);
+                resource(name).commit(xid(words[0]), words.length > 1);
                 return "";
             case "rollback":
-                connection.getXAResource().rollback(xid(words[0]));
+                resource(name).rollback(xid(words[0]));
                 return "";
             case "forget":
-                connection.getXAResource().forget(xid(words[0]));
+                resource(name).forget(xid(words[0]));
                 return "";
             case "recover":
                 List<String> found = new ArrayList<>();
-                for (Xid xid : connection.getXAResource().recover(Integer.parseInt(words[0]))) {
+                for (Xid xid : resource(name).recover(Integer.parseInt(words[0]))) {
                     found.add(xid.toString());
                 }
                 return String.join(" ", found);
             case "timeout":
-                connection.getXAResource().setTransactionTimeout(Integer.parseInt(words[0]));
-                return connection.getXAResource().getTransactionTimeout();
+                resource(name).setTransactionTimeout(Integer.parseInt(words[0]));
+                return resource(name).getTransactionTimeout();
             case "same":
-                return connection.getXAResource().isSameRM(connections.get(words[0]).getXAResource());
+                return resource(name).isSameRM(resource(words[0]));
             case "publish":
                 connection.getChannel().basicPublish(
                         "", words[0], MessageProperties.PERSISTENT_BASIC, words[1].getBytes(StandardCharsets.UTF_8));
@@ -97,6 +104,20 @@ public final class Calls {
             case "ack":
                 connection.getChannel().basicAck(unsettled.remove(name), false);
                 return "";
+            case "save":
+                ByteArrayOutputStream saved = new ByteArrayOutputStream();
+                try (ObjectOutputStream output = new ObjectOutputStream(saved)) {
+                    output.writeObject(resource(name));
+                }
+                return new BigInteger(1, saved.toByteArray()).toString(16);
+            case "load":
+                byte[] log = new BigInteger(words[0], 16).toByteArray();
+                int first = log[0] == 0 ? 1 : 0; // of a sign
+                ByteArrayInputStream written = new ByteArrayInputStream(log, first, log.length - first);
+                try (ObjectInputStream input = new ObjectInputStream(written)) {
+                    loaded.put(name, (XAResource) input.readObject());
+                }
+                return "";
             case "break":
                 Channel broken = connection.getChannel();
                 broken.getConnection().abort();
@@ -104,6 +125,10 @@ public final class Calls {
             default:
                 throw new IllegalArgumentException(call);
         }
+    }
+
+    private XAResource resource(String name) {
+        return loaded.containsKey(name) ? loaded.get(name) : connections.get(name).getXAResource();
     }
 
     private static DtxConnectionFactory factory(String[] words) throws Exception {

@@ -7,7 +7,10 @@ import com.rabbitmq.client.Command;
 import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.ShutdownSignalException;
 import java.io.IOException;
+import java.util.Collections;
 import java.util.Map;
+import java.util.Set;
+import java.util.WeakHashMap;
 import java.util.concurrent.TimeoutException;
 import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
@@ -29,6 +32,7 @@ import javax.transaction.xa.XAResource;
  */
 public final class DtxXAConnection implements AutoCloseable {
     private static final int CHANNEL_ERROR = 504;
+    private static final Set<DtxXAConnection> KNOWN = Collections.newSetFromMap(new WeakHashMap<>());
 
     private final DtxConnectionFactory factory;
     private final DtxXAResource resource = new DtxXAResource(this);
@@ -37,13 +41,28 @@ public final class DtxXAConnection implements AutoCloseable {
     private Channel work;
     private Channel coordination;
     private DtxXid associated;
-    private boolean closed;
+    private volatile boolean closed;
 
     /**
      * @param factory says where dtx is, and who connects; it is not asked before the first use
      */
     public DtxXAConnection(DtxConnectionFactory factory) {
         this.factory = factory;
+        synchronized (KNOWN) {
+            KNOWN.add(this);
+        }
+    }
+
+    /** Some connection of this process to {@code resourceManager} that was not closed; {@code null}: there is none. */
+    static DtxXAConnection named(String resourceManager) {
+        synchronized (KNOWN) {
+            for (DtxXAConnection one : KNOWN) {
+                if (!one.closed && one.resourceManager().equals(resourceManager)) {
+                    return one;
+                }
+            }
+        }
+        return null;
     }
 
     /**
@@ -72,7 +91,13 @@ public final class DtxXAConnection implements AutoCloseable {
         return work;
     }
 
-    /** The resource to enlist in transactions on this connection; always the same one. */
+    /**
+     * The resource to enlist in transactions on this connection; always the same one.
+     *
+     * <p>It is serializable, for managers that write resources to their logs: what is read from a log completes branches
+     * through any connection of its process to the same address and virtual host as the same user. The log has no
+     * password.
+     */
     public XAResource getXAResource() {
         return resource;
     }

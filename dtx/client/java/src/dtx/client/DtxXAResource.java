@@ -2,6 +2,7 @@ package dtx.client;
 
 import com.rabbitmq.client.Channel;
 import java.io.IOException;
+import java.io.Serializable;
 import java.util.ArrayList;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -11,7 +12,8 @@ import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 
 /** What a transaction manager drives; see {@link DtxXAConnection#getXAResource()}. */
-final class DtxXAResource implements XAResource {
+final class DtxXAResource implements XAResource, Serializable {
+    private static final long serialVersionUID = 1L;
     private static final int RB_ROLLBACK = 1;
     private static final int RB_TIMEOUT = 2;
     private static final int HEUR_HAZ = 3;
@@ -25,13 +27,18 @@ final class DtxXAResource implements XAResource {
     private static final String COMMITTED = "unknown xid, completed: committed ";
     private static final String ROLLED_BACK = "unknown xid, completed: rolled-back ";
 
-    private final DtxXAConnection connection;
-    private Channel worked; // on which a branch was started last
+    private final transient DtxXAConnection connection;
+    private transient Channel worked; // on which a branch was started last
     private int timeout;
     private boolean scanning;
 
     DtxXAResource(DtxXAConnection connection) {
         this.connection = connection;
+    }
+
+    /** What a log has in its place. */
+    private Object writeReplace() {
+        return new DtxXAReference(connection.resourceManager());
     }
 
     @Override
@@ -184,8 +191,15 @@ final class DtxXAResource implements XAResource {
     /** Whether both speak for one user of one virtual host of one dtx, so that one may join the other's branches. */
     @Override
     public boolean isSameRM(XAResource other) {
-        return other instanceof DtxXAResource
-                && connection.resourceManager().equals(((DtxXAResource) other).connection.resourceManager());
+        return connection.resourceManager().equals(resourceManager(other));
+    }
+
+    /** What {@code other} is a resource of; {@code null}: not dtx. */
+    static String resourceManager(XAResource other) {
+        if (other instanceof DtxXAReference) {
+            return ((DtxXAReference) other).resourceManager();
+        }
+        return other instanceof DtxXAResource ? ((DtxXAResource) other).connection.resourceManager() : null;
     }
 
     @Override
