@@ -56,6 +56,10 @@ class BranchForm(Form):
     stuck: str | None = Field(description="The broker's words, where phase two could not finish.")
     outcome: str | None = Field(description="The heuristic outcome: the one there is, or there will be.")
     queues: list[str] = Field(default_factory=list, description="Where it consumed.")
+    destinations: list[str] = Field(
+        default_factory=list,
+        description="Queues that it publishes to: without a broker all, with one those of the default exchange.",
+    )
     exchanges: list[str] = Field(default_factory=list, description="Where it publishes; empty is the default exchange.")
 
     @classmethod
@@ -79,6 +83,7 @@ class BranchForm(Form):
             stuck=record.stuck,
             outcome=record.outcome,
             queues=[] if found is None else [text(name) for name in found.queues],
+            destinations=[] if found is None else [text(name) for name in found.destinations],
             exchanges=[] if found is None else [text(name) for name in found.exchanges],
         )
 
@@ -311,7 +316,7 @@ class FilterForm(Form):
     format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF)
     branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Ids: one of these.")
     gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
-    queue: str | None = None
+    queue: str | None = Field(default=None, description="Consumed from it, or publishes to it.")
     exchange: str | None = None
     older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds since the start, at least.")
     stuck: bool | None = None

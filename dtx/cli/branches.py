@@ -80,7 +80,7 @@ def _list_from_database(settings: Settings, wanted: dict[str, Any], limit: int |
         found = [in_doubt_value(each) for each in log.in_doubt(mine, where=where, limit=limit or _TABLE_LIMIT)]
         totals = log.totals(mine, where=where)
         states = {str(total.state): total.branches for total in totals}
-        _show(found, states, sum(total.stuck for total in totals))
+        _show(found, states, sum(total.stuck for total in totals), filtered=bool(wanted))
 
 
 def _list_from_api(
@@ -99,7 +99,7 @@ def _list_from_api(
                 shown.append(each)
             states[each["state"]] += 1
             stuck += each["stuck"] is not None
-        _show(shown, dict(sorted(states.items())), stuck)
+        _show(shown, dict(sorted(states.items())), stuck, filtered=bool(wanted))
 
 
 def pages(api: Any, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -118,12 +118,14 @@ def _print(found: Iterable[Mapping[str, object]]) -> None:
         click.echo(json_line(each))
 
 
-def _show(found: list[Mapping[str, Any]] | list[dict[str, Any]], states: Mapping[str, int], stuck: int) -> None:
+def _show(
+    found: list[Mapping[str, Any]] | list[dict[str, Any]], states: Mapping[str, int], stuck: int, *, filtered: bool
+) -> None:
     if not found:
-        click.echo("no branch is in doubt")
+        click.echo("no branch in doubt matches the filter" if filtered else "no branch is in doubt")
         return
     table = new_table(
-        "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "exchanges", "stuck",
+        "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "destinations", "exchanges", "stuck",
         numbers=("age", "messages", "bytes"),
     )  # fmt: skip
     for each in found:
@@ -137,6 +139,7 @@ def _show(found: list[Mapping[str, Any]] | list[dict[str, Any]], states: Mapping
             Text(str(each["messages"])),
             Text(human_size(each["bytes"])),
             _names(each["queues"]),
+            _names(each["destinations"]),
             _names(each["exchanges"]),
             Text(safe(each["stuck"] or ""), style="red"),
         )

@@ -17,7 +17,8 @@ ABOUT: Final = """\b
 States: taking (consumed messages are being taken over, not yet a vote), prepared (waits for its transaction manager),
 committing and rolling-back (decided, under way), heuristic-committing and heuristic-rolling-back (the same, decided by
 an operator), heuristic (completed without its transaction manager, until forget).
-A gtrid is text, or octets as hex:6f72646572; either with * for any number of octets: 'order-*', 'hex:6f72*'.
+--queue finds what publishes to a queue where the log knows that: without a broker always, with one through the default
+exchange. A gtrid is text, or octets as hex:6f72646572; either with * for any number of octets: 'order-*', 'hex:6f72*'.
 """
 
 
@@ -52,7 +53,7 @@ _OPTIONS: Final = (
     click.option("--older-than", callback=duration, metavar="DURATION", help="Only those that are as old."),
     click.option("--format-id", type=click.IntRange(0, 0xFFFFFFFF), metavar="NUMBER", help="Only with this format id."),
     click.option("--gtrid", callback=_gtrid, metavar="PATTERN", help="Only of these global transactions: 'order-*'."),
-    click.option("--queue", metavar="QUEUE", help="Only those that have consumed from it."),
+    click.option("--queue", metavar="QUEUE", help="Only those that consumed from it or publish to it."),
     click.option("--exchange", metavar="EXCHANGE", help="Only those that publish to it; '' is the default exchange."),
     click.option("--stuck/--not-stuck", default=None, help="Only those that phase two is stuck with, or is not."),
 )  # fmt: skip

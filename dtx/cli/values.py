@@ -51,6 +51,7 @@ def in_doubt_value(found: InDoubt) -> dict[str, object]:
         **branch_value(found.branch),
         "age": round(found.age, 3),
         "queues": [exact_name(name) for name in found.queues],
+        "destinations": [exact_name(name) for name in found.destinations],
         "exchanges": [exact_name(name) for name in found.exchanges],
     }
 
@@ -66,6 +67,7 @@ def listed_value(form: Mapping[str, Any]) -> dict[str, Any]:
         **{name: form[name] for name in ("started_at", "prepared_at", "decided_at")},
         "age": form["age"],
         "queues": form["queues"],
+        "destinations": form["destinations"],
         "exchanges": form["exchanges"],
     }
 

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Select, and_, case, exists, func, literal,
 
 from dtx.log.marks import mark
 from dtx.log.queries import BRANCH_FACTS, UNSHOWN, branch_record, slots
-from dtx.log.reading import InDoubt, LogReader, age_of, concerned
+from dtx.log.reading import InDoubt, LogReader, age_of, concerned, to_queue
 from dtx.log.records import BranchRecord, LogState, WorkKind
 from dtx.log.tables import branch, message, queue, work
 from dtx.xa.xid import Xid
@@ -32,7 +32,7 @@ class Wanted:
         states: in one of these.
         ids: one of these branches.
         gtrid: octets, with ``*`` for any number of octets.
-        queue: consumed from there.
+        queue: consumed from there, or publishes to it (see :attr:`~dtx.log.reading.InDoubt.destinations`).
         exchange: publishes there; empty is the default exchange.
         older_than: seconds since the branch was started, at least.
         stuck: whether phase two is stuck.
@@ -159,7 +159,7 @@ def _statement(rm: str, wanted: Wanted, after: Cursor | None, limit: int, by: So
     names = concerned(chosen)
     columns = [column if column.name in UNSHOWN else chosen.c[column.name] for column in BRANCH_FACTS]
     return (
-        select(*columns, chosen.c.rm, age_of(chosen), names.c.queues, names.c.exchanges)
+        select(*columns, chosen.c.rm, age_of(chosen), names.c.queues, names.c.destinations, names.c.exchanges)
         .select_from(chosen.join(names, literal(True)))
         .order_by(*_ordered(_keys(by, chosen.c), descending=descending))
     )
@@ -174,12 +174,13 @@ def _ordered(keys: Sequence[ColumnElement[Any]], *, descending: bool) -> list[Co
 
 
 def _in_doubt(row: Sequence[Any]) -> InDoubt:
-    rm, seconds, queues, exchanges = row[len(BRANCH_FACTS) :]
+    rm, seconds, queues, destinations, exchanges = row[len(BRANCH_FACTS) :]
     return InDoubt(
         rm=rm,
         branch=branch_record(row[: len(BRANCH_FACTS)], ()),
         age=float(seconds),
         queues=tuple(queues or ()),
+        destinations=tuple(destinations or ()),
         exchanges=tuple(exchanges or ()),
     )
 
@@ -204,7 +205,7 @@ def conditions(rm: str, wanted: Wanted) -> list[ColumnElement[bool]]:
     if wanted.stuck is not None:
         found.append(columns.stuck.is_not(None) if wanted.stuck else columns.stuck.is_(None))
     if wanted.queue is not None:
-        found.append(_consumes_from(rm, wanted.queue))
+        found.append(_works_with(rm, wanted.queue))
     if wanted.exchange is not None:
         found.append(_publishes_to(wanted.exchange))
     return found
@@ -218,16 +219,21 @@ def _matches(pieces: tuple[bytes, ...]) -> ColumnElement[bool]:
     return like(literal(escaped, branch.c.gtrid.type))
 
 
-def _consumes_from(rm: str, name: bytes) -> ColumnElement[bool]:
+def _works_with(rm: str, name: bytes) -> ColumnElement[bool]:
+    held = (_has_slot_in(column, rm, name) for column in (branch.c.consumed, branch.c.published))
+    return or_(_in_work((work.c.queue == name) | (to_queue == name)), *held)
+
+
+def _has_slot_in(column: ColumnElement[bytes], rm: str, name: bytes) -> ColumnElement[bool]:
     mine = (queue.c.rm == rm) & (queue.c.name == name)
-    held = slots(branch.c.consumed, "held")
+    held = slots(column, "held")
     exact = exists(select(held.c.queue).where(held.c.queue.in_(select(queue.c.id).where(mine))).correlate(branch))
     # The octets of an id are nowhere in most slots, and looking for them is far cheaper than taking slots apart.
     packed = select(func.array_agg(func.int8send(queue.c.id))).where(mine).scalar_subquery()
     octets = func.unnest(packed).column_valued("octets")
-    found = select(literal(True)).where(func.pg_catalog.position(branch.c.consumed, octets) > 0).limit(1)
+    found = select(literal(True)).where(func.pg_catalog.position(column, octets) > 0).limit(1)
     perhaps = found.correlate(branch).scalar_subquery()
-    return or_(_in_work(work.c.queue == name), case((perhaps, exact), else_=False))
+    return case((perhaps, exact), else_=False)
 
 
 def _publishes_to(name: bytes) -> ColumnElement[bool]:

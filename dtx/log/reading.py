@@ -19,6 +19,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    and_,
     case,
     cast,
     distinct,
@@ -98,6 +99,8 @@ class InDoubt:
         branch: without units.
         age: seconds since it was started, by the database's clock.
         queues: where it consumed.
+        destinations: queues that it publishes to, as far as the log knows: without a broker all, with one those of the
+            default exchange.
         exchanges: where it publishes; empty is the default exchange.
     """
 
@@ -105,6 +108,7 @@ class InDoubt:
     branch: BranchRecord
     age: float
     queues: tuple[bytes, ...]
+    destinations: tuple[bytes, ...]
     exchanges: tuple[bytes, ...]
 
 
@@ -282,19 +286,20 @@ class LogReader:
         """
         names = concerned(branch)
         statement = (
-            select(*BRANCH_FACTS, branch.c.rm, age_of(branch), names.c.queues, names.c.exchanges)
+            select(*BRANCH_FACTS, branch.c.rm, age_of(branch), names.c.queues, names.c.destinations, names.c.exchanges)
             .select_from(branch.join(names, true()))
             .where(*where)
             .order_by(branch.c.started_at, branch.c.id)
             .limit(limit)
         )
         for row in self._stream(_filtered(statement, wanted or Filter())):
-            rm, age, queues, exchanges = row[len(BRANCH_FACTS) :]
+            rm, age, queues, destinations, exchanges = row[len(BRANCH_FACTS) :]
             yield InDoubt(
                 rm=rm,
                 branch=branch_record(row[: len(BRANCH_FACTS)], ()),
                 age=float(age),
                 queues=tuple(queues or ()),
+                destinations=tuple(destinations or ()),
                 exchanges=tuple(exchanges or ()),
             )
 
@@ -498,22 +503,34 @@ class LogReader:
             raise LogUnavailable(f"cannot read {self._dsn.shown}: {self._dsn.explain(error)}") from None
 
 
+to_queue: Final = case((and_(work.c.kind == str(WorkKind.PUBLISH), work.c.exchange == b""), work.c.routing_key))
+"""The queue that a message goes to by a broker's default exchange: "the queue name and routing key are identical"."""
+
+
 def concerned(table: FromClause) -> Any:
-    """The queues where a branch consumed, and the exchanges where it publishes, whatever the mode."""
+    """The queues where a branch consumed, and the queues and exchanges where it publishes, whatever the mode."""
     published, consumed = slots(table.c.published, "p"), slots(table.c.consumed, "c")
     stored = (message.c.queue == published.c.queue) & (message.c.position == published.c.position)
     names = union_all(
         select(
-            work.c.queue.label("queue"), case((work.c.kind == str(WorkKind.PUBLISH), work.c.exchange)).label("exchange")
+            work.c.queue.label("queue"),
+            to_queue.label("destination"),
+            case((work.c.kind == str(WorkKind.PUBLISH), work.c.exchange)).label("exchange"),
         )
         .where(work.c.branch_id == table.c.id, or_(work.c.fate.is_(None), work.c.fate == str(Fate.UNSURE)))
         .correlate(table),
-        select(null(), message.c.exchange).select_from(published.join(message, stored)).correlate(table),
-        select(queue.c.name, null()).select_from(consumed.join(queue, queue.c.id == consumed.c.queue)).correlate(table),
+        select(null(), queue.c.name, message.c.exchange)
+        .select_from(published.join(message, stored).outerjoin(queue, queue.c.id == published.c.queue))
+        .correlate(table),
+        select(queue.c.name, null(), null())
+        .select_from(consumed.join(queue, queue.c.id == consumed.c.queue))
+        .correlate(table),
     ).subquery("names")
     return select(
-        func.array_agg(distinct(names.c.queue)).filter(names.c.queue.is_not(None)).label("queues"),
-        func.array_agg(distinct(names.c.exchange)).filter(names.c.exchange.is_not(None)).label("exchanges"),
+        *(
+            func.array_agg(distinct(names.c[name])).filter(names.c[name].is_not(None)).label(f"{name}s")
+            for name in ("queue", "destination", "exchange")
+        )
     ).lateral()
 
 

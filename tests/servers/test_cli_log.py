@@ -183,7 +183,7 @@ def test_in_doubt_is_a_table_for_people_with_a_sum_below(three: Command) -> None
     answer = three("in-doubt")
     lines = answer.out.splitlines()
     assert lines[0].split() == [
-        "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "exchanges", "stuck",
+        "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "destinations", "exchanges", "stuck",
     ]  # fmt: skip
     assert "1:6774:6231 gt/b1" in lines[1]
     assert "(default), orders" in lines[1]
@@ -228,6 +228,19 @@ def test_a_table_that_is_cut_says_so(three: Command) -> None:
 def test_an_empty_list_is_no_error(dtx: Command) -> None:
     assert (dtx("in-doubt").code, dtx("in-doubt").out) == (0, "no branch is in doubt\n")
     assert (dtx("in-doubt", "--json").code, dtx("in-doubt", "--json").out) == (0, "")
+
+
+def test_an_empty_filtered_list_says_so(three: Command) -> None:
+    """Branches may be in doubt that the filter leaves out."""
+    answer = three("branches", "--queue", "no-such-queue")
+    assert (answer.code, answer.out) == (0, "no branch in doubt matches the filter\n")
+
+
+def test_a_list_is_filtered_by_destination_and_shows_it(three: Command) -> None:
+    """The default exchange: the routing key is the name of the queue."""
+    (found,) = three("branches", "--queue", "q", "--json").objects
+    assert (found["xid"], found["destinations"]) == (str(PLAIN), ["q"])
+    assert "destinations" in three("branches").out
 
 
 def test_show_tells_state_history_and_messages(three: Command) -> None:

@@ -18,8 +18,10 @@ def test_an_orphan_is_found_looked_at_rolled_back_told_and_forgotten(scene: Scen
     """Show: found, inspected, dry-run, heuristically rolled back with reason, TM told xa-heurrb, forgotten."""
     xid = orphan(scene)
     operator = somebody(scene, Role.OPERATOR)
-    (found,) = operator.get("/api/branches", state="prepared", queue="in", exchange="")["branches"]
+    for queue in ("in", "out"):
+        (found,) = operator.get("/api/branches", state="prepared", queue=queue, exchange="")["branches"]
     assert (found["xid"], found["queues"], found["exchanges"]) == (str(xid), ["in"], [""])
+    assert found["destinations"] == ["out"]
     seen = operator.branch(xid, scene.vhost)
     assert {message["kind"]: message["bytes"] for message in seen["messages"]} == {"publish": 9, "consume": 8}
     dry = operator.order("rollback", xid, vhost=scene.vhost, dry_run=True).body

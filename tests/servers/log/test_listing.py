@@ -23,7 +23,7 @@ VALUES ('00000000-0000-0000-0000-000000000001', 'rm', '/', 1, 'a', '', 'prepared
     ('00000000-0000-0000-0000-000000000002', 'rm', '/', 1, 'b', '', 'prepared', 'guest', 1, 60, now(), now(),
     false, 1, 2, 0, int8send(2) || int8send(1), int8send(2) || int8send(9) || int8send(1) || int8send(8)),
     ('00000000-0000-0000-0000-000000000003', 'rm', '/', 1, 'c', '', 'prepared', 'guest', 1, 60, now(), now(),
-    false, 1, 1, 0, '', '')
+    false, 1, 1, 0, '', int8send(2) || int8send(1))
 """
 
 
@@ -39,9 +39,9 @@ def found(url: str, wanted: Wanted) -> list[bytes]:
         (Wanted(exchange=b"orders"), [b"a"]),
         (Wanted(exchange=b"jobs"), [b"b"]),
         (Wanted(exchange=b"nothing"), []),
-        # The first branch has the octets of queue 1 in its slot, as a position: they are not to be taken for the queue.
-        (Wanted(queue=b"one"), [b"b"]),
-        (Wanted(queue=b"two"), [b"a", b"b"]),
+        # The third branch has the octets of queue 1 in its slot, as a position: they are not to be taken for the queue.
+        (Wanted(queue=b"one"), [b"a", b"b"]),
+        (Wanted(queue=b"two"), [b"a", b"b", b"c"]),
         (Wanted(queue=b"nothing"), []),
         (Wanted(queue=b"two", exchange=b"jobs"), [b"b"]),
     ],
@@ -60,6 +60,8 @@ async def test_branches_whose_messages_are_in_a_broker(open_log: OpenLog, migrat
     await log.write(an_insert(one, a_publish(0, exchange=b"orders"), a_consume(1, queue=b"in")))
     await log.write(an_insert(other, a_publish(0, exchange=b"jobs"), a_consume(1, queue=b"orders")))
     await log.write(an_insert(done, a_publish(0, exchange=b"orders")))
+    to_queue = a_branch()
+    await log.write(an_insert(to_queue, a_publish(0, exchange=b"", routing_key=b"payments")))
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("UPDATE dtx.work SET fate = 'published' WHERE branch_id = %s", [done.id])
     for wanted, expected in (
@@ -69,6 +71,7 @@ async def test_branches_whose_messages_are_in_a_broker(open_log: OpenLog, migrat
         (Wanted(queue=b"orders"), [other]),
         (Wanted(exchange=b"in"), []),
         (Wanted(queue=b"nothing"), []),
+        (Wanted(queue=b"payments"), [to_queue]),
         (Wanted(exchange=b"jobs", queue=b"orders"), [other]),
         (Wanted(exchange=b"jobs", queue=b"in"), []),
     ):
