@@ -2,20 +2,18 @@
 
     python examples/order_sqlalchemy.py postgresql+psycopg://… amqp://guest:guest@127.0.0.1:5673/ tm.db
 
-The engine's only connection is the one that the transaction manager enlists; a session flushes into it, and never
-commits by itself.
+A session works on the connection that takes part in the transaction, and never commits by itself.
 """
 
 import sys
-from typing import Any
 
 import pika
 import psycopg
 from sqlalchemy import create_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from dtx.client.tm import DtxResource, Pep249Resource, Transaction, TransactionManager
+from dtx.client.tm import DtxResource, Pep249Resource, TransactionManager
+from dtx.client.tm.sqlalchemy import session
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -33,28 +31,13 @@ class Order(Base):
     item: Mapped[str]
 
 
-def session_of(tx: Transaction, resource: str) -> Session:
-    """A session on the connection of *resource* that takes part in *tx*."""
-    connection: Any = tx.enlist(resource)
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: connection,
-        poolclass=StaticPool,
-        pool_reset_on_return=None,
-        use_native_hstore=False,  # it would begin a transaction of its own to look hstore up
-    )
-    for end in ("do_commit", "do_rollback", "do_close"):
-        setattr(engine.dialect, end, lambda _connection: None)  # how it ends is for the transaction manager to say
-    return Session(engine)
-
-
 def place_order(tm: TransactionManager, item: str) -> int:
     """Store an order and tell the warehouse; its number."""
     with tm.transaction() as tx:
-        with session_of(tx, "orders") as session:
+        with session(tx, "orders") as orders:
             order = Order(item=item)
-            session.add(order)
-            session.flush()
+            orders.add(order)
+            orders.flush()
             number = order.id
         tx.enlist("queue").basic_publish("", "shipping", str(number).encode(), PERSISTENT)
     return number

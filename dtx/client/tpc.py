@@ -6,6 +6,14 @@ A :class:`TwoPhaseConnection` stands on one channel. Between :meth:`~TwoPhaseCon
 States and errors are psycopg's: ``tpc_commit()`` without prepare is a one-phase commit, ``tpc_commit(xid)`` completes
 somebody's prepared transaction and is refused within one of our own, and after ``tpc_prepare`` only ``tpc_commit`` and
 ``tpc_rollback`` are left. The exceptions are those of PEP 249, with the XAException that caused them as ``xa``.
+
+What differs from psycopg and from PEP 249:
+
+- An xid has three parts. psycopg takes a plain string, too, as PostgreSQL does; XA has no such xids, so it is refused.
+- A gtrid has at least one octet. PostgreSQL takes an empty one.
+- Nothing begins a transaction but ``tpc_begin``. Work outside it takes effect at once, and ``commit`` and ``rollback``
+  do nothing there.
+- There are no cursors: work is done with the channel.
 """
 
 from collections.abc import Iterator
@@ -329,7 +337,10 @@ def _pep249(error: XAException) -> type[DatabaseError]:
 def _branch(xid: XidParts | Xid) -> Xid:
     if isinstance(xid, Xid):
         return xid
-    format_id, gtrid, bqual = (xid[index] for index in range(3))
+    try:
+        format_id, gtrid, bqual = (xid[index] for index in range(3))
+    except (LookupError, TypeError):
+        raise ProgrammingError(f"not a transaction id: {xid!r}") from None
     if not (isinstance(format_id, int) and isinstance(gtrid, str) and isinstance(bqual, str)):
         raise ProgrammingError(f"not a transaction id: {xid!r}")
     return TransactionId(format_id, gtrid, bqual).to_xid()

@@ -25,6 +25,7 @@ from dtx.client.tm.errors import (
     HeuristicOutcome,
     Misuse,
     OutcomeUnknown,
+    RolledBack,
     TimedOut,
     TransactionError,
 )
@@ -264,10 +265,23 @@ class BaseTransaction:
         self._begun = time.monotonic()
         self._branches: dict[str, Branch] = {}
         self._token: Token[Any] | None = None
+        self._rollback_only: str | None = None
         manager.begun(gtrid)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.gtrid.decode('ascii')!r}, {self.state.value})"
+
+    def set_rollback_only(self, reason: str) -> None:
+        """From now on, ``commit`` rolls back instead, and raises RolledBack.
+
+        Args:
+            reason: why it cannot commit; the first one is told.
+
+        Raises:
+            Misuse: it is over.
+        """
+        self._require_active("be marked")
+        self._rollback_only = self._rollback_only or reason
 
     def _enlisting(self, resource: Any, handle: Any) -> Work[Any]:
         """Let a resource take part; what the application is to work with."""
@@ -299,6 +313,9 @@ class BaseTransaction:
         if self._timeout is not None and elapsed > self._timeout:
             yield from self._completing(commitment.rollback(plan))
             raise TimedOut(f"after {elapsed:.1f} s, the time-out is {self._timeout:g} s", gtrid=self.gtrid)
+        if self._rollback_only is not None:
+            yield from self._completing(commitment.rollback(plan))
+            raise RolledBack(self._rollback_only, gtrid=self.gtrid)
         return (yield from self._completing(commitment.commit(plan)))
 
     def _rolling_back(self) -> Work[Outcome]:

@@ -152,7 +152,7 @@ class Transaction(BaseTransaction):
         """Commit all of it or none. When it returns, all resources commit: at once, or (``unfinished``) by recovery.
 
         Raises:
-            RolledBack: a resource could not; nothing has happened. TimedOut: it took too long.
+            RolledBack: a resource could not, or it was marked so; nothing has happened. TimedOut: it took too long.
             HeuristicOutcome: somebody completed branches otherwise than was decided.
             OutcomeUnknown: whether it is committed is not known here. Where the log of decisions was out of reach,
                 recovery completes it; of a resource that committed alone no log has anything.

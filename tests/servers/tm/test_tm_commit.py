@@ -6,11 +6,14 @@ from typing import Any
 import pika
 import psycopg
 import pytest
+import sqlalchemy as sa
 from pika.exceptions import ChannelClosedByBroker, ChannelWrongStateError
 from prometheus_client import CollectorRegistry
+from sqlalchemy.orm import Session
 
 from dtx.client import XA_RBROLLBACK
 from dtx.client.tm import Decision, Misuse, RolledBack, TimedOut, Transaction
+from dtx.client.tm.sqlalchemy import session
 from tests.support.tm import ALL, World, new_id, write
 
 
@@ -78,6 +81,60 @@ def test_a_channel_closed_within_its_transaction_takes_no_further_work(world: Wo
             write(tx, new_id(), "q1")
         with pytest.raises(RolledBack):
             tx.commit()
+    assert everywhere(world) == [set()] * 4
+
+
+def insert(session: Session, id_: str) -> None:
+    session.execute(sa.text("INSERT INTO entry VALUES (:id, 1)"), {"id": id_})
+
+
+def test_a_session_of_sqlalchemy_commits_with_the_transaction(world: World) -> None:
+    id_ = new_id()
+    with world.manager() as tm, tm.transaction() as tx:
+        with session(tx, "db1") as first:
+            insert(first, id_)
+            first.commit()  # no more than a flush
+            assert world.rows("db1") == set()
+            with first.begin_nested() as savepoint:
+                insert(first, new_id())
+                savepoint.rollback()
+        with session(tx, "db1") as second:
+            assert second.execute(sa.text("SELECT id FROM entry")).scalars().all() == [id_]
+        write(tx, id_, "q1")
+    assert everywhere(world) == [{id_}, set(), {id_}, set()]
+
+
+def test_a_session_that_was_rolled_back_dooms_the_transaction(world: World) -> None:
+    """SQLAlchemy's rollback cannot undo a part of the transaction: nothing of it may be committed."""
+    with world.manager() as tm:
+        tx = tm.begin()
+        write(tx, new_id(), "q1")
+        with session(tx, "db1") as rolled_back:
+            insert(rolled_back, new_id())
+            rolled_back.rollback()
+            insert(rolled_back, new_id())
+        with pytest.raises(RolledBack, match="a session of db1 was rolled back"):
+            tx.commit()
+        assert tm.log.read(tx.gtrid) is None
+    assert everywhere(world) == [set()] * 4
+
+
+def test_an_exception_in_a_session_dooms_the_transaction(world: World) -> None:
+    with world.manager() as tm:
+        tx = tm.begin()
+
+        def fail() -> None:
+            with session(tx, "db1") as failed:
+                insert(failed, new_id())
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        write(tx, new_id(), "q1")
+        with pytest.raises(RolledBack):
+            tx.commit()
+        with pytest.raises(Misuse):
+            tx.set_rollback_only("it is over")
     assert everywhere(world) == [set()] * 4
 
 

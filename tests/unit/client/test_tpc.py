@@ -1,6 +1,7 @@
 """Transaction ids of PEP 249, and which of its errors stands for what."""
 
 import inspect
+from typing import Any
 
 import psycopg
 import pytest
@@ -30,6 +31,12 @@ def test_psycopgs_own_xid_will_do() -> None:
     assert tpc._branch(Xid(7, b"g")) == Xid(7, b"g")
     with pytest.raises(tpc.ProgrammingError, match="not a transaction id"):
         tpc._branch(psycopg.Xid.from_string("not of xa"))
+
+
+@pytest.mark.parametrize("xid", ["", "g", "order-17", (), (7, "g"), {}, None, 7], ids=repr)
+def test_what_has_no_three_parts_is_a_programming_error(xid: Any) -> None:
+    with pytest.raises(tpc.ProgrammingError, match="not a transaction id"):
+        tpc._branch(xid)
 
 
 @pytest.mark.parametrize("parts", [(-1, "g", ""), (2**32, "g", ""), (1, "", ""), (1, "é" * 33, ""), (1, "g", "b" * 65)])
