@@ -27,8 +27,12 @@ MOST_BODY: Final = 1 << 20
 """Octets of a request: an order with the positions of all messages of a large branch."""
 PAGES: Final = "/console"
 """Where the web pages are. They bring their own headers."""
+MOST_REQUESTS: Final = 200
+"""At the same time; more are told 503."""
 _OPEN: Final = frozenset({"/healthz", "/readyz"})
 """They tell nothing; what asks them (balancers, Kubernetes) names hosts as it likes."""
+_UNCOUNTED: Final = _OPEN | {"/metrics"}
+"""Answered however many other requests there are: an orchestrator restarts a dtx whose health it cannot read."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
@@ -49,6 +53,7 @@ class Guard:
     def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
         self._app = app
         self._names = frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *names))
+        self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -78,7 +83,11 @@ class Guard:
                 message["headers"] = [*given, *(pair for pair in _HEADERS if pair[0] not in names)]
             await send(message)
 
+        counts = scope["path"] not in _UNCOUNTED
+        self._requests += counts
         try:
+            if counts and self._requests > MOST_REQUESTS:
+                raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_REQUESTS} requests are being answered already")
             self._require_known_host(scope)
             _require_own_page(scope)
             await self._app(scope, bounded, hardened)
@@ -90,6 +99,8 @@ class Guard:
                 raise
             refused = None
             await answer(problem.status, problem.detail, problem.headers)(scope, receive, hardened)
+        finally:
+            self._requests -= counts
 
     def _require_known_host(self, scope: Scope) -> None:
         host = Headers(scope=scope).get("host", "")

@@ -7,21 +7,32 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dtx.admin.desk import Desk
 from dtx.admin.guard import PAGES, Guard
 from dtx.admin.routes import api
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.site import website
+from dtx.store.postgres.turns import source_of
+from dtx.telemetry import get_logger
 
-_MOST_REQUESTS: Final = 200
-"""At the same time; more are told 503."""
+_log = get_logger(part="admin")
+_MOST_CONNECTIONS: Final = 400
+"""At the same time: those that have a request answered (see the guard), and as many that do not."""
+_MOST_OF_ADDRESS: Final = 100
+"""The same, of one address."""
 _MOST_HEADERS: Final = 32 * 1024
 """Octets of a request's head."""
-_IDLE_SECONDS: Final = 30
+_REQUEST_SECONDS: Final = 30
+"""A whole request has arrived this long after its connection was made, or after the answer before it."""
+_STALL_SECONDS: Final = 60
+"""A client that takes nothing of an answer for this long is closed."""
 _GOODBYE_SECONDS: Final = 5
 
 
@@ -36,6 +47,73 @@ def application(desk: Desk, pulse: Pulse) -> FastAPI:
         return RedirectResponse(f"{PAGES}/")
 
     return app
+
+
+class _Connection(H11Protocol):
+    """A connection with deadlines, which makes room for others while no whole request of it is here.
+
+    Of uvicorn's own limits, none bounds the time that a request takes to arrive, and the one for connections answers
+    503 to everybody while slow sockets use it up.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The socket is accepted. Beyond a limit, the connection that has waited longest for a request is closed."""
+        super().connection_made(transport)
+        self.source = source_of(self.client[0] if self.client else "")
+        self.waits_since: float | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._watch()
+        others = [one for one in self.connections if isinstance(one, _Connection)]
+        ours = [one for one in others if one.source == self.source]
+        if len(ours) > _MOST_OF_ADDRESS or len(others) > _MOST_CONNECTIONS:
+            crowd = ours if len(ours) > _MOST_OF_ADDRESS else others
+            waiting = [one for one in crowd if one.waits_since is not None]  # this one does
+            min(waiting, key=lambda one: one.waits_since or 0.0).give_up("too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        for timer in (self._deadline, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer was sent: the next request may come."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The client takes no more for now."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(_STALL_SECONDS, self.give_up, "the client does not read")
+
+    def resume_writing(self) -> None:
+        """The client takes data again."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def _watch(self) -> None:
+        """Begin, or end, to wait for the rest of a request."""
+        waits = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
+        if waits and self.waits_since is None:
+            self.waits_since = self.loop.time()
+            self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.give_up, "no whole request has come")
+        elif not waits and self._deadline is not None:
+            self.waits_since = None
+            self._deadline.cancel()
+
+    def give_up(self, reason: str) -> None:
+        """Close at once."""
+        _log.debug("operator's connection closed", peer=self.source, reason=reason)
+        self.connections.discard(self)  # counts no more, though connection_lost comes later
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -96,10 +174,13 @@ class AdminServer:
         """Answer from now on."""
         self._pulse = Pulse(desk)
         self._pulse.begin()
+        self._serve(Guard(application(desk, self._pulse), self._names))
+
+    def _serve(self, app: ASGIApp) -> None:
         config = uvicorn.Config(
-            Guard(application(desk, self._pulse), self._names),
+            app,
             loop="none",
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -107,9 +188,8 @@ class AdminServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=_MOST_REQUESTS,
             h11_max_incomplete_event_size=_MOST_HEADERS,
-            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_keep_alive=_REQUEST_SECONDS,
             timeout_graceful_shutdown=_GOODBYE_SECONDS,
             ssl_certfile=self._certificate,
             ssl_keyfile=self._key,

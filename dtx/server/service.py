@@ -265,9 +265,9 @@ def _server_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _raise_open_files(settings: Settings) -> None:
-    """Two sockets for each client, and some for dtx itself: take what the system allows."""
+    """Two sockets for each client, those of operators, and some for dtx itself: take what the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * settings.max_connections + 256
+    wanted = 2 * settings.max_connections + 768
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -9,7 +9,6 @@ open connections that much later. An :class:`Account` is no copy: it asks the sn
 
 import asyncio
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
@@ -26,6 +25,7 @@ from dtx.log.session import session_settings
 from dtx.store.postgres.editing import AccountEditor
 from dtx.store.postgres.passwords import Verifier
 from dtx.store.postgres.permissions import Permission, allows, allows_topic, expand
+from dtx.store.postgres.turns import source_of
 from dtx.store.postgres.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.telemetry import get_logger
 
@@ -184,7 +184,7 @@ class Accounts:
         name = user.decode("utf-8", "surrogateescape")
         stored = self._stored(name)
         while True:
-            right = await self._verifier.verify(user, password, stored, source=_source(peer))
+            right = await self._verifier.verify(user, password, stored, source=source_of(peer))
             before, stored = stored, self._stored(name)
             if stored == before:
                 break  # else the password was changed while this login waited for its turn
@@ -296,17 +296,3 @@ class Accounts:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-def _source(peer: str) -> str:
-    """What stands for *peer* where its attempts are counted: its address, or of an IPv6 one the network.
-
-    A /64 network is what a single customer is given at least, with all of its addresses to choose from.
-    """
-    try:
-        address = ip_address(peer)
-    except ValueError:
-        return peer
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
-    return str(address)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
 
 _Key = tuple[str, bytes | None]
 
@@ -84,3 +85,17 @@ class Turns:
         gate.visitors -= 1
         if not gate.visitors:
             del self._gates[key]
+
+
+def source_of(peer: str) -> str:
+    """What stands for *peer* where limits count clients by address: its address, or of an IPv6 one the network.
+
+    A /64 network is what a single customer is given at least, with all of its addresses to choose from.
+    """
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return peer
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
+    return str(address)

@@ -188,7 +188,7 @@ async def test_a_password_that_is_changed_while_its_login_waits_does_not_count(
     ],
 )
 def test_attempts_are_counted_by_address_or_by_network(peer: str, source: str) -> None:
-    assert module._source(peer) == source
+    assert module.source_of(peer) == source
 
 
 async def test_a_thousand_reconnects_cost_few_questions_and_one_verification(

@@ -1,0 +1,153 @@
+"""The operators' port with clients that send nothing, little, or read nothing; without the application behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import cast
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from dtx.admin import guard, server
+from dtx.admin.guard import Guard
+from dtx.admin.server import AdminServer
+
+HEAD = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Port:
+    """The port, with an application that answers at once, except for ``/late``."""
+
+    def __init__(self) -> None:
+        self.admin = AdminServer("127.0.0.1", 0)
+        self.may_end = asyncio.Event()
+        self.begun = asyncio.Semaphore(0)
+        self._stack = AsyncExitStack()
+        self.admin._serve(Guard(self._answer))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun.release()
+        if scope["path"] == "/late":
+            await self.may_end.wait()
+        while (await receive()).get("more_body"):
+            pass
+        body = b"x" * (64 << 20 if scope["path"] == "/long" else 1)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for begin in range(0, len(body), 1 << 20):
+            more = begin + (1 << 20) < len(body)
+            await send({"type": "http.response.body", "body": body[begin : begin + (1 << 20)], "more_body": more})
+
+    async def connect(self) -> Stream:
+        host, port = self.admin.url.removeprefix("http://").split(":")
+        while True:
+            try:
+                stream = await asyncio.open_connection(host, int(port))
+            except ConnectionRefusedError:
+                await asyncio.sleep(0)
+                continue
+            self._stack.callback(stream[1].close)
+            return stream
+
+    async def get(self, path: bytes) -> int:
+        return await status_of(await self.connect(), HEAD % path + b"\r\n")
+
+    async def close(self) -> None:
+        self.may_end.set()
+        await self._stack.aclose()
+        await self.admin.close()
+
+
+async def status_of(stream: Stream, request: bytes) -> int:
+    reader, writer = stream
+    writer.write(request)
+    return int((await reader.readline()).split()[1])
+
+
+async def end_of(stream: Stream) -> bytes:
+    """What comes until the server closes."""
+    try:
+        return await asyncio.wait_for(stream[0].read(), 20)
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    made = Port()
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD % b"/", HEAD % b"/" + b"Content-Length: 5\r\n\r\nhalf"])
+async def test_slow_sockets_leave_the_health_reachable(
+    port: Port, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_MOST_OF_ADDRESS", 10)
+    slow = [await port.connect() for _ in range(40)]
+    for _, writer in slow:
+        writer.write(sent)
+    assert await port.get(b"/healthz") == 200
+    assert await port.get(b"/") == 200
+    assert await end_of(slow[0]) == b"", "the one that waited longest made room"
+
+
+async def test_all_addresses_together_have_a_limit(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 2)
+    first, second = await port.connect(), await port.connect()
+    assert await status_of(second, HEAD % b"/" + b"\r\n") == 200
+    assert await port.get(b"/") == 200
+    assert await end_of(first) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD % b"/", HEAD % b"/" + b"Content-Length: 5\r\n\r\nhalf"])
+async def test_an_unfinished_request_is_closed_in_time(
+    port: Port, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
+    slow = await port.connect()
+    slow[1].write(sent)
+    assert await end_of(slow) == b""
+
+
+async def test_an_idle_connection_is_closed_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
+    idle = await port.connect()
+    assert await status_of(idle, HEAD % b"/" + b"\r\n") == 200
+    idle[1].write(HEAD % b"/")  # a part of the next one does not begin the time anew
+    assert (await end_of(idle)).endswith(b"x\r\n0\r\n\r\n")
+
+
+async def test_a_long_answer_is_not_cut(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.05)
+    waiting = asyncio.create_task(port.get(b"/late"))
+    await port.begun.acquire()
+    asyncio.get_running_loop().call_later(0.2, port.may_end.set)
+    assert await waiting == 200
+
+
+async def test_a_client_that_does_not_read_is_closed(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_STALL_SECONDS", 0.2)
+    slow = await port.connect()
+    cast("asyncio.Transport", slow[1].transport).pause_reading()
+    slow[1].write(HEAD % b"/long" + b"\r\n")
+    await port.begun.acquire()
+    running = port.admin._server
+    assert running is not None
+    async with asyncio.timeout(20):
+        while running.server_state.connections:
+            await asyncio.sleep(0.05)
+
+
+async def test_health_and_metrics_are_answered_beside_many_requests(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MOST_REQUESTS", 2)
+    late = [asyncio.create_task(port.get(b"/late")) for _ in range(2)]
+    for _ in late:
+        await port.begun.acquire()
+    assert await port.get(b"/") == 503
+    assert [await port.get(path) for path in (b"/healthz", b"/readyz", b"/metrics")] == [200] * 3
+    port.may_end.set()
+    assert await asyncio.gather(*late) == [200, 200]
+    assert await port.get(b"/") == 200
