@@ -240,7 +240,14 @@ class Settings(BaseSettings):
     max_connections: int = _setting(
         2000,
         _Group.LIMITS,
-        "Client connections, those in a TLS handshake and those that left a branch behind included.",
+        "Client connections, those in a TLS handshake and those that left a branch behind included. "
+        "A few beyond it are kept for coordinators.",
+        ge=1,
+    )
+    max_handshakes: int = _setting(
+        500,
+        _Group.LIMITS,
+        "Client connections of one address (of IPv6: one /64 network) that are not open yet.",
         ge=1,
     )
     max_channels: int = _setting(

@@ -26,6 +26,9 @@ class ClientTransport(Protocol):
     def certificate_name(self) -> str | None:
         """Whom the client's certificate names, where it has shown one that an authority of ours has signed."""
 
+    def opened(self, who: Who) -> bool:
+        """The handshake is over; False where there is no room for *who*, which is to be refused then."""
+
     def write(self, data: bytes | memoryview) -> None:
         """Send."""
 

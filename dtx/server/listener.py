@@ -7,17 +7,21 @@ the specification asks (AMQP 0-9-1, 4.2.2); one that sends nothing is closed aft
 import asyncio
 import errno
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
 from dtx.config import Address, ConfigError
+from dtx.manager import Who
 from dtx.server.front import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.server.tls import TlsServer, common_name
+from dtx.store.postgres.turns import source_of
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol, protocol_header
@@ -29,6 +33,12 @@ _LINGER = 10.0
 
 _BACKLOG: Final = 1024
 """Sockets that wait to be accepted: a fleet that comes back at once."""
+
+_RESERVED: Final = 16
+"""Connections beyond the limit for coordinators: they end the branches of clients that use all others."""
+
+_GRACE: Final = 5.0
+"""Seconds for a handshake before it may be closed to make room for another client."""
 
 NewSession = Callable[["ClientConnection", bytes], ClientSession | None]
 """Makes the session of a connection whose header has been read; ``None`` where nobody here speaks that protocol."""
@@ -64,11 +74,17 @@ class ClientConnection(asyncio.Protocol):
 
     Args:
         listener: who accepted it.
+        accepted: the socket, where TLS comes first.
     """
 
-    def __init__(self, listener: "Listener") -> None:
+    def __init__(self, listener: "Listener", accepted: socket.socket | None = None) -> None:
         self._listener = listener
+        self._accepted = accepted
         self._transport: asyncio.Transport | None = None
+        self.arrived: Arrival | None = None
+        """Once its header has been read."""
+        self.is_open = False
+        """Its handshake is over."""
         self.session: ClientSession | None = None
         """Once its header has been read."""
         self._start = b""
@@ -78,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
         """The socket is accepted."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not registered as that
         self._transport.set_write_buffer_limits(high=MOST_UNSENT, low=MOST_UNSENT // 4)
-        if not self._listener.admit(self):
+        if not self._listener.admit(self, self.peer):
             self._transport.abort()
             return
         self._timer = asyncio.get_running_loop().call_later(self._listener.header_timeout, self.abort_unless_begun)
@@ -171,6 +187,11 @@ class ClientConnection(asyncio.Protocol):
         found = None if self._transport is None else self._transport.get_extra_info("peercert")
         return common_name(found) if found else None
 
+    def opened(self, who: Who) -> bool:
+        """The handshake is over; False where there is no room for *who*, which is to be refused then."""
+        self.is_open = self._listener.has_room_for(self, who)
+        return self.is_open
+
     def arrival(self, header: bytes) -> Arrival:
         """How the client has come, with which protocol *header*."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
@@ -207,26 +228,47 @@ class ClientConnection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._accepted is not None:
+            with suppress(OSError):  # closed already
+                self._accepted.shutdown(socket.SHUT_RDWR)  # ends the TLS handshake
 
 
 class Listener:
     """Accepts clients.
 
     Args:
-        max_connections: clients at the same time; more are closed at once. Those within a TLS handshake count, and
-            those that have left while a branch still needs their connection to the broker: it is a socket, too.
+        max_connections: clients at the same time. Those within a TLS handshake count, and those that have left while a
+            branch still needs their connection to the broker: it is a socket, too.
+        max_handshakes: clients of one address whose connection is not open yet.
+        coordinators: users for whom there is some room beyond *max_connections*.
         header_timeout: seconds; the same for a TLS handshake.
         metrics: numbers.
+
+    Beyond a limit, a client is closed at once; or in its place the one that has been within its handshake for longest,
+    and for some seconds at least: of the same address, or of the address with the most of them.
     """
 
-    def __init__(self, *, max_connections: int, header_timeout: float, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        max_connections: int,
+        max_handshakes: int,
+        coordinators: frozenset[str] = frozenset(),
+        header_timeout: float,
+        metrics: Metrics,
+    ) -> None:
         self.header_timeout = header_timeout
         self.sessions: dict[ClientSession, Arrival] = {}
         """Clients that have said what they speak, in the order in which they came."""
         self._new_session: NewSession | None = None
         self._max_connections = max_connections
+        self._max_handshakes = max_handshakes
+        self._coordinators = coordinators
         self._metrics = metrics
-        self._connections: dict[ClientConnection, None] = {}  # as they came
+        self._connections: dict[ClientConnection, str] = {}
+        """Whose sockets are open, with what stands for their address."""
+        self._handshakes: dict[str, dict[ClientConnection, float]] = {}
+        """By that: those that are not open yet, as they came, and when (seconds of the loop)."""
         self._left: set[ClientSession] = set()
         """Sessions that go on without their client."""
         self._servers: list[asyncio.Server] = []
@@ -269,9 +311,9 @@ class Listener:
         await tls_server.bind(host, port)
         return tls_server
 
-    def _admit_tls(self) -> ClientConnection | None:
-        connection = ClientConnection(self)
-        return connection if self.admit(connection) else None
+    def _admit_tls(self, accepted: socket.socket, peer: str) -> ClientConnection | None:
+        connection = ClientConnection(self, accepted)
+        return connection if self.admit(connection, peer) else None
 
     def _dismiss_tls(self, protocol: asyncio.Protocol) -> None:
         self.dismiss(cast("ClientConnection", protocol))
@@ -284,27 +326,67 @@ class Listener:
         for tls_server in self._tls_servers:
             tls_server.start_serving(_BACKLOG)
 
-    def admit(self, connection: ClientConnection) -> bool:
-        """Whether there is room for one more, or it has been admitted already."""
+    def admit(self, connection: ClientConnection, peer: str) -> bool:
+        """Whether there is room for one more, from the address *peer*, or it has been admitted already."""
         if connection in self._connections:
             return True
-        if len(self._connections) + len(self._left) >= self._max_connections:
+        source = source_of(peer)
+        if not self._make_room(source):
             if not self._full:
                 self._full = True
-                _log.warning("no room for more connections", max_connections=self._max_connections)
+                _log.warning("no room for more connections", peer=peer, max_connections=self._max_connections)
             return False
         self._full = False
-        self._connections[connection] = None
+        self._connections[connection] = source
+        self._handshakes.setdefault(source, {})[connection] = asyncio.get_running_loop().time()
         self._metrics.connections.inc()
         return True
 
+    def _make_room(self, source: str) -> bool:
+        """Whether there is room for one more handshake of *source*, perhaps in the place of an old one."""
+        crowd = self._handshakes.get(source, {})
+        if len(crowd) < self._max_handshakes:
+            reserved = _RESERVED if self._coordinators else 0
+            if len(self._connections) + len(self._left) < self._max_connections + reserved:
+                return True
+            crowd = max(self._handshakes.values(), key=len, default={})
+        oldest = next(iter(crowd), None)
+        if oldest is None or asyncio.get_running_loop().time() - crowd[oldest] < _GRACE:
+            return False
+        _log.info("handshake ended to make room", peer=oldest.peer)
+        self.dismiss(oldest)
+        oldest.abort()
+        return True
+
+    def has_room_for(self, connection: ClientConnection, who: Who) -> bool:
+        """Whether *connection*, whose handshake is over, may stay: the last places are the coordinators'."""
+        within_handshake = sum(map(len, self._handshakes.values()))
+        others = len(self._connections) + len(self._left) - within_handshake
+        if others >= self._max_connections and who.user not in self._coordinators:
+            return False
+        self._end_handshake(connection)
+        _log.info("connection opened", **_described(connection))
+        return True
+
+    def _end_handshake(self, connection: ClientConnection) -> None:
+        source = self._connections.get(connection, "")
+        ours = self._handshakes.get(source, {})
+        if connection in ours:
+            del ours[connection]
+            if not ours:
+                del self._handshakes[source]
+
     def dismiss(self, connection: ClientConnection) -> None:
-        """A socket is closed."""
+        """A socket is closed. Idempotent."""
+        if connection not in self._connections:
+            return
         if connection.session in self.sessions:
             self._left.add(connection.session)
-        if connection in self._connections:
-            del self._connections[connection]
-            self._metrics.connections.dec()
+        self._end_handshake(connection)
+        del self._connections[connection]
+        self._metrics.connections.dec()
+        if connection.is_open:
+            _log.info("connection closed", **_described(connection))
 
     def begin(self, connection: ClientConnection, header: bytes) -> ClientSession | None:
         """A client has said what it speaks; ``None`` where dtx does not."""
@@ -312,7 +394,7 @@ class Listener:
         session = self._new_session(connection, header)
         if session is None:
             return None
-        self.sessions[session] = connection.arrival(header)
+        self.sessions[session] = connection.arrived = connection.arrival(header)
         task = asyncio.get_running_loop().create_task(self._attend(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -351,3 +433,19 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._leftovers.close()
+
+
+def _described(connection: ClientConnection) -> dict[str, object]:
+    """What the log says of a connection."""
+    session, arrived = connection.session, connection.arrived
+    assert session is not None, "it is there once the header has been read"
+    assert arrived is not None, "so is this"
+    who = session.who
+    return {
+        "connection": session.id,
+        "peer": arrived.address,
+        "protocol": arrived.protocol,
+        "tls": arrived.tls,
+        "user": who.user,
+        "vhost": who.vhost,
+    }

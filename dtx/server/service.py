@@ -131,7 +131,11 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
         metrics.traces = open_traces("dtx")
         stack.push_async_callback(asyncio.to_thread, metrics.traces.close)
     listener = Listener(
-        max_connections=settings.max_connections, header_timeout=settings.header_timeout, metrics=metrics
+        max_connections=settings.max_connections,
+        max_handshakes=settings.max_handshakes,
+        coordinators=frozenset(settings.coordinator),
+        header_timeout=settings.header_timeout,
+        metrics=metrics,
     )
     tls = _server_tls(settings)
     addresses = [await listener.bind(address.host, address.port, tls) for address in settings.listen]

@@ -34,7 +34,7 @@ class TlsServer:
     Args:
         tls: certificate, and what is asked of clients.
         handshake_timeout: seconds.
-        admit: whether there is room for one more; makes its protocol.
+        admit: whether there is room for one more socket, of a client's address; makes its protocol.
         dismiss: a protocol that was made has not come to life.
     """
 
@@ -42,7 +42,7 @@ class TlsServer:
         self,
         tls: ssl.SSLContext,
         handshake_timeout: float,
-        admit: Callable[[], asyncio.Protocol | None],
+        admit: Callable[[socket.socket, str], asyncio.Protocol | None],
         dismiss: Callable[[asyncio.Protocol], None],
     ) -> None:
         self.sockets: list[socket.socket] = []
@@ -98,12 +98,12 @@ class TlsServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, address = await loop.sock_accept(listening)
             except OSError as error:
                 _log.warning("no client can be accepted", reason=str(error))
                 await asyncio.sleep(_AGAIN)
                 continue
-            protocol = self._admit()
+            protocol = self._admit(accepted, address[0])
             if protocol is None:
                 accepted.close()
             else:

@@ -191,8 +191,7 @@ class Session:
             case keys.CONNECTION_START | keys.CONNECTION_SECURE | keys.CONNECTION_TUNE:
                 self.to_client(self._opening.from_broker(key, frame))
             case keys.CONNECTION_OPEN_OK:
-                if self.stage is Stage.OPENING:  # else the client was refused meanwhile, and stays so
-                    self._opened()
+                if self.stage is Stage.OPENING and self._opened():  # else the client was refused, and stays so
                     self.to_client(frame)
             case keys.CONNECTION_CLOSE:
                 self.upstream.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
@@ -218,12 +217,15 @@ class Session:
         self._splitter.max_frame = client.frame_max
         self._pulse.start(client.heartbeat)
 
-    def _opened(self) -> None:
-        self.stage = Stage.RUNNING
+    def _opened(self) -> bool:
         self.who = Who(self._opening.user or "", self._opening.vhost)
+        if self._client is None or not self._client.opened(self.who):
+            self.refuse(WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)"))
+            return False
+        self.stage = Stage.RUNNING
         if self._timer is not None:
             self._timer.cancel()
-        _log.info("connection opened", connection=self.id, user=self.user, vhost=self.who.vhost)
+        return True
 
     # -- from the client
 

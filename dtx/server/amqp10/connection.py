@@ -351,12 +351,15 @@ class Connection(ClientConnection):
             self._entered(who)
 
     def _entered(self, who: Who) -> None:
-        self._cancel_timer()
         self.who = who
+        if self._transport is None or not self._transport.opened(who):
+            reason = "connection limit reached (--max-connections)"
+            self._close(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
+            return
+        self._cancel_timer()
         self.stage = Stage.RUNNING
         self._engine.open()
         self._loop.call_soon(self._tick)  # the client's idle time-out is known now
-        _log.info("connection opened", connection=self.id, user=who.user, vhost=who.vhost, protocol="AMQP 1.0")
 
     def recheck(self) -> None:
         """Users or vhosts have changed: somebody who is gone does not stay connected."""
@@ -516,7 +519,7 @@ class Connection(ClientConnection):
     def _on_closed(self, event: Closed) -> None:
         if event.error is not None:
             reason = f"{event.error.condition}: {event.error.description}"
-            _log.info("connection closed", connection=self.id, by_client=event.by_peer, reason=reason)
+            _log.info("connection closed with an error", connection=self.id, by_client=event.by_peer, reason=reason)
         if not event.by_peer:
             self._leave(Stage.CLOSING)
             self._set_timer(_CLOSE_PATIENCE, self.abort)

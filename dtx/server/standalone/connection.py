@@ -157,14 +157,15 @@ class Connection(ClientConnection):
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
-        self._cancel_timer()
         self.who = Who(account.name, vhost)
+        if self._transport is None or not self._transport.opened(self.who):
+            raise WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)")
+        self._cancel_timer()
         self.vhost = self.broker.virtual_host(vhost)
         self.access = Access(self.accounts, account, self.vhost)
         self.writes = Writes(vhost, self.broker, self.manager.budget, self._throttle)
         self.stage = Stage.RUNNING
         self.outbox.send(_OPEN_OK)
-        _log.info("connection opened", connection=self.id, user=self.who.user, vhost=vhost)
 
     @property
     def frame_max(self) -> int:

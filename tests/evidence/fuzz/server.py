@@ -15,7 +15,7 @@ import structlog
 from pika import frame as pika_frame
 
 from dtx.log.memory import MemoryLog
-from dtx.manager import Limits, TransactionManager
+from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.front import ClientSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
@@ -86,6 +86,9 @@ class Wire:
         self.sent = bytearray()
         self.reads = True
         self.open = True
+
+    def opened(self, who: Who) -> bool:
+        return True
 
     def write(self, data: bytes | memoryview) -> None:
         self.sent += data

@@ -28,7 +28,9 @@ def test_clients_that_come_and_go_cost_memory_once(
     figures: Callable[..., None],
 ) -> None:
     with open_files() as allowed:
-        options: tuple[str, ...] = ("--max-connections", str(COUNT + 10), "--log-level", "debug")
+        options: tuple[str, ...] = ("--log-level", "debug")
+        for limit in ("--max-connections", "--max-handshakes"):  # all come from one address
+            options += (limit, str(COUNT + 10))
         count = min(COUNT, (allowed - 500) // 2)
         broker = None
         if mode == "alongside":

@@ -149,7 +149,9 @@ def test_a_healthy_client_hardly_notices_a_crowd(
         size = CROWD.within((allowed - 500) // (2 if mode == "alongside" else 1))
         if size is not CROWD:
             left_out(f"{mode}: {size.connections} of {CROWD.connections} connections: only {allowed} files may be open")
-        options: tuple[str, ...] = ("--max-connections", str(size.connections), "--handshake-timeout", "10")
+        options: tuple[str, ...] = ("--handshake-timeout", "10")
+        for limit in ("--max-connections", "--max-handshakes"):  # all come from one address
+            options += (limit, str(size.connections))
         broker = None
         if mode == "alongside":
             node: RabbitNode = request.getfixturevalue("own_rabbitmq")

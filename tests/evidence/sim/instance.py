@@ -93,7 +93,7 @@ class Instance:
 
         metrics = Metrics()
         async with AsyncExitStack() as stack:
-            listener = Listener(max_connections=1000, header_timeout=10.0, metrics=metrics)
+            listener = Listener(max_connections=1000, max_handshakes=1000, header_timeout=10.0, metrics=metrics)
             await listener.bind(self.host, PORT, None)
             stack.callback(listener.stop_accepting)
             broker = None if settings.broker is None else broker_of(settings)

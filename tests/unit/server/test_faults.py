@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dtx.manager import Who
 from dtx.server.alongside.channel import Mode
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session, Stage
@@ -27,6 +28,9 @@ class Socket:
 
     def __init__(self) -> None:
         self.sent = b""
+
+    def opened(self, who: Who) -> bool:
+        return True
 
     def write(self, data: bytes | memoryview) -> None:
         self.sent += data
