@@ -9,11 +9,21 @@ from typing import Final
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPConnectionError, AMQPError
 
+from dtx.client.errors import XAER_RMFAIL
+
 # AttributeError: pika's own, where the end of a connection comes in at an unusual moment
 FAILURES: Final = (AMQPError, OSError, AttributeError)
 """What pika raises for whatever happens to a connection."""
+_LOGIN_REFUSED: Final = frozenset({"AuthenticationError", "ProbableAuthenticationError"})
+"""Classes of pika, and of aiormq, which need not be installed."""
 _MOST_TURNS: Final = 100
 """Of pika's loop; what has come in still is heard by the next call itself."""
+
+
+def unreachable(where: str, error: Exception) -> XAER_RMFAIL:
+    """Why there is no connection to *where*: it is out of reach, or it refused the login."""
+    what = "refused the login" if type(error).__name__ in _LOGIN_REFUSED else "is out of reach"
+    return XAER_RMFAIL(f"{where} {what}: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def alive(connection: BlockingConnection) -> bool:

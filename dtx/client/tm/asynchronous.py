@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+from dtx.client.connections import unreachable
 from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome
@@ -84,7 +85,7 @@ class AsyncDtxResource(AsyncResource):
             else:
                 connection = await self._connect()
         except Exception as error:
-            raise XAER_RMFAIL(f"{self.name} is out of reach: {pep249.words(error)}") from error
+            raise unreachable(self.name, error) from error
         try:
             channel = await connection.channel(publisher_confirms=False)
             return AsyncDtxSession(channel, connection, self._timeout, own=True)

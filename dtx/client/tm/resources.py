@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError
 
 from dtx.client.blocking import Coordinator, XAResource
-from dtx.client.connections import alive
+from dtx.client.connections import alive, unreachable
 from dtx.client.errors import XAER_RMFAIL
 from dtx.client.tm.driving import drive
 from dtx.client.tm.pool import ANSWER_SECONDS, Pool
@@ -85,7 +85,7 @@ class DtxResource(Resource[BlockingChannel]):
         try:
             connection = connect() if callable(connect) else BlockingConnection(connect)
         except (AMQPError, OSError) as error:
-            raise XAER_RMFAIL(f"{self.name} is out of reach: {error or type(error).__name__}") from error
+            raise unreachable(self.name, error) from error
         try:
             return DtxSession(connection.channel(), self._timeout, own=True)
         except BaseException as error:

@@ -11,8 +11,8 @@ from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client.blocking import Coordinator
 from dtx.client.channels import require_dtx
-from dtx.client.connections import FAILURES, alive, drop, limited
-from dtx.client.errors import XAER_RMERR, XAER_RMFAIL
+from dtx.client.connections import FAILURES, alive, drop, limited, unreachable
+from dtx.client.errors import XAER_RMERR
 
 
 class Link:
@@ -47,7 +47,7 @@ class Link:
         try:
             connection = BlockingConnection(self._parameters)
         except FAILURES as error:
-            raise XAER_RMFAIL(f"{where} is out of reach: {error or type(error).__name__}") from error
+            raise unreachable(where, error) from error
         try:
             require_dtx(connection)
         except XAER_RMERR:

@@ -323,6 +323,18 @@ def test_a_client_that_reads_no_stream_is_refused(program: Program, service: Dtx
     assert "needs plain sockets: leave useNio() and netty() out" in said
 
 
+@pytest.mark.parametrize("call", [("start", NO_FLAGS), ("commit",), ("recover", START_SCAN)], ids=lambda call: call[0])
+def test_a_refused_login_is_named(program: Program, service: DtxService, call: tuple[str, int]) -> None:
+    """Nothing was asked, so no outcome is in question."""
+    program("wrong", "connect", service.url().replace("guest:guest@", "guest:wrong@"))
+    verb, *flags = call
+    said = program.say("wrong", verb, *([] if verb == "recover" else [a_xid()]), *flags)
+    assert said.startswith(f"xa {XAER_RMFAIL} 0 ")
+    assert "the login as guest at " in said
+    assert "was refused" in said
+    assert "not known" not in said
+
+
 def test_a_server_that_is_not_dtx_is_named(java: Java, rabbitmq: RabbitNode) -> None:
     with Program(java, broker=rabbitmq.url()) as beside:
         said = beside.say("broker", "start", a_xid(), NO_FLAGS)

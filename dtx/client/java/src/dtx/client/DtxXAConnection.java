@@ -5,6 +5,7 @@ import com.rabbitmq.client.AlreadyClosedException;
 import com.rabbitmq.client.Channel;
 import com.rabbitmq.client.Command;
 import com.rabbitmq.client.Connection;
+import com.rabbitmq.client.PossibleAuthenticationFailureException;
 import com.rabbitmq.client.ShutdownSignalException;
 import java.io.IOException;
 import java.util.Collections;
@@ -164,7 +165,7 @@ public final class DtxXAConnection implements AutoCloseable {
                     coordination = open();
                 }
             } catch (IOException unreachable) {
-                throw outOfReach(request, unreachable);
+                throw notAsked(request, unreachable);
             }
         }
         return coordination;
@@ -194,6 +195,11 @@ public final class DtxXAConnection implements AutoCloseable {
             fresh = factory.newConnection();
         } catch (TimeoutException late) {
             throw new IOException("no answer from " + factory.getHost() + ":" + factory.getPort(), late);
+        } catch (PossibleAuthenticationFailureException refused) {
+            throw new IOException(
+                    "the login as " + factory.getUsername() + " at " + factory.getHost() + ":" + factory.getPort()
+                            + " was refused: " + refused.getMessage(),
+                    refused);
         }
         Object capabilities = fresh.getServerProperties().get("capabilities");
         if (!(capabilities instanceof Map) || !Boolean.TRUE.equals(((Map<?, ?>) capabilities).get("dtx"))) {
@@ -246,6 +252,12 @@ public final class DtxXAConnection implements AutoCloseable {
             }
         }
         return outOfReach(request, failed);
+    }
+
+    /** There is no connection, so nothing was sent: this call has changed no outcome. */
+    static DtxXAException notAsked(DtxMethod request, IOException unreachable) {
+        return new DtxXAException(
+                XAException.XAER_RMFAIL, request.describe() + ": " + unreachable.getMessage(), 0, unreachable);
     }
 
     private static DtxXAException outOfReach(DtxMethod request, Exception failed) {

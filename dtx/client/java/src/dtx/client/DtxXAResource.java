@@ -55,8 +55,7 @@ final class DtxXAResource implements XAResource, Serializable {
         try {
             channel = connection.getChannel();
         } catch (IOException unreachable) {
-            throw new DtxXAException(
-                    XAException.XAER_RMFAIL, request.describe() + ": " + unreachable.getMessage(), 0, unreachable);
+            throw DtxXAConnection.notAsked(request, unreachable);
         }
         outcome(connection.demarcate(channel, request), request, false);
         worked = channel;
