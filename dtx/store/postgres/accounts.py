@@ -25,7 +25,7 @@ from dtx.log.session import session_settings
 from dtx.store.postgres.editing import AccountEditor
 from dtx.store.postgres.passwords import Verifier
 from dtx.store.postgres.permissions import Permission, allows, allows_topic, expand
-from dtx.store.postgres.turns import source_of
+from dtx.store.postgres.turns import TooManyWait, source_of
 from dtx.store.postgres.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.telemetry import get_logger
 
@@ -177,6 +177,7 @@ class Accounts:
 
         Raises:
             LoginRefused: it may not come in. Unknown user and wrong password are told alike, and take as long.
+                Or too many logins of its address wait.
             LogUnavailable: the database does not say who it is.
         """
         # shielded: a client that goes away does not take the connection to the database with it
@@ -184,7 +185,10 @@ class Accounts:
         name = user.decode("utf-8", "surrogateescape")
         stored = self._stored(name)
         while True:
-            right = await self._verifier.verify(user, password, stored, source=source_of(peer))
+            try:
+                right = await self._verifier.verify(user, password, stored, source=source_of(peer))
+            except TooManyWait:
+                self._refuse(user, peer, "too many logins wait", "login refused: too many logins of this address wait")
             before, stored = stored, self._stored(name)
             if stored == before:
                 break  # else the password was changed while this login waited for its turn

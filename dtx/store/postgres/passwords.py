@@ -5,19 +5,26 @@ verified before must not pay it again, so what was verified is remembered: as a 
 *stored hash*, with a key of this process alone. A password that was changed has another stored hash, and is not found.
 What was wrong is remembered in the same way: a client that comes back with its old password again and again costs
 nothing. A new wrong password costs its user name, from the address it came from, a pause before the next one is looked
-at (see :mod:`~dtx.store.postgres.turns`): guessing is slow, and does not hold up others.
+at, and after some of them it costs all of that address one (see :mod:`~dtx.store.postgres.turns`): guessing is slow,
+and does not hold up others.
 """
 
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
+import sys
+import threading
+from base64 import b64encode
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from argon2.low_level import ARGON2_VERSION
 
 from dtx.store.postgres.turns import Turns
 
@@ -29,6 +36,9 @@ REMEMBERED: Final = 10_000
 """Credentials kept as right, and as many as wrong, of about 150 octets: more users than connect at once to one dtx."""
 PAUSE: Final = 1.0
 """Seconds after a wrong password before the next one of the same user from the same source is verified."""
+
+_NICE: Final = 10
+"""Priority of the threads: commits come first where processors are scarce."""
 
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=MEMORY_KIB, parallelism=1)
 
@@ -46,15 +56,30 @@ def is_password(password: bytes, stored: str) -> bool:
         return False
 
 
+def _decoy() -> str:
+    """A text that no password has, and that costs as much to verify; made without the costly work."""
+    salt, digest = (
+        b64encode(secrets.token_bytes(size)).rstrip(b"=").decode() for size in (_HASHER.salt_len, _HASHER.hash_len)
+    )
+    costs = f"m={_HASHER.memory_cost},t={_HASHER.time_cost},p={_HASHER.parallelism}"
+    return f"$argon2id$v={ARGON2_VERSION}${costs}${salt}${digest}"
+
+
+def _be_nice() -> None:
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        with suppress(OSError):  # a thread that cannot change it does its work all the same
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 class Verifier:
     """Verifies passwords in threads of its own."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
         self._answers: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
-        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password")
+        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="password", initializer=_be_nice)
         self._turns = Turns(WORKERS)
-        self._decoy = hash_password(secrets.token_bytes(32))
+        self._decoy = _decoy()
 
     def close(self) -> None:
         """Let go of the threads; what waits for one is given up."""
@@ -69,6 +94,9 @@ class Verifier:
             stored: of :func:`hash_password`; ``None`` for an unknown user, which takes as long as a wrong password
                 does: who guesses names learns nothing from the time.
             source: where the client connects from.
+
+        Raises:
+            TooManyWait: with too many names at the same time.
         """
         digest = self._digest(user, password, stored or "")
         known = self._remembered(digest)

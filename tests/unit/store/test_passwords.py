@@ -1,13 +1,17 @@
 """Passwords: never kept as they are, verified once, and silent about who exists."""
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
+from argon2.exceptions import VerifyMismatchError
 
-from dtx.store.postgres import passwords
+from dtx.store.postgres import passwords, turns
 from dtx.store.postgres.passwords import Verifier, hash_password
+from dtx.store.postgres.turns import TooManyWait, Turns
 
 STORED = hash_password(b"right")
 
@@ -78,7 +82,7 @@ async def test_wrong_passwords_of_one_source_leave_others_their_turns(
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
     flood = [
         asyncio.create_task(verifier.verify(user, str(number).encode(), None, source="10.0.0.1"))
-        for number in range(100)
+        for number in range(turns.FAILURES_AT_ONCE - 1)
         for user in (b"alice", b"nobody %d" % number)
     ]
     await asyncio.sleep(0)
@@ -89,6 +93,60 @@ async def test_wrong_passwords_of_one_source_leave_others_their_turns(
     for task in flood:
         task.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_an_address_that_tries_many_names_is_slowed_down(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Password spraying: no name is tried twice. Who is known already, and other addresses, do not wait."""
+    assert await verifier.verify(b"dave", b"right", STORED, source="10.0.0.1")
+    monkeypatch.setattr(passwords, "PAUSE", 60.0)
+    for number in range(turns.FAILURES_AT_ONCE + 1):
+        assert not await verifier.verify(b"nobody %d" % number, b"x", None, source="10.0.0.1")
+    next_one = asyncio.create_task(verifier.verify(b"nobody", b"x", None, source="10.0.0.1"))
+    assert await verifier.verify(b"dave", b"right", STORED, source="10.0.0.1")
+    assert await verifier.verify(b"carol", b"right", STORED, source="10.0.0.2")
+    assert not next_one.done()
+    next_one.cancel()
+    await asyncio.gather(next_one, return_exceptions=True)
+
+
+async def test_the_names_of_an_address_that_wait_are_bounded(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MOST_NAMES", 3)
+    names = [verifier.verify(b"%d" % number, b"x", None, source="10.0.0.1") for number in range(4)]
+    *others, last = await asyncio.gather(*names, return_exceptions=True)
+    assert others == [False] * 3
+    assert isinstance(last, TooManyWait)
+    assert await verifier.verify(b"u", b"right", STORED, source="10.0.0.1")
+
+
+async def test_sources_that_failed_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_REMEMBERED", 2)
+    kept = Turns(1)
+    for number in range(5):
+        async with kept.turn(f"10.0.0.{number}", b"u") as turn:
+            turn.pause = 0.001
+    assert len(kept._paid) == 2
+
+
+def test_the_decoy_is_verified_to_the_end_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is refused before it is hashed would tell who exists."""
+    monkeypatch.setattr(passwords, "hash_password", None)
+    made = Verifier()
+    made.close()
+    with pytest.raises(VerifyMismatchError):
+        passwords._HASHER.verify(made._decoy, b"x")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux alone")
+async def test_passwords_are_verified_behind_commits(verifier: Verifier) -> None:
+    priority = await asyncio.get_running_loop().run_in_executor(
+        verifier._threads, lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    )
+    assert priority >= passwords._NICE
+    assert os.getpriority(os.PRIO_PROCESS, 0) < priority
 
 
 async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_the_end(
