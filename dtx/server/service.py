@@ -58,6 +58,7 @@ async def serve(settings: Settings) -> int:
         BrokerUnusable, LogError, EmbeddedPostgresError, OSError: it cannot start; each says why in one sentence.
     """
     _raise_open_files(settings)
+    memory.give_back_large_blocks()
     stop = _Stop()
     async with AsyncExitStack() as stack:
         starting = asyncio.ensure_future(_start(settings, stack, stop))

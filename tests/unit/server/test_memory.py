@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import platform
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -115,3 +118,33 @@ async def test_the_end_forgets_what_is_due() -> None:
     leftovers.close()
     await turn()
     assert clock.looks == 0
+
+
+_LOGINS = """
+import asyncio
+from pathlib import Path
+from dtx.server import memory
+from dtx.store.postgres.passwords import Verifier, hash_password
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4
+
+async def log_in() -> None:
+    memory.give_back_large_blocks()
+    stored = hash_password(b"right")
+    verifier = Verifier()
+    before = resident()
+    for number in range(4):
+        names = (b"%d-%d" % (number, other) for other in range(2))
+        await asyncio.gather(*(verifier.verify(name, b"right", stored, source=str(name)) for name in names))
+    print(resident() - before)
+
+asyncio.run(log_in())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep their own rules")
+def test_memory_for_verifying_passwords_is_given_back() -> None:
+    """19 MiB for each thread that verifies them."""
+    done = subprocess.run([sys.executable, "-c", _LOGINS], check=True, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) < 4096, "KiB"
