@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -65,6 +65,8 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Whoever reads its output may have enough before the end: ``dtx branches --json | head``."""
+        if ctx.obj is not None:
+            ctx.obj()
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -93,10 +95,15 @@ def dtx() -> None:
     """
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, the errors already said on stderr."""
+def run(arguments: Sequence[str] | None = None, *, before: Callable[[], None] | None = None) -> int:
+    """Run one command and return its exit code, the errors already said on stderr.
+
+    Args:
+        arguments: of the command line; ``None``: those of this process.
+        before: called before a command runs, and not for help or the version.
+    """
     try:
-        result: Any = dtx.main(args=arguments, prog_name="dtx", standalone_mode=False)
+        result: Any = dtx.main(args=arguments, prog_name="dtx", standalone_mode=False, obj=before)
     except click.Abort:
         return Exit.INTERRUPTED
     except click.UsageError as error:
@@ -111,8 +118,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> NoReturn:
     """The entry point of the command ``dtx``."""
+    sys.exit(run(before=_configure_logs))
+
+
+def _configure_logs() -> None:
+    """What the layers below have to say while a command runs; `serve` says it again as the settings want it."""
     from dtx.telemetry import configure
 
-    # What the layers below have to say while a command runs; `serve` says it again as the settings want it.
     configure("warning")
-    sys.exit(run())

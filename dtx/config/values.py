@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pydantic import SecretStr
+if TYPE_CHECKING:
+    from pydantic import SecretStr
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -109,8 +110,9 @@ def split_list(value: object) -> tuple[object, ...]:
     )
 
 
-def url_of(schemes: tuple[str, ...], example: str) -> Callable[[object], SecretStr]:
+def url_of(schemes: tuple[str, ...], example: str) -> "Callable[[object], SecretStr]":
     """A parser of URLs of these schemes, which never repeats the URL in what it raises."""
+    from pydantic import SecretStr
 
     def check(value: object) -> SecretStr:
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)

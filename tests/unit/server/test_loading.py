@@ -19,3 +19,14 @@ def test_what_is_not_used_is_not_loaded(loads: str, without: list[str]) -> None:
     code = f"import sys, {loads}; print(*(name for name in {without} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_version_and_help_load_little(word: str) -> None:
+    code = (
+        "import atexit, sys; from dtx.cli import main; sys.argv[1:] = [" + repr(word) + "]; "
+        "slow = {'asyncio', 'prometheus_client', 'pydantic', 'rich', 'structlog'}; "
+        "atexit.register(lambda: print('loaded:', *sorted(slow & set(sys.modules)))); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "loaded:"
