@@ -1,7 +1,8 @@
 """What standalone mode stores: messages, and what they are routed by.
 
-A message has one row for each queue that it is routed to. A row is inserted and deleted, and nothing in between on any
-hot path. It may be there and yet be seen by nobody: while a branch in the log names its slot as *published*.
+A message has one row for each queue that it is routed to; a body that is not short is stored once, and these rows share
+it. A row is inserted and deleted, and nothing in between on any hot path. It may be there and yet be seen by nobody:
+while a branch in the log names its slot as *published*.
 """
 
 from array import array
@@ -38,7 +39,10 @@ PRIORITY_SHIFT: Final = 8
 """``flags >> PRIORITY_SHIFT & 0xFF`` is the message's priority."""
 
 
-_ROW_BYTES: Final = 256
+SHARED_BYTES: Final = 2048
+"""A body of so many bytes is stored once for all queues of a message. Copies of a shorter one cost less than the row of
+their own that a shared one has, and the count of its uses."""
+ROW_BYTES: Final = 256
 """Of a message's names and columns, about."""
 
 
@@ -47,7 +51,7 @@ _SLOT_BYTES: Final = 64
 
 
 class StoredMessage(NamedTuple):
-    """One row of ``message``: a tuple, since the hot path makes one for each message and binds it as it is.
+    """One row of ``message``, with its body: a tuple, since the hot path makes one for each message.
 
     Args:
         queue, position: its slot.
@@ -56,6 +60,8 @@ class StoredMessage(NamedTuple):
         properties: content header from the property flags on, as received.
         body: the message body.
         expires_at: seconds since the epoch, or ``None``.
+        shared: the id of a body that messages in several queues share, or ``None``. All of them enter by one
+            :class:`Change`, and all have the body.
     """
 
     queue: int
@@ -66,6 +72,7 @@ class StoredMessage(NamedTuple):
     properties: bytes
     body: bytes
     expires_at: float | None = None
+    shared: int | None = None
 
     @property
     def slot(self) -> Slot:
@@ -100,10 +107,14 @@ class Change:
     def size(self) -> int:
         """Octets of the messages that enter, and the work of others in terms of that, about."""
         octets = (len(self.drops) + len(self.expiries)) * _SLOT_BYTES
+        last: int | None = None
         for put in self.puts:
-            octets += len(put.body) + len(put.properties) + _ROW_BYTES
+            octets += len(put.properties) + ROW_BYTES
+            if put.shared is None or put.shared != last:  # those that share a body follow each other
+                octets += len(put.body)
+            last = put.shared
         for _, revised in self.revisions:
-            octets += len(revised) + _ROW_BYTES
+            octets += len(revised) + ROW_BYTES
         return octets
 
 

@@ -23,10 +23,16 @@ MESSAGE: Final[tuple[Column, ...]] = (
     ("body", "", "bytea", binary.bytes_),
     ("expires_at", "", "timestamptz", binary.times),
 )
-"""The fields of a StoredMessage, in their order: it is bound as it is."""
+"""The fields of a StoredMessage that shares no body, in their order: it is bound as it is."""
+BODY: Final[tuple[Column, ...]] = (
+    ("id", "", "bigint", binary.int8s),
+    ("uses", "", "integer", binary.int4s),
+    ("content", "", "bytea", binary.bytes_),
+)
 _SLOT: Final = MESSAGE[:2]
 _EXPIRY: Final = (*_SLOT, MESSAGE[-1])
 _REVISION: Final = (*_SLOT, MESSAGE[5])
+_SHARING: Final[tuple[Column, ...]] = (*MESSAGE[:6], MESSAGE[-1], ("shared", "", "bigint", binary.int8s))
 EXCHANGE: Final[tuple[Column, ...]] = (
     ("vhost", "vhost", "text", binary.texts),
     ("name", "name", "bytea", binary.bytes_),
@@ -54,8 +60,11 @@ BINDING: Final[tuple[Column, ...]] = (
 _exchange_values = attrgetter(*(column[1] for column in EXCHANGE))
 _queue_values = attrgetter(*(column[1] for column in QUEUE))
 _BODY: Final = [column[0] for column in MESSAGE].index("body")
+_CONTENT: Final = [column[0] for column in BODY].index("content")
 
+PUT_BODY: Final = Statement(b"put_body", insert("body", BODY), BODY)
 PUT_MESSAGE: Final = Statement(b"put_message", insert("message", MESSAGE), MESSAGE, begins=True)
+PUT_SHARING: Final = Statement(b"put_sharing", insert("message", _SHARING), _SHARING)
 EXPIRE_MESSAGE: Final = Statement(
     b"expire_message",
     f"UPDATE dtx.message m SET expires_at = u.expires_at FROM {unnest(_EXPIRY)} "
@@ -113,7 +122,9 @@ PUT_QUEUE: Final = Statement(b"put_queue", insert("queue", QUEUE, "ON CONFLICT (
 PUT_BINDING: Final = Statement(b"put_binding", insert("binding", BINDING, "ON CONFLICT DO NOTHING"), BINDING)
 
 STATEMENTS: Final = (
+    PUT_BODY,
     PUT_MESSAGE,
+    PUT_SHARING,
     EXPIRE_MESSAGE,
     REVISE_MESSAGE,
     DROP_MESSAGE,
@@ -134,7 +145,17 @@ Filled = tuple[Statement, Sequence[Sequence[Any]]]
 
 def changed(changes: Sequence[Change]) -> list[Filled]:
     """The statements for all *changes* of one group with their rows, none of them empty."""
-    puts = [put for change in changes for put in change.puts]
+    puts: list[Sequence[Any]] = []
+    sharing: list[Sequence[Any]] = []
+    bodies: dict[int, tuple[int, int, bytes]] = {}
+    for change in changes:
+        for put in change.puts:
+            if put.shared is None:
+                puts.append(put[:-1])
+                continue
+            uses = bodies[put.shared][1] if put.shared in bodies else 0
+            bodies[put.shared] = put.shared, uses + 1, put.body
+            sharing.append((*put[:6], put.expires_at, put.shared))
     drops = [slot for change in changes for slot in change.drops]
     expiries = [(*slot, expires_at) for change in changes for slot, expires_at in change.expiries]
     revisions = {slot: revised for change in changes for slot, revised in change.revisions}
@@ -143,7 +164,9 @@ def changed(changes: Sequence[Change]) -> list[Filled]:
         for queue, position in change.delivered:
             delivered[queue] = max(position, delivered.get(queue, 0))
     filled: tuple[Filled, ...] = (
+        *((PUT_BODY, rows) for rows in in_pieces(list(bodies.values()), _CONTENT)),
         *((PUT_MESSAGE, rows) for rows in in_pieces(puts, _BODY)),
+        (PUT_SHARING, sharing),
         (EXPIRE_MESSAGE, expiries),
         (REVISE_MESSAGE, [(*slot, revised) for slot, revised in revisions.items()]),
         (DROP_MESSAGE, drops),

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import bindparam, select, text
 
 from dtx.log import binary
+from dtx.log.api import LogError
 from dtx.log.changes import (
     BindingRow,
     Definitions,
@@ -71,9 +72,10 @@ def _of_each(packed: str, columns: str, *, more: str = "", condition: str = "") 
 
 
 _POSITIONS: Final = _of_each("", "")
-_DETAILS: Final = _of_each(
-    "int4send(m.flags) int4send(octet_length(m.body))", ", m.flags, m.body", more=", flags, sizes"
+_SIZE: Final = (
+    "coalesce(octet_length(m.body), (SELECT octet_length(b.content) FROM dtx.body b WHERE b.id = m.shared), 0)"
 )
+_DETAILS: Final = _of_each("int4send(m.flags) int4send(m.size)", f", m.flags, {_SIZE} AS size", more=", flags, sizes")
 _TRANSIENT: Final = _of_each("", "", condition="AND m.flags & 1 = 0")
 _EXPIRIES: Final = _of_each(
     "timestamptz_send(m.expires_at)", ", m.expires_at", more=", times", condition="AND m.expires_at IS NOT NULL"
@@ -84,16 +86,22 @@ JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position
 """
 _MESSAGES: Final = Query(
     # Sizes are known without reading what is stored beside the row.
-    text("""
-SELECT m.queue, m.position, m.exchange, m.routing_key, m.flags, m.properties, m.body, m.expires_at
+    text(f"""
+SELECT m.queue, m.position, m.exchange, m.routing_key, m.flags, m.properties,
+    coalesce(m.body, (SELECT b.content FROM dtx.body b WHERE b.id = m.shared)), m.expires_at, m.shared
 FROM (
-    SELECT m.*, sum(octet_length(m.body)) OVER (ORDER BY u.ordinal) - octet_length(m.body) AS before, u.ordinal
-    FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[])) WITH ORDINALITY AS u(queue, position, ordinal)
-    JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position
+    SELECT m.*, sum(m.size) OVER (ORDER BY m.ordinal) - m.size AS before
+    FROM (
+        SELECT m.*, {_SIZE} AS size, u.ordinal
+        FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[]))
+            WITH ORDINALITY AS u(queue, position, ordinal)
+        JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position
+    ) AS m
 ) AS m
 WHERE m.before < :octets ORDER BY m.ordinal
 """)
 )
+_BODY: Final = StoredMessage._fields.index("body")
 _EXIST: Final = Query(text("SELECT m.queue, m.position" + _IN_SLOTS))
 _STRAYS: Final = Query(
     # one look-up for each queue, however many messages it has
@@ -181,7 +189,10 @@ class MessageReader:
         for start in range(0, len(slots), MESSAGES_AT_ONCE):
             queues, positions = zip(*slots[start : start + MESSAGES_AT_ONCE], strict=True)
             rows = await self._readers.fetch(_MESSAGES, queues=list(queues), positions=list(positions), octets=left)
-            for message in map(StoredMessage._make, rows):
+            for row in rows:
+                message = StoredMessage._make(row)
+                if row[_BODY] is None:
+                    raise LogError(f"body {message.shared} is not in the database, but a message uses it")
                 found[message.slot] = message
                 left -= len(message.body)
             if left <= 0:

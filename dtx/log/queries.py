@@ -51,7 +51,7 @@ from dtx.log.records import (
     WorkKind,
 )
 from dtx.log.session import session_settings
-from dtx.log.tables import archive, branch, journal, message, queue, unit, work
+from dtx.log.tables import archive, body, branch, journal, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
@@ -195,15 +195,19 @@ def kept(
         stored = (message.c.queue == found.c.queue) & (message.c.position == found.c.position)
         # a queue that is gone has no name any more
         name = func.coalesce(queue.c.name, literal(b"")) if kind is WorkKind.CONSUME else queue.c.name
-        body = literal(b"") if sizes else message.c.body
+        content = func.coalesce(message.c.body, body.c.content)
+        found_body = literal(b"") if sizes else content
         return (
             select(
                 (found.c.ordinal + offset).label("position"), literal(str(kind)), message.c.exchange,
-                message.c.routing_key, name, null(), message.c.properties, body, null(), null(),
-                *([func.octet_length(message.c.body)] if sizes else []),
+                message.c.routing_key, name, null(), message.c.properties, found_body, null(), null(),
+                *([func.octet_length(content)] if sizes else []),
             )
             .select_from(
-                branch.join(found, true()).join(message, stored).outerjoin(queue, queue.c.id == message.c.queue)
+                branch.join(found, true())
+                .join(message, stored)
+                .outerjoin(queue, queue.c.id == message.c.queue)
+                .outerjoin(body, body.c.id == message.c.shared)
             )
             .where(
                 branch.c.id == branch_id,

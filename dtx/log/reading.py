@@ -64,6 +64,7 @@ from dtx.xa.xid import Xid
 
 _SLOT_OCTETS: Final = 16
 _MESSAGES: Final = cast(literal("dtx.message"), REGCLASS)
+_BODIES: Final = cast(literal("dtx.body"), REGCLASS)
 _STANDBYS: Final = text("""
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'dtx lease %'
@@ -456,7 +457,7 @@ class LogReader:
                 select(func.count()).where(branch.c.rm == rm, branch.c.published.is_(None)).scalar_subquery(),
                 func.coalesce(func.pg_stat_get_live_tuples(_MESSAGES), 0),
                 func.coalesce(func.pg_stat_get_dead_tuples(_MESSAGES), 0),
-                func.pg_total_relation_size(_MESSAGES),
+                func.pg_total_relation_size(_MESSAGES) + func.pg_total_relation_size(_BODIES),
             )
         )
         hosts = self._all(union(*(select(table.c.vhost).where(table.c.rm == rm) for table in (queue, branch))))

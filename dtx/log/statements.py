@@ -259,9 +259,9 @@ ARCHIVE: Final = Statement(
     f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND {ours('b')} CROSS JOIN LATERAL ("
     "SELECT w.position, w.kind, w.exchange, w.routing_key, w.queue, w.properties, w.body, w.fate FROM dtx.work w "
     "WHERE w.branch_id = b.id AND w.fate IN ('dropped', 'discarded') "
-    "UNION ALL SELECT s.ordinal::integer, 'publish', h.exchange, h.routing_key, q.name, h.properties, h.body, "
-    "'dropped' FROM dtx.slots(b.published) s "
-    "JOIN dtx.message h ON h.queue = s.queue AND h.position = s.position "
+    "UNION ALL SELECT s.ordinal::integer, 'publish', h.exchange, h.routing_key, q.name, h.properties, "
+    "coalesce(h.body, c.content), 'dropped' FROM dtx.slots(b.published) s "
+    "JOIN dtx.message h ON h.queue = s.queue AND h.position = s.position LEFT JOIN dtx.body c ON c.id = h.shared "
     "LEFT JOIN dtx.queue q ON q.id = s.queue) m WHERE $2::bigint >= 0",
     _ARCHIVE,
 )

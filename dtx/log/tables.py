@@ -292,6 +292,18 @@ binding: Final = Table(
     ),
 )  # fmt: skip
 
+# What several messages have in common. A trigger on "message" counts its uses down, and deletes it with the last one.
+body: Final = Table(
+    "body",
+    metadata,
+    Column("id", BigInteger, nullable=False, autoincrement=False),
+    _word("rm"),
+    Column("uses", Integer, nullable=False),
+    _bytes("content"),
+    PrimaryKeyConstraint("id", name="body_pkey"),
+    postgresql_with={"fillfactor": 50},
+)
+
 message: Final = Table(
     "message",
     metadata,
@@ -302,8 +314,10 @@ message: Final = Table(
     _bytes("routing_key"),
     Column("flags", Integer, nullable=False),
     _bytes("properties"),
-    _bytes("body"),
+    # Null where it shares the body that "shared" names.
+    _bytes("body", nullable=True),
     _time("expires_at"),
+    Column("shared", BigInteger),
     PrimaryKeyConstraint("queue", "position", name="message_pkey"),
     CheckConstraint("queue > 0 AND position >= 0", name="message_slot_check"),
     # A start reads the primary key alone, whatever the bodies weigh; these two have what is particular about a few.

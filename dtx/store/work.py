@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.changes import Slot
+from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Slot
 from dtx.log.records import EXCLUSIVE, Work, WorkKind
 from dtx.xa.model import Vote
 
@@ -98,6 +98,16 @@ class HeldPublish:
     queues: tuple[int, ...] = ()
     blind: bool = False
 
+    @property
+    def size(self) -> int:
+        """Octets that it takes. What is not stored once, for all queues together, counts for each of them."""
+        octets = len(self.properties)
+        body = len(self.body)
+        if len(self.queues) > 1:
+            each = octets + ROW_BYTES + (body if body < SHARED_BYTES else 0)
+            octets += each * (len(self.queues) - 1)
+        return octets + body
+
 
 class HeldWork:
     """What one branch holds: publishes, and deliveries that were acknowledged.
@@ -160,7 +170,7 @@ class HeldWork:
         """Hold a publish."""
         self.items.append(publish)
         self.publishes += 1
-        size = len(publish.body) + len(publish.properties)
+        size = publish.size
         self.bytes += size
         self.budget.used += size
         self._charged += size
@@ -172,7 +182,7 @@ class HeldWork:
         if publish in self.items:
             self.items.remove(publish)
             self.publishes -= 1
-            size = len(publish.body) + len(publish.properties)
+            size = publish.size
             self.bytes -= size
             self.budget.used -= size
             self._charged -= size

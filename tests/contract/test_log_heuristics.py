@@ -122,11 +122,12 @@ QUEUE = QueueRow(vhost="/", id=77, name=b"orders")
 HIDDEN, HELD = Slot(77, 1), Slot(77, 2)
 
 
-def stored(slot: Slot, body: bytes) -> StoredMessage:
-    return StoredMessage(*slot, b"", b"orders", 1, b"\0\0", body)
+def stored(slot: Slot, body: bytes, shared: int | None = None) -> StoredMessage:
+    return StoredMessage(*slot, b"", b"orders", 1, b"\0\0", body, None, shared)
 
 
-async def test_a_decision_about_messages_in_the_log_is_one_write_with_them(log: MessageLog) -> None:
+@pytest.mark.parametrize("shared", [None, 5])
+async def test_a_decision_about_messages_in_the_log_is_one_write_with_them(log: MessageLog, shared: int | None) -> None:
     await log.write(Define(queues=[QUEUE]))
     branch = a_branch(published=(HIDDEN,), consumed=(HELD,), consumes=1)
     await log.write(an_insert(branch))
@@ -137,7 +138,7 @@ async def test_a_decision_about_messages_in_the_log_is_one_write_with_them(log: 
             to=LogState.HEURISTIC,
             outcome=Heuristic.ROLLED_BACK,
             journal=a_line(branch, JournalEvent.HEURISTIC, outcome=Heuristic.ROLLED_BACK),
-            change=Change(puts=[stored(HIDDEN, b"mine")]),
+            change=Change(puts=[stored(HIDDEN, b"mine", shared)]),
             released=frozenset({WorkKind.CONSUME}),
         )
     )

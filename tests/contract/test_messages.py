@@ -47,6 +47,26 @@ async def test_bodies_are_read_up_to_a_number_of_octets(log: MessageLog) -> None
     assert list(await log.read_messages(slots[::-1])) == slots[::-1]
 
 
+async def test_a_shared_body_lasts_as_long_as_its_last_message(log: MessageLog) -> None:
+    body = bytes(range(256)) * 64
+    messages = [a_message(queue=QUEUE - number, body=body, shared=1) for number in range(3)]
+    other = a_message(body=body[::-1], shared=2)
+    await log.write(Store(change=puts(*messages, other)))
+    for left in range(3):
+        slots = [message.slot for message in messages]
+        assert await log.read_messages(slots) == {message.slot: message for message in messages[left:]}
+        await log.write(Store(change=drops(messages[left])))
+    assert await log.read_messages([other.slot]) == {other.slot: other}
+
+
+async def test_a_shared_body_counts_in_full_for_each_message(log: MessageLog) -> None:
+    messages = [a_message(queue=QUEUE - number, body=bytes(3000), shared=1) for number in range(3)]
+    await log.write(Store(change=puts(*messages)))
+    assert list((await contents_of(log, QUEUE - 1, detailed=True)).sizes or ()) == [3000]
+    slots = [message.slot for message in messages]
+    assert list(await log.read_messages(slots, 3001)) == slots[:2]
+
+
 async def test_messages_of_one_change_come_together_or_not_at_all(log: MessageLog) -> None:
     """A slot that is taken refuses the record."""
     taken = a_message()

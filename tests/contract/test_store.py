@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from dtx.log.changes import Slot, StoredMessage
+from dtx.log.changes import SHARED_BYTES, Slot, StoredMessage
 from dtx.store.postgres import store
 from dtx.store.postgres.consumers import Delivery
+from dtx.store.postgres.exchanges import Queue
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.properties import Property, build
 from tests.support.standalone import PERSISTENT, TRANSIENT, Client, OpenClient, gone, rows, until
@@ -48,6 +49,45 @@ async def test_a_message_goes_to_each_queue_once(client: Client) -> None:
     await client.submit([message])
     assert second.index.ready == 2
     await gone(client, first.spec.id)
+
+
+async def fan_out(client: Client, *queues: str) -> list[Queue]:
+    declared = [await client.declare(name) for name in queues]
+    await client.exchange("x", "fanout", *queues)
+    return declared
+
+
+async def test_queues_share_the_body_of_a_message(client: Client) -> None:
+    """A body is stored once however many queues a message is routed to."""
+    queues = await fan_out(client, "a", "b", "c")
+    body = bytes(SHARED_BYTES)
+    await client.publish(body, b"short", exchange="x", key="k")
+    sinks = [client.consume(queue) for queue in queues]
+    got = [(await sink.wait(2), sink.got[0][1].shared, sink.got[1][1].shared)[1:] for sink in sinks]
+    assert len(set(got)) == 1
+    assert got[0][0] is not None
+    assert got[0][1] is None
+    assert all(sink.got[0][1].body is body for sink in sinks)
+    await client.submit(acked=[delivery for sink in sinks for delivery in sink.deliveries])
+    assert [await rows(client, queue.spec.id) for queue in queues] == [0, 0, 0]
+
+
+async def test_a_shared_body_survives_a_restart_and_other_queues(open_client: OpenClient) -> None:
+    client = await open_client()
+    (first, *_) = await fan_out(client, "a", "b", "c")
+    body = bytes(SHARED_BYTES)
+    await client.prepare(client.work([client.message(body, exchange="x", key="k")]))
+    await client.publish(body, exchange="x", key="k")
+    client.store.close_queues(client.host.remove_queue(first).queues)
+    await gone(client, first.spec.id)
+    client = await open_client()
+    second, third = client.host.queues[b"b"], client.host.queues[b"c"]
+    sinks = [client.consume(second), client.consume(third)]
+    assert [await sink.wait(1) for sink in sinks] == [[body], [body]]
+    assert await client.store.purge(third) == 0
+    (branch,) = [record async for record in client.log.load()]
+    await client.commit(branch)
+    assert [(await sink.wait(2))[1] for sink in sinks] == [body, body]
 
 
 async def test_messages_and_topology_survive_a_restart(open_client: OpenClient) -> None:

@@ -183,7 +183,7 @@ class Work:
         work = self.entry.work
         if work is None or not self.is_active:
             return  # rolled back already, as the discharge will say
-        size = len(message.body) + len(message.properties)
+        size = message.size
         if not work.fits(size):
             reason = work.excess(size)
             self.doom(reason)

@@ -136,7 +136,7 @@ class Local:
 
     def publish(self, message: HeldPublish) -> None:
         """Hold the message."""
-        size = len(message.body) + len(message.properties)
+        size = message.size
         self._admit(1, size)
         self._publishes.append(message)
 

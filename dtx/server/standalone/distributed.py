@@ -106,7 +106,7 @@ class Distributed:
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
-        size = len(message.body) + len(message.properties)
+        size = message.size
         if not work.fits(size):
             self._overflow(entry, work.excess(size))
         work.add_publish(message)

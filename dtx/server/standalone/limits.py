@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+from dtx.store.work import HeldPublish
+from dtx.xa.codes import ReplyCode, XaError
+
 HEARTBEAT: Final = 60
 """Seconds: what is offered in connection.tune, as RabbitMQ does; the client decides."""
 MAX_FRAME: Final = 2 << 20
@@ -12,6 +15,9 @@ MAX_UNSENT: Final = 1 << 20
 MAX_UNWRITTEN: Final = 16 << 20
 """Octets of messages of one connection that are not durable yet; beyond it, nothing is read until they are. Enough to
 keep the log busy, little beside a few hundred connections."""
+MAX_FAN_OUT: Final = 256 << 20
+"""Octets that one publish may have written for all its queues together, see :attr:`HeldPublish.size`. The body of a
+large message is written once; properties of 100 KiB, for 3,000 queues, are not."""
 MAX_UNREAD_REPLIES: Final = 16 << 20
 """Octets that wait for a client that does not read; beyond it, direct replies to it are dropped: they are not stored,
 and who sends them does not wait for it."""
@@ -20,6 +26,17 @@ MAX_CONSUMERS: Final = 10_000
 MAX_UNACKED: Final = 100_000
 """Deliveries of one channel that are not settled. Consumers get no more until some are, and basic.get is refused: a
 client would otherwise take a queue of any length into the memory of dtx."""
+
+
+def demand_fan_out(message: HeldPublish) -> None:
+    """Refuse a publish that would be too much to write.
+
+    Raises:
+        XaError: 506: more than :data:`MAX_FAN_OUT`.
+    """
+    if message.size > MAX_FAN_OUT:
+        reason = f"{message.size} octets in {len(message.queues)} queues are too much for one publish"
+        raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}, the limit is {MAX_FAN_OUT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

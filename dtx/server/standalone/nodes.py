@@ -24,6 +24,7 @@ from dtx.server.standalone.closing import remove
 from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
+from dtx.server.standalone.limits import demand_fan_out
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.accounts import Account, LoginRefused
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
@@ -277,9 +278,11 @@ class Publications:
         nodes.access.judge(view)
         more, _ = sender_selected(content.properties)
         queues = nodes.vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
-        return HeldPublish(
+        message = HeldPublish(
             exchange, key, False, content.properties, content.body, None, tuple(queue.spec.id for queue in queues)
         )
+        demand_fan_out(message)
+        return message
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
         """See :class:`Destination`."""

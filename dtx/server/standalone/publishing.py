@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dtx.server.standalone.direct import REPLY_TO, is_address
+from dtx.server.standalone.limits import demand_fan_out
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.permissions import Permission
 from dtx.store.work import HeldPublish
@@ -171,18 +172,18 @@ class Publishing:
         queues = vhost.route(exchange, key, view.value(Property.HEADERS) or b"", more)
         if not queues:
             raw, blind = seen, False
-        channel.context.publish(
-            HeldPublish(
-                exchange,
-                key,
-                flags & MANDATORY != 0,
-                raw,
-                body,
-                channel if flags & MANDATORY else None,
-                tuple([queue.spec.id for queue in queues]),
-                blind,
-            )
+        message = HeldPublish(
+            exchange,
+            key,
+            flags & MANDATORY != 0,
+            raw,
+            body,
+            channel if flags & MANDATORY else None,
+            tuple([queue.spec.id for queue in queues]),
+            blind,
         )
+        demand_fan_out(message)
+        channel.context.publish(message)
 
     def _refuse_direct_reply_in_a_branch(self) -> None:
         if self._channel.context.outlives_the_connection:

@@ -175,4 +175,4 @@ class Writes:
 
 
 def _cost(message: HeldPublish) -> int:
-    return len(message.body) + len(message.properties) + _MESSAGE
+    return message.size + _MESSAGE

@@ -21,7 +21,7 @@ class Bodies:
         getters: those who have asked for one message: while there are any, what was read for the head stays.
     """
 
-    __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_turns", "cached")
+    __slots__ = ("_asked", "_cache", "_fetched", "_getters", "_kept", "_sharing", "_turns", "cached")
 
     def __init__(self, cache: MessageCache, turns: Round, getters: Sequence[Getter]) -> None:
         self.cached = 0
@@ -31,6 +31,8 @@ class Bodies:
         self._kept: dict[int, StoredMessage] = {}
         self._fetched: dict[int, StoredMessage] = {}
         self._asked: set[int] = set()
+        self._sharing: set[int] = set()
+        """Positions of those here that share their body."""
         cache.join(self)
 
     def __len__(self) -> int:
@@ -42,8 +44,7 @@ class Bodies:
 
     def keep(self, message: StoredMessage) -> None:
         """A message that has just come; it is greater than those kept so far, or nearly so."""
-        self._kept[message.position] = message
-        self._charge(message)
+        self._add(message, self._kept)
 
     def take(self, position: int) -> StoredMessage | None:
         """The message at *position* is not ready any more; returns it if it is here."""
@@ -51,9 +52,7 @@ class Bodies:
         if message is None:
             self._asked.discard(position)
         else:
-            octets = cost(message)
-            self.cached -= octets
-            self._cache.used -= octets
+            self._discharge(message)
         return message
 
     def ask(self, first: Callable[[int], list[int]]) -> list[int]:
@@ -73,13 +72,15 @@ class Bodies:
         for message in messages:
             # Not those that were purged or have expired meanwhile.
             if message.position in self._asked:
-                self._fetched[message.position] = message
-                self._charge(message)
+                self._add(message, self._fetched)
         self._asked.difference_update(positions)
 
     def clear(self) -> None:
         """Nothing is ready any more."""
         self._asked.clear()
+        for message in [self.find(position) for position in self._sharing]:
+            assert message is not None
+            self._discharge(message)
         self._cache.used -= self.cached
         self.cached = 0
         self._kept.clear()
@@ -98,15 +99,24 @@ class Bodies:
             while messages and self.cached > goal:
                 self._discharge(messages.popitem()[1])
 
-    def _charge(self, message: StoredMessage) -> None:
+    def _add(self, message: StoredMessage, to: dict[int, StoredMessage]) -> None:
+        cache = self._cache
         octets = cost(message)
         self.cached += octets
-        cache = self._cache
-        cache.used += octets
+        if message.shared is None:
+            cache.used += octets
+        else:
+            message = cache.add(message)
+            self._sharing.add(message.position)
+        to[message.position] = message
         if cache.used > cache.trigger:
             cache.shrink()
 
     def _discharge(self, message: StoredMessage) -> None:
         octets = cost(message)
         self.cached -= octets
-        self._cache.used -= octets
+        if message.shared is None:
+            self._cache.used -= octets
+        else:
+            self._cache.remove(message)
+            self._sharing.discard(message.position)

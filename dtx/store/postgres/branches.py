@@ -10,7 +10,7 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
-from dtx.store.postgres.cache import cost
+from dtx.store.postgres.cache import Contents
 from dtx.store.postgres.copies import without_blind
 from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.recording import Recorder
@@ -57,7 +57,7 @@ class Branches:
         self._registry = registry
         self._clock = clock
         self._limit = limit
-        self._used = 0
+        self._contents = Contents()
         self._hidden: OrderedDict[Slot, StoredMessage] = OrderedDict()
         self._stored: dict[Slot, Hidden] = {}
         # By queue, of those that expire: positions of what branches have promised to put there.
@@ -137,6 +137,7 @@ class Branches:
                 unroutable.append(_shown(item))
                 continue
             facts = traits(item.properties)
+            shared = registry.share(item.body, len(found))
             for entry in found:
                 if entry.spec.id in unsure:
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"the database does not have {entry.spec.where} yet")
@@ -150,6 +151,7 @@ class Branches:
                         facts,
                         now,
                         blind=item.blind,
+                        shared=shared,
                     )
                 )
         for message in puts:
@@ -165,14 +167,13 @@ class Branches:
         )
 
     def _keep(self, message: StoredMessage) -> None:
-        hidden = self._hidden
-        hidden[message.slot] = message
-        self._used += cost(message)
-        while self._used > self._limit:
+        hidden, contents = self._hidden, self._contents
+        hidden[message.slot] = contents.add(message)
+        while contents.used > self._limit:
             self._let_go(hidden.popitem(last=False)[1])
 
     def _let_go(self, message: StoredMessage) -> None:
-        self._used -= cost(message)
+        self._contents.remove(message)
         entry = self._registry.find(message.queue)
         if entry is None:
             return
@@ -185,7 +186,7 @@ class Branches:
     def _take(self, slot: Slot) -> StoredMessage | None:
         message = self._hidden.pop(slot, None)
         if message is not None:
-            self._used -= cost(message)
+            self._contents.remove(message)
         return message
 
     def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:

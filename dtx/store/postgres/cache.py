@@ -19,30 +19,66 @@ def cost(message: StoredMessage) -> int:
     return OVERHEAD + len(message.body) + len(message.properties)
 
 
+class Contents:
+    """What messages take in memory; a body that several of them share counts once."""
+
+    __slots__ = ("_shared", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        """Octets."""
+        self._shared: dict[int, tuple[bytes, int]] = {}
+        """By the id of a body: that body, and how many messages here have it."""
+
+    def add(self, message: StoredMessage) -> StoredMessage:
+        """*message* is kept; returns it, with the very body that others have which share it."""
+        octets = cost(message)
+        if message.shared is not None:
+            body, uses = self._shared.get(message.shared, (message.body, 0))
+            self._shared[message.shared] = body, uses + 1
+            if uses:
+                octets -= len(body)
+                message = message._replace(body=body)
+        self.used += octets
+        return message
+
+    def remove(self, message: StoredMessage) -> None:
+        """*message*, which was added, is kept no more."""
+        octets = cost(message)
+        if message.shared is not None:
+            body, uses = self._shared[message.shared]
+            if uses > 1:
+                self._shared[message.shared] = body, uses - 1
+                octets -= len(body)
+            else:
+                del self._shared[message.shared]
+        self.used -= octets
+
+
 class Evictable(Protocol):
     """A queue's index, as the cache sees it."""
 
     cached: int
-    """Octets that it holds."""
+    """Octets that it holds, with all bodies that it shares with others."""
 
     def evict(self, octets: int) -> None:
         """Let go of messages that cost *octets* together, or of all that it can spare."""
 
 
-class MessageCache:
+class MessageCache(Contents):
     """The bodies in memory, of all queues together.
 
     Args:
         limit: octets.
     """
 
-    __slots__ = ("_members", "limit", "trigger", "used")
+    __slots__ = ("_members", "limit", "trigger")
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self.trigger = limit
         """Who makes :attr:`used` go beyond this calls :meth:`shrink`."""
-        self.used = 0
         self._members: dict[Evictable, None] = {}
 
     def join(self, member: Evictable) -> None:
@@ -60,8 +96,9 @@ class MessageCache:
         for member in sorted(self._members, key=lambda member: -member.cached):
             if wanted <= 0:
                 break
-            before = member.cached
+            # A body that is shared is free when the last queue lets it go: so each gives up as much of its own end.
+            before = self.used
             member.evict(wanted)
-            wanted -= before - member.cached
+            wanted -= before - self.used
         # What could not be spared (it is about to be delivered) is not asked for again by each message that comes.
         self.trigger = max(self.limit, self.used + slack)

@@ -215,11 +215,14 @@ class DeadLetters:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
         exchange, key, raw, blind, targets = self._seal(spec, message, reason)
         now = self._clock()
+        shared = self._registry.share(message.body, len(targets))
         found: list[tuple[Entry, StoredMessage]] = []
         for entry in targets:
             if entry.refuses and not entry.index.admit(len(message.body)):
                 continue
-            stored = self._registry.stored(entry, exchange, key, raw, message.body, traits(raw), now, blind=blind)
+            stored = self._registry.stored(
+                entry, exchange, key, raw, message.body, traits(raw), now, blind=blind, shared=shared
+            )
             found.append((entry, stored))
         return found
 

@@ -1,10 +1,12 @@
 """Every queue that is there, by its id, and the form in which a message is stored in it."""
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
-from dtx.log.changes import PRIORITY_SHIFT, MessageFlag, Slot, StoredMessage
+from dtx.log.changes import PRIORITY_SHIFT, SHARED_BYTES, MessageFlag, Slot, StoredMessage
 from dtx.store.postgres.arguments import Overflow
 from dtx.store.postgres.copies import without_blind
 from dtx.store.postgres.deadletter import expiry
@@ -53,6 +55,7 @@ class Registry:
         self.some_refuse = False
         """Whether there has been a queue that refuses messages."""
         self.position = position
+        self._bodies = count(secrets.randbits(62))
 
     def add(self, spec: QueueSpec, index: QueueIndex) -> None:
         """A queue is there."""
@@ -66,6 +69,10 @@ class Registry:
         """The queue with this id, unless it is gone."""
         return self.queues.get(queue)
 
+    def share(self, body: bytes, queues: int) -> int | None:
+        """A new id under which so many queues share *body*; ``None`` where each has a copy."""
+        return next(self._bodies) if queues > 1 and len(body) >= SHARED_BYTES else None
+
     def stored(
         self,
         entry: Entry,
@@ -77,6 +84,7 @@ class Registry:
         now: float,
         *,
         blind: bool = False,
+        shared: int | None = None,
     ) -> StoredMessage:
         """A message in a new slot of a queue.
 
@@ -89,6 +97,7 @@ class Registry:
             traits: of *properties*.
             now: seconds since the epoch: it begins to expire.
             blind: *properties* have BCC.
+            shared: see :meth:`share`.
         """
         self.position += 1
         flags = _PERSISTENT if traits.persistent else 0
@@ -103,7 +112,9 @@ class Registry:
         expires_at = None
         if entry.expires or traits.expiration is not None:
             expires_at = expiry(traits.expiration, settings.message_ttl, now)
-        return StoredMessage(entry.spec.id, self.position, exchange, routing_key, flags, properties, body, expires_at)
+        return StoredMessage(
+            entry.spec.id, self.position, exchange, routing_key, flags, properties, body, expires_at, shared
+        )
 
 
 def by_queue(slots: Iterable[Slot]) -> dict[int, list[int]]:

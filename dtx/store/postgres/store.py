@@ -284,7 +284,8 @@ class PostgresStore:
                     puts += self._buried(entries, publish, now)
                 continue
             facts = traits(publish.properties)
-            puts += [(entry, self._stored(entry, publish, facts, now)) for entry in entries]
+            shared = registry.share(publish.body, len(entries))
+            puts += [(entry, self._stored(entry, publish, facts, now, shared)) for entry in entries]
         if whole and refused:
             self._withdraw(puts)
             return refused
@@ -300,7 +301,9 @@ class PostgresStore:
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 
-    def _stored(self, entry: Entry, publish: HeldPublish, facts: Traits, now: float) -> StoredMessage:
+    def _stored(
+        self, entry: Entry, publish: HeldPublish, facts: Traits, now: float, shared: int | None = None
+    ) -> StoredMessage:
         return self._registry.stored(
             entry,
             publish.exchange,
@@ -310,6 +313,7 @@ class PostgresStore:
             facts,
             now,
             blind=publish.blind,
+            shared=shared,
         )
 
     def _buried(self, entries: Sequence[Entry], publish: HeldPublish, now: float) -> list[Put]:

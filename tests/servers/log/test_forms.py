@@ -43,6 +43,7 @@ AT = 1_800_000_002.5
 QUEUES = [a_queue(), a_queue(id=QUEUE + 1, name=b"another")]
 TABLES = (
     "branch", "work", "unit", "heuristic_outcome", "journal", "archive", "exchange", "queue", "binding", "message",
+    "body",
 )  # fmt: skip
 
 PROVING = {form.proving: form.of_one for form in statements.STATEMENTS if form.proving and form.of_one}
@@ -179,6 +180,8 @@ def others() -> History:
         [_end(branch, Line(JournalEvent.ROLLED_BACK, AT, "a")) for branch in short],
         [Note(journal=a_line(branch, JournalEvent.TIMED_OUT, at=AT)) for branch in whole],
         [Store(change=Change(puts=[_stored(Slot(QUEUE, position))])) for position in (1, 2)],
+        [Store(change=Change(puts=[_stored(Slot(QUEUE, body))._replace(shared=body)])) for body in (3, 4)],
+        [Store(change=Change(drops=[Slot(QUEUE, body)])) for body in (3, 4)],
     ]
 
 

@@ -150,6 +150,49 @@ def test_messages_are_vacuumed_in_step_with_their_number(postgres_url: str) -> N
     assert statistics == -1
 
 
+_NEW_MESSAGES = """
+INSERT INTO dtx.body (id, rm, uses, content) VALUES (9, 'rm', 2, 'shared');
+INSERT INTO dtx.message (queue, position, rm, exchange, routing_key, flags, properties, body, shared)
+VALUES (1, 2, 'rm', '', 'q', 1, '', NULL, 9), (2, 3, 'rm', '', 'q', 1, '', NULL, 9),
+    (1, 4, 'rm', '', 'q', 1, '', 'own', NULL)
+"""
+
+
+def test_messages_keep_their_bodies_through_upgrade_and_downgrade(postgres_url: str) -> None:
+    """Expand first: rows of an older dtx are as they were, and its statements still work."""
+    bodies = "SELECT queue, position, body FROM dtx.message ORDER BY queue, position"
+    old = (
+        "INSERT INTO dtx.message (queue, position, rm, exchange, routing_key, flags, properties, body) "
+        "VALUES (1, {}, 'rm', '', 'q', 1, '', 'old')"
+    )
+    migrate.upgrade(postgres_url, "0012")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(old.format(1))
+    assert migrate.upgrade(postgres_url) == HEAD
+    assert query(postgres_url, bodies) == [(1, 1, b"old")]
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(_NEW_MESSAGES)
+        connection.execute(old.format(5))
+    migrate.downgrade(postgres_url, "0012")
+    expected = [(1, 1, b"old"), (1, 2, b"shared"), (1, 4, b"own"), (1, 5, b"old"), (2, 3, b"shared")]
+    assert query(postgres_url, bodies) == expected
+
+
+def test_a_shared_body_goes_with_its_last_message(migrated_postgres_url: str) -> None:
+    uses = "SELECT uses FROM dtx.body"
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        connection.execute(_NEW_MESSAGES)
+        connection.execute("DELETE FROM dtx.message WHERE position = 4")
+        assert query(migrated_postgres_url, uses) == [(2,)]
+        with connection.transaction(force_rollback=True):
+            connection.execute("DELETE FROM dtx.message")
+        assert query(migrated_postgres_url, uses) == [(2,)]
+        connection.execute("DELETE FROM dtx.message WHERE position = 2")
+        assert query(migrated_postgres_url, uses) == [(1,)]
+        connection.execute("DELETE FROM dtx.message")
+    assert query(migrated_postgres_url, uses) == []
+
+
 def test_upgrades_at_once_wait_for_each_other(postgres_url: str) -> None:
     """Applied at start under an advisory lock."""
     with ThreadPoolExecutor(4) as pool:

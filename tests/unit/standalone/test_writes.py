@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.changes import Define, StoredMessage
+from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Define, StoredMessage
 from dtx.server.standalone.broker import Done
+from dtx.server.standalone.limits import MAX_FAN_OUT, demand_fan_out
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.work import Budget, HeldPublish, HeldWork
+from dtx.xa.codes import ReplyCode, XaError
 
 
 class Recording:
@@ -96,6 +98,27 @@ class Rig:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+@pytest.mark.parametrize(("body", "copies"), [(SHARED_BYTES - 1, 3), (SHARED_BYTES, 1)])
+def test_a_publish_costs_what_is_written_of_it(body: int, copies: int) -> None:
+    """Bodies that are not short are written once, and rows and properties for each queue."""
+    message = HeldPublish(b"", b"q", False, b"\x00\x00", bytes(body), queues=(1, 2, 3))
+    assert message.size == body * copies + 3 * 2 + 2 * ROW_BYTES
+    rig = Rig()
+    rig.writes.publish(rig.channel, 1, message)
+    rig.writes.flush()
+    assert message.size <= rig.budget.used < message.size + 1000
+
+
+def test_a_fan_out_has_a_limit() -> None:
+    large = bytes(100 << 10)
+    most = MAX_FAN_OUT // (len(large) + ROW_BYTES)
+    demand_fan_out(HeldPublish(b"x", b"q", False, b"", bytes(16 << 20), queues=tuple(range(10_000))))
+    demand_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most))))
+    with pytest.raises(XaError) as caught:
+        demand_fan_out(HeldPublish(b"x", b"q", False, large, b"", queues=tuple(range(most + 2))))
+    assert caught.value.code is ReplyCode.RESOURCE_ERROR
 
 
 def test_what_one_read_brings_is_one_record(rig: Rig) -> None:

@@ -1,0 +1,71 @@
+"""The body of a message that goes to several queues is stored once.
+
+A migration is history: it imports nothing of dtx and never changes once released.
+"""
+
+from alembic import op
+
+revision = "0014"
+down_revision: str | None = "0013"
+branch_labels = None
+depends_on = None
+
+# Every row that is there keeps its body. A row that shares one has a null instead, not an empty body: a dtx that does
+# not know of shared bodies then fails to read the message, and cannot deliver it without its content.
+TABLES = """
+CREATE TABLE dtx.body (
+    id bigint NOT NULL,
+    rm text COLLATE "C" NOT NULL,
+    uses integer NOT NULL,
+    content bytea NOT NULL,
+    CONSTRAINT body_pkey PRIMARY KEY (id)
+) WITH (fillfactor = 50);
+
+ALTER TABLE dtx.message ADD COLUMN shared bigint, ALTER COLUMN body DROP NOT NULL;
+"""
+
+# The number of uses changes with every message that leaves. So the content is stored beside the row, which then is
+# short, and is not written again. Vacuum comes by number, as for messages.
+STORAGE = """
+ALTER TABLE dtx.body SET (toast_tuple_target = 128,
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 100000,
+    toast.autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_threshold = 20000,
+    toast.autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE dtx.body ALTER COLUMN content SET STORAGE EXTERNAL;
+ALTER TABLE dtx.body ALTER COLUMN content SET STATISTICS 0, ALTER COLUMN rm SET STATISTICS 0;
+ALTER TABLE dtx.message ALTER COLUMN shared SET STATISTICS 0;
+"""
+
+# A trigger, so that whatever deletes a message counts, in the same transaction: a body is there as long as a message
+# is that uses it, and no longer. Messages that share no body do not call it.
+RELEASE = """
+CREATE FUNCTION dtx.release_body() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM dtx.body b WHERE b.id = OLD.shared AND b.uses = 1;
+    IF NOT FOUND THEN
+        UPDATE dtx.body b SET uses = b.uses - 1 WHERE b.id = OLD.shared;
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER message_release_body AFTER DELETE ON dtx.message
+    FOR EACH ROW WHEN (OLD.shared IS NOT NULL) EXECUTE FUNCTION dtx.release_body();
+"""
+
+COPY_BACK = """
+UPDATE dtx.message m SET body = b.content, shared = NULL FROM dtx.body b WHERE b.id = m.shared;
+DROP TRIGGER message_release_body ON dtx.message;
+DROP FUNCTION dtx.release_body();
+ALTER TABLE dtx.message ALTER COLUMN body SET NOT NULL, DROP COLUMN shared;
+DROP TABLE dtx.body;
+"""
+
+
+def upgrade() -> None:
+    for statements in (TABLES, STORAGE, RELEASE):
+        op.execute(statements)
+
+
+def downgrade() -> None:
+    op.execute(COPY_BACK)
