@@ -23,7 +23,7 @@ from dtx.log.engine import engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 
-HEAD = "0013"
+HEAD = "0014"
 
 
 def ours(_object: object, name: str | None, kind: str, *_: object) -> bool:
@@ -165,7 +165,7 @@ def test_messages_keep_their_bodies_through_upgrade_and_downgrade(postgres_url: 
         "INSERT INTO dtx.message (queue, position, rm, exchange, routing_key, flags, properties, body) "
         "VALUES (1, {}, 'rm', '', 'q', 1, '', 'old')"
     )
-    migrate.upgrade(postgres_url, "0012")
+    migrate.upgrade(postgres_url, "0013")
     with psycopg.connect(postgres_url) as connection:
         connection.execute(old.format(1))
     assert migrate.upgrade(postgres_url) == HEAD
@@ -173,7 +173,7 @@ def test_messages_keep_their_bodies_through_upgrade_and_downgrade(postgres_url: 
     with psycopg.connect(postgres_url) as connection:
         connection.execute(_NEW_MESSAGES)
         connection.execute(old.format(5))
-    migrate.downgrade(postgres_url, "0012")
+    migrate.downgrade(postgres_url, "0013")
     expected = [(1, 1, b"old"), (1, 2, b"shared"), (1, 4, b"own"), (1, 5, b"old"), (2, 3, b"shared")]
     assert query(postgres_url, bodies) == expected
 

@@ -15,6 +15,7 @@ from dtx.store.postgres import passwords
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.editing import AccountEditor, EditError
 from dtx.store.postgres.permissions import Patterns, Permission
+from dtx.store.postgres.turns import source_of
 from tests.support.postgres import PostgresServer
 
 RM = "rm"
@@ -188,7 +189,7 @@ async def test_a_password_that_is_changed_while_its_login_waits_does_not_count(
     ],
 )
 def test_attempts_are_counted_by_address_or_by_network(peer: str, source: str) -> None:
-    assert module.source_of(peer) == source
+    assert source_of(peer) == source
 
 
 async def test_a_thousand_reconnects_cost_few_questions_and_one_verification(
