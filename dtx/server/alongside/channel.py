@@ -6,7 +6,7 @@ broker may ever see, come through here. dtx-coordination needs no select, so any
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
@@ -18,11 +18,11 @@ from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, content, errors, keys, requests
+from dtx.wire.amqp09 import calls, content, declarations, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import method_frame, with_channel
+from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
 
 _log = get_logger(part="channel")
+_ACCESS_REQUEST_OK: Final = keys.ACCESS_REQUEST_OK.to_bytes(4, "big")
 """Octets of frames that wait behind a running call of their channel; beyond it the client is not read from."""
 
 
@@ -127,6 +128,8 @@ class Channel:
         """What it has consumed, since it began to."""
         self.last_queue = b""
         self._declares = Declares(session.upstream.exclusive)
+        self.ticket = 0
+        """The ticket that access.request was answered with."""
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
         self._running = Running.NOTHING
@@ -306,6 +309,8 @@ class Channel:
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame on to the client."""
         frame = buffer[start:end]
+        if frame[0] == METHOD and frame.startswith(_ACCESS_REQUEST_OK, 7):
+            self.ticket = declarations.ticket(frame[7:-1])
         self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
 
     def lost(self, reason: str) -> None:
@@ -412,6 +417,26 @@ class Channel:
         else:
             if answer is not None:
                 self._begin(answer, key)
+
+    def check_ticket(self, name: str, payload: bytes) -> None:
+        """Judge the ticket of a query: "a valid ticket should be provided".
+
+        That is the one that the broker gave to this channel, or 0: no broker demands any.
+
+        Args:
+            name: of the method.
+            payload: of its frame.
+
+        Raises:
+            XaError: 403 (the rule's on-failure="access-refused").
+            WireError: 502, it has none.
+        """
+        ticket = declarations.ticket(payload)
+        if ticket not in (0, self.ticket):
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
+            )
 
     def commands_so_far(self) -> int:
         """How many commands there have been.

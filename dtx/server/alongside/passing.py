@@ -13,7 +13,13 @@ from dtx.wire.amqp09.frames import HEARTBEAT, Frame
 if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
 
-_TO_CLIENT: Final = ANSWERS | {keys.CHANNEL_CLOSE, keys.CHANNEL_CLOSE_OK, keys.CHANNEL_FLOW_OK, keys.QUEUE_DECLARE_OK}
+_TO_CLIENT: Final = ANSWERS | {
+    keys.ACCESS_REQUEST_OK,
+    keys.CHANNEL_CLOSE,
+    keys.CHANNEL_CLOSE_OK,
+    keys.CHANNEL_FLOW_OK,
+    keys.QUEUE_DECLARE_OK,
+}
 """Methods of the broker that do not pass unseen."""
 
 

@@ -49,16 +49,20 @@ def answer(channel: "Channel", key: int, payload: bytes) -> Coroutine[Any, Any, 
         ``None`` where nothing is to be answered.
 
     Raises:
-        XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer.
+        XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer; 403
+            for a ticket that the channel was not given.
         WireError: 502, the arguments are malformed; 320, the broker is away.
     """
     match key:
         case keys.EXCHANGE_BIND:
             channel.need_broker()
-            return _exchange(channel, declarations.exchange_query(payload))
+            name = declarations.exchange_query(payload)
+            channel.check_ticket("exchange.query", payload)
+            return _exchange(channel, name)
         case keys.BINDING_QUERY:
             channel.need_broker()
             asked = declarations.binding_query(payload)
+            channel.check_ticket("binding.query", payload)
             return _binding(channel, asked, from_table(asked.arguments))
         case keys.EXECUTION_FLUSH:
             declarations.no_arguments(payload)

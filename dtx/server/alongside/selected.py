@@ -87,6 +87,7 @@ class SelectedChannel(Channel):
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
         super().__init__(before.session, before.number, before.upstream_number)
         self.coordination = before.coordination
+        self.ticket = before.ticket
         # From here on it sees every command; before, it did as long as nothing was for the broker.
         self.counting = before.counting or not before.used
         self.commands = before.commands

@@ -211,6 +211,40 @@ def test_a_binding_is_searched_for(
     assert bits(peer, query(there)) == expected
 
 
+# -- tickets
+
+QUERIES = [octets(Exchange.Query(b"", 1)), octets(Binding.Query(ticket=1))]
+"""With ticket 1, which is what RabbitMQ gives to everybody."""
+BOTH_CHANNELS = pytest.mark.parametrize("selected", [False, True], ids=["a channel that passes", "a selected channel"])
+
+
+@BOTH_CHANNELS
+@pytest.mark.parametrize("query", QUERIES, ids=["exchange", "binding"])
+def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected: bool, query: bytes) -> None:
+    """ticket: "A valid ticket should be provided", on-failure "access-refused"."""
+    if selected:
+        peer.say(1, encode_call(Select()))
+        peer.wait(DtxMethod.SELECT_OK)
+    close = refusal(peer, query)
+    assert (close.reply_code, close.key) == (403, int.from_bytes(query[:4], "big"))
+    assert b"with ticket 1, which this channel was not given" in close.reply_text
+
+
+@BOTH_CHANNELS
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+def test_the_ticket_of_access_request_will_do(peer: Peer, selected: bool, first: bool) -> None:
+    """Asked for before the channel is selected, or after."""
+    request = keys.ACCESS_REQUEST.to_bytes(4, "big") + b"\x05realm\x1f"
+    selects = [encode_call(Select())] if selected else []
+    peer.say(1, *([request, *selects] if first else [*selects, request]))
+    answers = {DtxMethod.SELECT_OK, keys.ACCESS_REQUEST_OK} if selected else {keys.ACCESS_REQUEST_OK}
+    for _ in range(len(answers)):
+        answers.remove(peer.wait(*answers).key)
+    peer.say(1, *QUERIES)
+    peer.wait(keys.EXCHANGE_BIND_OK)
+    peer.wait(keys.BINDING_QUERY_OK)
+
+
 # -- the order of things
 
 
