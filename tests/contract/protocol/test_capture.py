@@ -206,6 +206,21 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
 
 
 @only_alongside
+def test_a_reject_is_lost_with_its_channel_and_no_message_is(
+    raw: RawClient, broker: Broker, full: str, xid: Xid
+) -> None:
+    """The broker takes back what was not settled on a channel that ends; the branch commits all the same."""
+    tag = raw.get(1, full) or 0
+    raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.reject(tag, requeue=False))
+    raw.ask(1, End(xid=xid))
+    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert sorted(bodies(broker, full)) == numbers(*range(10))
+
+
+@only_alongside
 def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """They count as messages of it, of which there are 20."""
     with broker.channel() as channel:
