@@ -33,13 +33,16 @@ _OPEN: Final = frozenset({"/healthz", "/readyz"})
 """They tell nothing; what asks them (balancers, Kubernetes) names hosts as it likes."""
 _UNCOUNTED: Final = _OPEN | {"/metrics"}
 """Answered however many other requests there are: an orchestrator restarts a dtx whose health it cannot read."""
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_CHANGING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+"""Of the others, no route takes more than GET, HEAD and OPTIONS: the rest is told 405."""
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"referrer-policy", b"no-referrer"),
 )
+_HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
+"""For a year, browsers ask this host by HTTPS alone (RFC 6797)."""
 
 
 class Guard:
@@ -80,7 +83,8 @@ class Guard:
                 begun = True
                 given = list(message.get("headers", ()))
                 names = {name for name, _ in given}
-                message["headers"] = [*given, *(pair for pair in _HEADERS if pair[0] not in names)]
+                added = (*_HEADERS, _HSTS) if scope.get("scheme") == "https" else _HEADERS
+                message["headers"] = [*given, *(pair for pair in added if pair[0] not in names)]
             await send(message)
 
         counts = scope["path"] not in _UNCOUNTED
@@ -124,7 +128,7 @@ def _is_address(name: str) -> bool:
 
 
 def _require_own_page(scope: Scope) -> None:
-    if scope["method"] in _SAFE:
+    if scope["method"] not in _CHANGING:
         return
     headers = Headers(scope=scope)
     page = scope["path"].startswith(f"{PAGES}/")

@@ -28,7 +28,11 @@ async def is_ready(desk: TheDesk) -> Response:
     return PlainTextResponse("ok\n")
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
 async def show_metrics(who: Asker, desk: TheDesk) -> Response:
     """All numbers, for Prometheus (give it a viewer's token)."""
     who.require(Role.VIEWER)

@@ -68,7 +68,7 @@ def as_problem(error: Exception) -> Problem:
             said = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
             return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, said)
         case HTTPException():
-            return Problem(HTTPStatus(error.status_code), str(error.detail).lower())
+            return Problem(HTTPStatus(error.status_code), str(error.detail).lower(), dict(error.headers or {}))
         case _:
             _log.error("request failed", exc_info=error)
             return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")

@@ -131,6 +131,7 @@ class AdminServer:
         host, port: address; port 0 lets the system choose.
         names: under which it is reached, besides that address and those of the machine.
         certificate, key: PEM files, for TLS.
+        proxies: addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed.
 
     Raises:
         OSError: the address is taken, or is none of this machine.
@@ -144,6 +145,7 @@ class AdminServer:
         names: Sequence[str] = (),
         certificate: Path | None = None,
         key: Path | None = None,
+        proxies: Sequence[str] = (),
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -159,6 +161,7 @@ class AdminServer:
         self._names = (host, *names)
         self._certificate = certificate
         self._key = key
+        self._proxies = list(proxies)
         self._pulse: Pulse | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -187,7 +190,8 @@ class AdminServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=bool(self._proxies),
+            forwarded_allow_ips=self._proxies,
             h11_max_incomplete_event_size=_MOST_HEADERS,
             timeout_keep_alive=_REQUEST_SECONDS,
             timeout_graceful_shutdown=_GOODBYE_SECONDS,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -154,6 +155,14 @@ class Settings(BaseSettings):
         None, _Group.OPERATORS, "Certificate chain (PEM) that makes the API HTTPS. Needs admin_tls_key."
     )
     admin_tls_key: Path | None = _setting(None, _Group.OPERATORS, "Private key (PEM) of admin_tls_cert.")
+
+    admin_proxy: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)] = _setting(
+        (),
+        _Group.OPERATORS,
+        "Address or network of a proxy before the API: its X-Forwarded-Proto and X-Forwarded-For are believed, so that "
+        "behind TLS cookies are Secure, and logs and limits know clients by their own addresses. Repeat the flag, or "
+        "separate by commas.",
+    )
 
     # -- database
     database: DatabaseUrl | None = _setting(
@@ -368,6 +377,11 @@ class Settings(BaseSettings):
         if len(value) != 1:
             raise ValueError("exactly one host:port is needed")
         return value
+
+    @field_validator("admin_proxy")
+    @classmethod
+    def _admin_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ip_network(proxy)) for proxy in value)
 
     @field_validator("rm")
     @classmethod

@@ -46,6 +46,7 @@ class Operating:
                 names=settings.admin_host,
                 certificate=settings.admin_tls_cert,
                 key=settings.admin_tls_key,
+                proxies=settings.admin_proxy,
             )
             stack.push_async_callback(self._server.close)
 

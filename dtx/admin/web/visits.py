@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dtx.admin.desk import Desk
@@ -212,7 +213,10 @@ async def show_error(request: Request, error: Exception) -> Response:
     except Exception:  # noqa: BLE001 - whoever it is, and whatever else is wrong: this is about the first error
         visit = None
     context = {**frame(visit), "status": problem.status, "detail": problem.detail}
-    return render("error.html", context, problem.status)
+    response = render("error.html", context, problem.status)
+    if isinstance(error, HTTPException):
+        response.headers.update(error.headers or {})
+    return response
 
 
 HANDLED: Final = (Problem, RequestValidationError)

@@ -19,8 +19,8 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Port:
     """The port, with an application that answers at once, except for ``/late``."""
 
-    def __init__(self) -> None:
-        self.admin = AdminServer("127.0.0.1", 0)
+    def __init__(self, *proxies: str) -> None:
+        self.admin = AdminServer("127.0.0.1", 0, proxies=proxies)
         self.may_end = asyncio.Event()
         self.begun = asyncio.Semaphore(0)
         self._stack = AsyncExitStack()
@@ -33,6 +33,8 @@ class Port:
         while (await receive()).get("more_body"):
             pass
         body = b"x" * (64 << 20 if scope["path"] == "/long" else 1)
+        if scope["path"] == "/who":
+            body = f"{scope['scheme']} {scope['client'][0]}".encode()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for begin in range(0, len(body), 1 << 20):
             more = begin + (1 << 20) < len(body)
@@ -151,3 +153,26 @@ async def test_health_and_metrics_are_answered_beside_many_requests(
     port.may_end.set()
     assert await asyncio.gather(*late) == [200, 200]
     assert await port.get(b"/") == 200
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen", "demands_tls"),
+    [
+        ((), b"http 127.0.0.1", False),
+        (("10.0.0.0/8",), b"http 127.0.0.1", False),
+        (("127.0.0.0/8",), b"https 10.9.8.7", True),
+    ],
+)
+async def test_only_a_trusted_proxy_says_who_asks_and_how(
+    proxies: tuple[str, ...], seen: bytes, demands_tls: bool
+) -> None:
+    port = Port(*proxies)
+    try:
+        reader, writer = await port.connect()
+        proxied = b"X-Forwarded-Proto: https\r\nX-Forwarded-For: 127.0.0.1, 10.9.8.7\r\nConnection: close\r\n\r\n"
+        writer.write(HEAD % b"/who" + proxied)
+        answer = await reader.read()
+    finally:
+        await port.close()
+    assert seen in answer
+    assert (b"strict-transport-security: max-age=31536000" in answer) is demands_tls

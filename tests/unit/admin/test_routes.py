@@ -1,0 +1,45 @@
+"""What the API is, before anybody asks about a branch: its methods, and the types that its document tells."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.types import Message
+
+from dtx.admin.guard import Guard
+from dtx.admin.routes import api
+from dtx.admin.server import application
+
+NOTHING: Any = SimpleNamespace()
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND"])
+@pytest.mark.parametrize("path", ["/", "/api/branches", "/healthz", "/metrics", "/console/sign-in"])
+def test_a_method_that_no_route_takes_is_not_allowed(method: str, path: str) -> None:
+    """RFC 9110, 15.5.6: "The origin server MUST generate an Allow header field in a 405 response"."""
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "root_path": "",
+        "headers": [(b"host", b"localhost")],
+        "query_string": b"",
+    }
+    asyncio.run(Guard(application(NOTHING, NOTHING))(scope, receive, send))
+    assert said[0]["status"] == 405
+    assert b"GET" in dict(said[0]["headers"])[b"allow"]
+
+
+def test_the_document_tells_the_type_of_the_metrics() -> None:
+    answers = api(NOTHING).openapi()["paths"]["/metrics"]["get"]["responses"]
+    assert list(answers["200"]["content"]) == [CONTENT_TYPE_LATEST]
