@@ -6,6 +6,7 @@ and the id.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -94,11 +95,14 @@ class Cursor:
             ValueError: it is none.
         """
         number, dot, key = text.partition(".")
-        if bool(dot) == (by is Sort.STARTED):
-            raise ValueError(f"{text[:80]!r} is no cursor of pages by {by}")
-        if by is Sort.STARTED:
-            return cls(UUID(number))
-        return cls(UUID(number), int(key) if by in _NUMBERS else key)
+        with suppress(ValueError):
+            if by is Sort.STARTED and not dot:
+                return cls(UUID(number))
+            if by in _NUMBERS and 0 <= int(key) < 1 << 63:
+                return cls(UUID(number), int(key))
+            if by in (Sort.OWNER, Sort.STATE) and dot and "\0" not in key:
+                return cls(UUID(number), key)
+        raise ValueError(f"{text[:80]!r} is no cursor of pages by {by}")
 
     @classmethod
     def of(cls, branch: BranchRecord, by: Sort) -> "Cursor":

@@ -4,6 +4,7 @@ Both are ordered by time; pages are cut by time and key, so a page costs the sam
 or are dropped meanwhile are neither repeated nor passed over.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,7 @@ from dtx.log.records import ENDINGS, Archived, Fate, JournalEntry, JournalEvent,
 from dtx.log.tables import archive, journal
 from dtx.xa.xid import Xid
 
+_MARK: Final = re.compile(r"([0-9]{1,18})-([0-9a-fA-F]{32})-([0-9]{1,10})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 OUTCOMES: Final = tuple(sorted(ENDINGS))
 """Events of the journal that end a branch: together they are the outcome memory."""
@@ -52,13 +54,12 @@ class Mark:
         Raises:
             ValueError: it says none.
         """
-        parts = text.split("-")
-        if len(parts) != 3 or not all(part.isascii() and part.isalnum() for part in parts) or len(text) > 80:
-            raise ValueError(f"{text[:80]!r} is no cursor")
-        mark = cls(int(parts[0]), UUID(hex=parts[1]), int(parts[2]))
-        if mark.micros >= 1 << 57 or mark.position >= 1 << 31:  # the year 6500
-            raise ValueError(f"{text!r} is no cursor")
-        return mark
+        found = _MARK.fullmatch(text)
+        if found is not None:
+            micros, key, position = int(found[1]), UUID(hex=found[2]), int(found[3])
+            if micros < 1 << 57 and position < 1 << 31:  # the year 6500
+                return cls(micros, key, position)
+        raise ValueError(f"{text[:80]!r} is no cursor")
 
     @property
     def at(self) -> datetime:
