@@ -6,7 +6,7 @@ properties are in base64.
 
 from base64 import b64encode
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from dtx.log.reading import Detail, Holder, InDoubt, Line
 from dtx.log.records import BranchRecord, JournalEntry, Work
 from dtx.manager.operators import Done, Forecast, Step
+from dtx.manager.quotas import Usage
 from dtx.telemetry import LaneNumbers
 from dtx.wire.amqp09.tables import MAX_SHORT
 
@@ -423,6 +424,20 @@ class LeaseForm(Form):
         )
 
 
+class UsageForm(Form):
+    """What one user or one virtual host holds."""
+
+    scope: str = Field(description="user or vhost.")
+    name: str
+    used: dict[str, int] = Field(description="Branches, those of them in doubt, bytes, connections and channels.")
+    quota: dict[str, int] = Field(description="The most of each, where --quota says so.")
+
+    @classmethod
+    def of(cls, usage: Usage) -> Self:
+        """The form of *usage*."""
+        return cls(scope=usage.scope, name=usage.name, used=usage.used, quota=usage.limits)
+
+
 class StatusForm(Form):
     """How dtx is."""
 
@@ -441,5 +456,6 @@ class StatusForm(Form):
     in_doubt_bytes: int = Field(description="Messages of branches that have voted.")
     held_bytes: int = Field(description="Memory for messages of branches that have not voted.")
     connections: int
+    usage: list[UsageForm] = Field(description="Of each user and virtual host that holds anything.")
     lanes: list[LaneForm]
     leases: list[LeaseForm]

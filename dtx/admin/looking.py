@@ -194,6 +194,7 @@ async def status(desk: Desk) -> forms.StatusForm:
         in_doubt_bytes=found.in_doubt_bytes,
         held_bytes=0 if active is None else active.manager.budget.used,
         connections=0 if active is None else len(active.connections()),
+        usage=[] if active is None else [forms.UsageForm.of(usage) for usage in active.manager.quotas],
         lanes=[forms.LaneForm.of(vhost, lane) for vhost, lane in lanes.items()],
         leases=[forms.LeaseForm.of(holder) for holder in leases],
     )

@@ -26,4 +26,5 @@ async def refresh(desk: Desk) -> None:
     metrics.log_queue.set(0 if active is None else active.log_queue())
     metrics.held_bytes.set(0 if active is None else active.manager.budget.used)
     metrics.held_bytes_limit.set(0 if active is None else active.manager.budget.limit)
+    metrics.usage_numbers([] if active is None else active.manager.quotas)
     metrics.lane_numbers([] if active is None else active.lanes().values())

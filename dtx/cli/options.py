@@ -28,6 +28,7 @@ _METAVARS: Final = {
     "listen": "ADDRESS[,...]",
     "management": "URL",
     "policy": "POLICY",
+    "quota": "QUOTA",
     "rm": "NAME",
 }
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_v
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from dtx.config.policies import Policy, parse_policies
+from dtx.config.quotas import Quota, parse_quotas
 from dtx.config.sources import ENV_PREFIX, gather, sentences
 from dtx.config.values import (
     DAY,
@@ -277,7 +278,17 @@ class Settings(BaseSettings):
     )
     max_branch_messages: int = _setting(10_000, _Group.LIMITS, "The same as a number of messages.", ge=1)
     max_branches: int = _setting(
-        100_000, _Group.LIMITS, "Branches of all clients that have been started and not prepared.", ge=1
+        100_000,
+        _Group.LIMITS,
+        "Branches of all clients, prepared and heuristic ones included; a start beyond it is refused (506).",
+        ge=1,
+    )
+    quota: Annotated[tuple[Quota, ...], NoDecode, BeforeValidator(parse_quotas)] = _setting(
+        (),
+        _Group.LIMITS,
+        "What one user or virtual host may hold: 'user=NAME branches=N in-doubt=N bytes=SIZE connections=N "
+        "channels=N', or vhost=NAME, with any of these limits; NAME * is each of them. Channels are those of AMQP 0-9. "
+        "Repeat the flag, or separate by semicolons.",
     )
     max_held_bytes: Size = _setting(
         1024 * MIB,
@@ -469,4 +480,4 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         # An Address is a tuple too, and is one value.
         return str(value) if isinstance(value, Address) else [_plain(element) for element in value]
-    return str(value) if isinstance(value, Path | Policy) else value
+    return str(value) if isinstance(value, Path | Policy | Quota) else value

@@ -17,6 +17,7 @@ from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
 from dtx.manager.entry import Entry
 from dtx.manager.limits import Limits
+from dtx.manager.quotas import Quotas, Resource
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -54,12 +55,18 @@ class Branches:
         log: is asked for what is not known here.
         durable: reads branches again.
         limits: of the manager.
+        quotas: count every branch that is known.
     """
 
-    def __init__(self, log: TransactionLog, durable: Durable, limits: Limits) -> None:
+    def __init__(self, log: TransactionLog, durable: Durable, limits: Limits, quotas: Quotas) -> None:
         self._log = log
         self._durable = durable
         self._limits = limits
+        self._quotas = quotas
+        self._in_doubt: dict[Entry, int] = {}
+        """Branches that count as in doubt, with the octets that they hold."""
+        self._answered: set[Entry] = set()
+        """Branches that count no more: their ends are answered, and the log is about to have them."""
         self._known: dict[tuple[str, Xid], Entry] = {}
         self.open: Final[dict[Entry, float]] = {}
         """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
@@ -80,7 +87,55 @@ class Branches:
 
     def add(self, entry: Entry) -> None:
         """A branch that the log had, or that begins."""
+        known = self._known.get((entry.vhost, entry.xid))
+        if known is entry:
+            return
+        if known is not None:
+            self._discount(known)
         self._known[entry.vhost, entry.xid] = entry
+        self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
+        self._count_doubt(entry)
+
+    @property
+    def count(self) -> int:
+        """How many there are, without those whose ends are answered."""
+        return len(self._known) - len(self._answered)
+
+    def answered(self, entry: Entry) -> None:
+        """Its end is answered: it makes room for another one."""
+        if entry not in self._answered and self.get(entry.vhost, entry.xid) is entry:
+            self._discount(entry)
+            self._answered.add(entry)
+
+    def _discount(self, entry: Entry) -> None:
+        """It counts no more."""
+        self._settle(entry)
+        if entry in self._answered:
+            self._answered.remove(entry)
+        else:
+            self._quotas.remove(entry.branch.owner, entry.vhost, Resource.BRANCHES)
+
+    def _settle(self, entry: Entry) -> None:
+        octets = self._in_doubt.pop(entry, None)
+        if octets is not None:
+            self._quotas.charge(entry.branch.owner, entry.vhost, -octets)
+            self._quotas.remove(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+
+    def _count_doubt(self, entry: Entry) -> None:
+        """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
+        if entry in self._answered or (entry.record is None and not entry.doubt):
+            self._settle(entry)
+            return
+        self.prepare(entry)
+        octets = 0 if entry.record is None or entry.work is not None else entry.record.bytes
+        self._quotas.charge(entry.branch.owner, entry.vhost, octets - self._in_doubt[entry])
+        self._in_doubt[entry] = octets
+
+    def prepare(self, entry: Entry) -> None:
+        """It is about to be written: it counts as in doubt already, so that prepares at once find no more room."""
+        if entry not in self._in_doubt:
+            self._in_doubt[entry] = 0
+            self._quotas.add(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
 
     # -- who may
 
@@ -205,6 +260,7 @@ class Branches:
         if gone:
             if self.get(entry.vhost, entry.xid) is entry:
                 del self._known[entry.vhost, entry.xid]
+                self._discount(entry)
             self.open.pop(entry, None)
             self._cache.drop(entry)
             _let_work_go(entry)
@@ -213,6 +269,8 @@ class Branches:
             if state not in TAKING:
                 _let_work_go(entry)
                 self._cache.keep(entry)
+        if not gone:
+            self._count_doubt(entry)
         return gone or (state is State.HEURISTIC and not entry.doubt)
 
     def befall(self, entry: Entry, event: ChannelLost | Happened) -> None:

@@ -65,6 +65,7 @@ class Effects:
         broker: for effects that wait for a broker; ``None`` where messages live in the log's own database.
         patience: seconds after which a requester is told that its request is still under way.
         remember: leaves a tombstone for a branch.
+        answered: told of a branch whose end is answered: it counts no more, though the log may have it still.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class Effects:
         broker: BrokerEffects | None,
         patience: float,
         remember: Callable[[Entry, XaFlag], None],
+        answered: Callable[[Entry], None],
     ) -> None:
         self._durable = durable
         self._broker = broker
         self._patience = patience
         self._remember = remember
+        self._answered = answered
         self._clock = time.monotonic
 
     @property
@@ -108,6 +111,8 @@ class Effects:
                         await self._durable.complete(entry, effect.ending, time.time(), actor)
                     case Answer():
                         entry.over = branch.state is State.UNKNOWN
+                        if entry.over:
+                            self._answered(entry)
                         give(reply, effect.flag)
                     case Apply():
                         failpoint.at(Point.APPLY_BEFORE)

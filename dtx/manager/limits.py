@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dtx.config.quotas import Quota
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -11,11 +13,12 @@ class Limits:
         default_timeout, max_timeout: seconds; a default of 0 is none.
         tombstone_ttl: seconds for which a branch that was rolled back by itself answers one rollback.
         branch_bytes, branch_messages: what one branch may hold.
-        open_branches: branches that have not voted, of all clients.
+        branches: of all clients, those that are in doubt or heuristic included.
         held_bytes: memory for their messages, and for deliveries of selected channels that are not settled.
         cache_bytes: memory for messages of prepared branches.
         patience: seconds after which a request whose phase two is still under way is answered 541.
         coordinators: users that may see and complete every branch.
+        quotas: of users and virtual hosts.
     """
 
     default_timeout: int = 60
@@ -23,8 +26,9 @@ class Limits:
     tombstone_ttl: float = 600.0
     branch_bytes: int = 64 << 20
     branch_messages: int = 10_000
-    open_branches: int = 100_000
+    branches: int = 100_000
     held_bytes: int = 1 << 30
     cache_bytes: int = 64 << 20
     patience: float = 30.0
     coordinators: frozenset[str] = frozenset()
+    quotas: tuple[Quota, ...] = ()

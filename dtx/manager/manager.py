@@ -21,6 +21,7 @@ from dtx.manager.entry import Decision, Entry
 from dtx.manager.limits import Limits
 from dtx.manager.local import LocalDurable
 from dtx.manager.quick import Quick
+from dtx.manager.quotas import Quotas, Resource
 from dtx.manager.upkeep import Upkeep
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.work import Budget, HeldWork
@@ -38,6 +39,8 @@ from dtx.xa.model import (
     Release,
     Request,
     SetTimeout,
+    State,
+    Vote,
 )
 from dtx.xa.table import IN_DOUBT
 from dtx.xa.xid import Xid
@@ -61,6 +64,7 @@ class TransactionManager:
         self.metrics = metrics
         self.draining = False
         self.budget = Budget(limits.held_bytes)
+        self.quotas = Quotas(limits.quotas, self.budget)
         self._local = isinstance(store, LocalStore)
         self._durable: Durable
         broker: BrokerEffects | None = None
@@ -69,8 +73,8 @@ class TransactionManager:
         else:
             self._durable = durable = BrokerDurable(log, store)
             broker = BrokerEffects(log, durable, store, metrics)
-        self._branches = Branches(log, self._durable, limits)
-        self._effects = Effects(self._durable, broker, limits.patience, self._branches.bury)
+        self._branches = Branches(log, self._durable, limits, self.quotas)
+        self._effects = Effects(self._durable, broker, limits.patience, self._branches.bury, self._branches.answered)
         self._quick = Quick(log, self._durable, self._branches.through)
         self._upkeep = Upkeep(log, store, self._branches, self._effects, limits, metrics, self._run, self.spawn)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,9 +180,13 @@ class TransactionManager:
         limits = self.limits
         branch = Branch(xid=xid, owner=who.user, timeout=limits.default_timeout)
         self._branches.reuse(who.vhost, xid)
-        if (count := len(self._branches.open)) >= limits.open_branches:
-            raise XaError(ReplyCode.RESOURCE_ERROR, f"{count} branches are open, as many as dtx allows (xid {xid})")
-        work = HeldWork(limits.branch_bytes, limits.branch_messages, self.budget)
+        reason = self.quotas.excess(who.user, who.vhost, Resource.BRANCHES, Resource.IN_DOUBT)
+        if (count := self._branches.count) >= limits.branches:
+            reason = f"{count} branches are open or in doubt, as many as dtx allows"
+        if reason is not None:
+            raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
+        budget = self.quotas.budget(who.user, who.vhost)
+        work = HeldWork(limits.branch_bytes, limits.branch_messages, budget)
         entry = Entry(branch, who.vhost, now=time.time(), work=work)
         entry.local = self._local
         return entry
@@ -228,10 +236,20 @@ class TransactionManager:
         """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
         if entry.record is None:
             entry.one_phase = operation is Operation.ONE_PHASE
+            if operation is Operation.PREPARE and entry.branch.state is State.IDLE and entry.vote is not Vote.NOTHING:
+                self._prepare(entry)
         if self._quick.begin(entry, operation, reply, actor):
             return True
         entry.busy = True
         return False
+
+    def _prepare(self, entry: Entry) -> None:
+        """A branch is about to be in doubt: one too many for its user or virtual host can only be rolled back."""
+        reason = self.quotas.excess(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
+        if reason is None:
+            self._branches.prepare(entry)
+        else:
+            self.doom(entry, reason)
 
     def _answer(self, work: Coroutine[Any, Any, None], xid: Xid, operation: Operation, reply: Reply) -> None:
         async def answer() -> None:

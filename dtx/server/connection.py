@@ -12,10 +12,12 @@ from itertools import count
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
+from dtx.manager.quotas import Resource
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.limits import MAX_UNSENT
 from dtx.server.standalone.outbox import Outbox
 from dtx.telemetry import get_logger
+from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
 _numbers: Final = count(1)
@@ -47,13 +49,30 @@ class ClientConnection(ABC):
         self.manager = manager
         self.stage = Stage.OPENING
         self.who = Who("", "")
+        self.budget = manager.budget
+        """Memory that the client's messages take; that of its user and virtual host once they are known."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
         self.outbox = Outbox(transport, self._wrote, self._resume)
         self._transport: ClientTransport | None = transport
         self._login: asyncio.Task[None] | None = None
         self._holding: set[object] = set()
+        self._admitted: Who | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    def _admit(self, who: Who) -> None:
+        """The client is *who*.
+
+        Raises:
+            XaError: 530, its user or virtual host has too many connections.
+        """
+        quotas = self.manager.quotas
+        reason = quotas.excess(who.user, who.vhost, Resource.CONNECTIONS)
+        if reason is not None:
+            raise XaError(ReplyCode.NOT_ALLOWED, f"connection refused: {reason}")
+        quotas.add(who.user, who.vhost, Resource.CONNECTIONS)
+        self._admitted = who
+        self.budget = quotas.budget(who.user, who.vhost)
 
     # -- patience
 
@@ -136,6 +155,9 @@ class ClientConnection(ABC):
                 self._login.cancel()  # verifying passwords for nobody would keep others waiting
             self._cancel_timer()
             self.outbox.abort()
+            who, self._admitted = self._admitted, None
+            if who is not None:
+                self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
             self._gone()
 
     @abstractmethod

@@ -250,11 +250,12 @@ def _limits(settings: Settings) -> Limits:
         tombstone_ttl=settings.tombstone_ttl,
         branch_bytes=settings.max_branch_bytes,
         branch_messages=settings.max_branch_messages,
-        open_branches=settings.max_branches,
+        branches=settings.max_branches,
         held_bytes=settings.max_held_bytes,
         cache_bytes=settings.work_cache_bytes,
         patience=settings.unit_deadline,
         coordinators=frozenset(settings.coordinator),
+        quotas=settings.quota,
     )
 
 

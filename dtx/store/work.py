@@ -22,17 +22,31 @@ class Budget:
 
     Args:
         limit: octets.
+        full: what is said where that is used up.
+        above: other budgets, which are charged with the same octets.
     """
 
-    __slots__ = ("limit", "used")
+    __slots__ = ("_above", "_full", "limit", "used")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, full: str = "", *above: "Budget") -> None:
         self.limit = limit
         self.used = 0
+        self._full = full or f"all branches together may hold {limit} octets (--max-held-bytes)"
+        self._above = above
+
+    def charge(self, size: int) -> None:
+        """*size* more octets are held; fewer, where that is negative."""
+        self.used += size
+        for budget in self._above:
+            budget.charge(size)
 
     def has_room(self, size: int) -> bool:
-        """Whether *size* more octets are within the limit."""
-        return self.used + size <= self.limit
+        """Whether *size* more octets are within all limits."""
+        return self.used + size <= self.limit and all(budget.has_room(size) for budget in self._above)
+
+    def excess(self, size: int) -> str:
+        """Which limit *size* more octets exceed, for people."""
+        return next((budget.excess(size) for budget in self._above if not budget.has_room(size)), self._full)
 
 
 class Returner(Protocol):
@@ -163,7 +177,7 @@ class HeldWork:
     def excess(self, size: int, count: int = 1) -> str:
         """Why they do not fit, for people."""
         if self._within(size, count):
-            return f"all branches together may hold {self.budget.limit} octets (--max-held-bytes)"
+            return self.budget.excess(size)
         return f"limits of a branch exceeded: {self.count + count} messages, {self.bytes + size} octets"
 
     def add_publish(self, publish: HeldPublish) -> None:
@@ -172,7 +186,7 @@ class HeldWork:
         self.publishes += 1
         size = publish.size
         self.bytes += size
-        self.budget.used += size
+        self.budget.charge(size)
         self._charged += size
         if failpoint.armed:
             failpoint.at(Point.HELD_PUBLISH)
@@ -184,7 +198,7 @@ class HeldWork:
             self.publishes -= 1
             size = publish.size
             self.bytes -= size
-            self.budget.used -= size
+            self.budget.charge(-size)
             self._charged -= size
 
     def add_consume(self, delivery: Delivery) -> None:
@@ -208,7 +222,9 @@ class HeldWork:
         return Vote.of(self.publishes, self.consumes)
 
     def hand_over(self, other: "HeldWork") -> None:
-        """All of it belongs to another branch from now on, behind what that one holds; the budget is the same."""
+        """All of it belongs to another branch from now on, behind what that one holds."""
+        self.budget.charge(-self._charged)
+        other.budget.charge(self._charged)
         other.items += self.items
         other.outcomes += self.outcomes
         other.publishes += self.publishes
@@ -239,7 +255,7 @@ class HeldWork:
 
     def let_go(self) -> None:
         """The messages are in the log, or gone: they count no more."""
-        self.budget.used -= self._charged
+        self.budget.charge(-self._charged)
         self._charged = 0
 
     def origins(self) -> dict[int, Returner]:

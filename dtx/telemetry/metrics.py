@@ -5,12 +5,12 @@ for each chunk read, so they are plain integers that are only looked at when som
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dtx.telemetry.traces import Traces
@@ -124,6 +124,10 @@ class Metrics:
         self.held_bytes_limit: Final = Gauge(
             "dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).", registry=registry
         )
+        self._usage: Final = _Usage()
+        self.usage_numbers: Final = self._usage.set
+        """Set what users and virtual hosts hold, see there."""
+        registry.register(self._usage)
         self.lease_held: Final = Gauge("dtx_lease_held", "1 while this dtx is the active one.", registry=registry)
         self.lease_epoch: Final = Gauge(
             "dtx_lease_epoch", "Epoch of the lease: grows with every takeover and reconnection.", registry=registry
@@ -263,6 +267,47 @@ class WrittenLine(Protocol):
     @property
     def event(self) -> str:
         """One of :data:`EVENTS`."""
+
+
+class UsageNumbers(Protocol):
+    """What one user or one virtual host holds."""
+
+    @property
+    def scope(self) -> str:
+        """``user`` or ``vhost``."""
+
+    @property
+    def name(self) -> str:
+        """Of the user or virtual host."""
+
+    @property
+    def used(self) -> Mapping[str, int]:
+        """How much, by resource."""
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """The most, for those resources that have a quota."""
+
+
+class _Usage(Collector):
+    def __init__(self) -> None:
+        self._usage: list[tuple[str, str, Mapping[str, int], Mapping[str, int]]] = []
+
+    def set(self, usage: Iterable[UsageNumbers]) -> None:
+        """Show *usage* from now on."""
+        self._usage = [(each.scope, each.name, each.used, each.limits) for each in usage]
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["scope", "name", "resource"]
+        used = GaugeMetricFamily("dtx_usage", "What a user or virtual host holds.", labels=labels)
+        quotas = GaugeMetricFamily("dtx_quota", "The most that it may hold (--quota).", labels=labels)
+        for scope, name, found, limits in self._usage:
+            for resource, number in found.items():
+                used.add_metric([scope, name, resource], number)
+            for resource, number in limits.items():
+                quotas.add_metric([scope, name, resource], number)
+        yield used
+        yield quotas
 
 
 class _Journal(Collector):

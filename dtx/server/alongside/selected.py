@@ -260,7 +260,7 @@ class SelectedChannel(Channel):
     def _end_capture(self) -> None:
         """No content is coming in any more: what was set aside for it is free, or about to be charged to the branch."""
         if self._capture is not None:
-            self.session.manager.budget.used -= self._capture.charged
+            self.session.budget.charge(-self._capture.charged)
             self._capture = None
 
     def _admit(self, capture: _Capture, size: int) -> None:
@@ -271,12 +271,12 @@ class SelectedChannel(Channel):
                 ReplyCode.PRECONDITION_FAILED,
                 f"message size {size} is larger than configured max size {limits.max_message_bytes}",
             )
-        entry, budget = capture.entry, self.session.manager.budget
+        entry, budget = capture.entry, self.session.budget
         if entry is None:
             if not budget.has_room(size):
-                raise XaError(ReplyCode.RESOURCE_ERROR, "no memory for the message: --max-held-bytes are in use")
+                raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {budget.excess(size)}")
             capture.charged = size
-            budget.used += size
+            budget.charge(size)
             return
         work = entry.work
         if work is None or entry.branch.state is not State.ACTIVE:
@@ -284,7 +284,7 @@ class SelectedChannel(Channel):
         if not work.fits(size):
             self._overflow(entry, work.excess(size))
         capture.charged = size
-        budget.used += size
+        budget.charge(size)
         target, store = capture.publish, self.session.store
         check_publish(self._lane, store.broker.user, target.exchange, target.routing_key, capture.raw)
 

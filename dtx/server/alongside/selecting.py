@@ -52,7 +52,7 @@ class Selecting:
                 session.upstream,
                 channel.upstream_number,
                 session.limits.max_kept_bytes,
-                session.manager.budget,
+                session.budget,
                 channel.last_queue,
                 session,
             )

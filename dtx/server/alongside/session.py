@@ -13,6 +13,7 @@ from itertools import count
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
+from dtx.manager.quotas import Resource
 from dtx.server.alongside.channel import Channel, Drain, Mode
 from dtx.server.alongside.client import ClientTransport, SessionLimits
 from dtx.server.alongside.contents import Contents
@@ -122,6 +123,9 @@ class Session:
         self.upstream.handlers[0] = ChannelZero(self)
         self.stage = Stage.OPENING
         self.who = Who("", "")
+        self.budget = manager.budget
+        """Memory that the client's messages take; that of its user and virtual host once they are known."""
+        self._admitted = False
         self.ended = asyncio.get_running_loop().create_future()
         """Done when neither side is left."""
         self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
@@ -218,10 +222,19 @@ class Session:
         self._pulse.start(client.heartbeat)
 
     def _opened(self) -> bool:
-        self.who = Who(self._opening.user or "", self._opening.vhost)
-        if self._client is None or not self._client.opened(self.who):
+        who = Who(self._opening.user or "", self._opening.vhost)
+        quotas = self.manager.quotas
+        reason = quotas.excess(who.user, who.vhost, Resource.CONNECTIONS)
+        if reason is not None:
+            self.refuse(WireError(HardCode.NOT_ALLOWED, f"connection refused: {reason}"))
+            return False
+        self.who = who
+        if self._client is None or not self._client.opened(who):
             self.refuse(WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)"))
             return False
+        quotas.add(who.user, who.vhost, Resource.CONNECTIONS)
+        self._admitted = True
+        self.budget = quotas.budget(who.user, who.vhost)
         self.stage = Stage.RUNNING
         if self._timer is not None:
             self._timer.cancel()
@@ -311,6 +324,9 @@ class Session:
         granted = self._opening.client.channel_max
         if number > granted:  # "Usable channel numbers are in the range 1..channel-max"
             raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
+        reason = self.manager.quotas.excess(self.who.user, self.who.vhost, Resource.CHANNELS)
+        if reason is not None:
+            raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
         try:
             channel = Channel(self, number)
         except XaError as error:
@@ -320,6 +336,7 @@ class Session:
             raise WireError(HardCode.RESOURCE_ERROR, error.reason) from error
         self.channels[number] = channel
         self.metrics.channels.inc()
+        self.manager.quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
         if self.stage is Stage.CUT_OFF:
             self.to_client(method_frame(number, _CHANNEL_OPEN_OK))
         else:
@@ -354,6 +371,7 @@ class Session:
     def _discount(self, channel: Channel) -> None:
         self._unwatch(channel)
         self.metrics.channels.dec()
+        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
         if channel.mode is Mode.DISTRIBUTED:
             self.metrics.selected_channels.dec()
 
@@ -556,6 +574,9 @@ class Session:
     def client_gone(self) -> None:
         """The client's socket is closed."""
         self._client = self._goodbye = None
+        if self._admitted:
+            self._admitted = False
+            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CONNECTIONS)
         if self.stage is not Stage.DETACHED:
             opening = self.stage is Stage.OPENING
             self.stage = Stage.DETACHED

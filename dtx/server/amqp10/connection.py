@@ -191,11 +191,11 @@ class Connection(ClientConnection):
 
     def _charge(self, octets: int) -> None:
         """So much is held of messages of which the end has not come."""
-        budget = self.manager.budget
+        budget = self.budget
         more, self._charged = octets - self._charged, octets
-        budget.used += more
+        budget.charge(more)
         if more > 0 and not budget.has_room(0) and self.stage is Stage.RUNNING:
-            reason = "no memory for the message: --max-held-bytes are in use"
+            reason = f"no memory for the message: {budget.excess(0)}"
             self._close(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, reason)))
             self.flush()
 
@@ -351,6 +351,12 @@ class Connection(ClientConnection):
             self._entered(who)
 
     def _entered(self, who: Who) -> None:
+        try:
+            self._admit(who)
+        except XaError as error:
+            self._close(told(AmqpError(Condition.NOT_ALLOWED, error.reason)))
+            self.flush()
+            return
         self.who = who
         if self._transport is None or not self._transport.opened(who):
             reason = "connection limit reached (--max-connections)"

@@ -15,7 +15,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
 from dtx.server.front import ClientTransport
-from dtx.store.work import Decided, HeldPublish, HeldWork
+from dtx.store.work import Budget, Decided, HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import Login
@@ -43,6 +43,7 @@ class Home(Protocol):
 
     id: int
     manager: TransactionManager
+    budget: Budget
     who: Who
 
     def hold(self, reason: object) -> None:

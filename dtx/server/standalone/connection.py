@@ -14,6 +14,7 @@ from typing import Final
 
 from dtx.log.api import LogError
 from dtx.manager import TransactionManager, Who
+from dtx.manager.quotas import Resource
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
@@ -34,7 +35,7 @@ from dtx.wire.amqp09 import errors, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
-from dtx.xa.codes import ReplyCode
+from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
 
@@ -157,13 +158,18 @@ class Connection(ClientConnection):
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
-        self.who = Who(account.name, vhost)
-        if self._transport is None or not self._transport.opened(self.who):
+        who = Who(account.name, vhost)
+        try:
+            self._admit(who)
+        except XaError as error:
+            raise WireError(HardCode.NOT_ALLOWED, error.reason) from error
+        self.who = who
+        if self._transport is None or not self._transport.opened(who):
             raise WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)")
         self._cancel_timer()
         self.vhost = self.broker.virtual_host(vhost)
         self.access = Access(self.accounts, account, self.vhost)
-        self.writes = Writes(vhost, self.broker, self.manager.budget, self._throttle)
+        self.writes = Writes(vhost, self.broker, self.budget, self._throttle)
         self.stage = Stage.RUNNING
         self.outbox.send(_OPEN_OK)
 
@@ -264,6 +270,11 @@ class Connection(ClientConnection):
         if number > self._opening.agreed.channel_max:
             granted = self._opening.agreed.channel_max
             raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
+        quotas = self.manager.quotas
+        reason = quotas.excess(self.who.user, self.who.vhost, Resource.CHANNELS)
+        if reason is not None:
+            raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
+        quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
         self.channels[number] = Channel(self, number)
         self.metrics.channels.inc()
         self.outbox.send(replies.channel_open_ok(number))
@@ -289,7 +300,7 @@ class Connection(ClientConnection):
         """A channel is closed on both sides."""
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
-            self.metrics.channels.dec()
+            self._discount_channel()
 
     # -- pace
 
@@ -361,8 +372,12 @@ class Connection(ClientConnection):
                 every.callback(self._let_go, channel)
             self.channels.clear()
 
-    def _let_go(self, channel: Channel) -> None:
+    def _discount_channel(self) -> None:
         self.metrics.channels.dec()
+        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
+
+    def _let_go(self, channel: Channel) -> None:
+        self._discount_channel()
         channel.let_go()
 
     def _client_closes(self) -> None:

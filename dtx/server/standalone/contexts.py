@@ -147,19 +147,14 @@ class Local:
 
     def _admit(self, count: int, size: int) -> None:
         """Whether so much more may be held: the limits of a branch are those of any transaction."""
-        manager = self._channel.connection.manager
+        budget, limits = self._channel.connection.budget, self._channel.connection.manager.limits
         messages = len(self._publishes) + len(self._settled) + count
         octets = self._octets + size
-        limits = manager.limits
-        if (
-            messages > limits.branch_messages
-            or octets > limits.branch_bytes
-            or (size and not manager.budget.has_room(size))
-        ):
+        if messages > limits.branch_messages or octets > limits.branch_bytes or (size and not budget.has_room(size)):
             raise XaError(
                 ReplyCode.RESOURCE_ERROR, f"limits of a transaction exceeded: {messages} messages, {octets} octets"
             )
-        manager.budget.used += size
+        budget.charge(size)
         self._octets += size
 
     def commit(self, done: Callable[[XaError | None], None]) -> None:
@@ -206,7 +201,7 @@ class Local:
         self._free()
 
     def _free(self) -> None:
-        self._channel.connection.manager.budget.used -= self._octets
+        self._channel.connection.budget.charge(-self._octets)
         self._octets = 0
 
     def let_go(self) -> None:

@@ -124,7 +124,8 @@ class StandaloneNodes:
             raise AmqpError(Condition.UNAUTHORIZED_ACCESS, reason)
         self.vhost = self.broker.virtual_host(name)
         self.access = Access(accounts, account, self.vhost)
-        self.writes = Writes(name, self.broker, self.home.manager.budget, self._throttle)
+        budget = self.home.manager.quotas.budget(account.name, name)
+        self.writes = Writes(name, self.broker, budget, self._throttle)
         self._running = True
         return Who(account.name, name)
 

@@ -127,10 +127,10 @@ class Publishing:
             self._keep(payload)
 
     def _keep(self, part: bytes) -> None:
-        budget = self._channel.connection.manager.budget
+        budget = self._channel.connection.budget
         if not budget.has_room(len(part)):
-            raise XaError(ReplyCode.RESOURCE_ERROR, "no memory for the message: --max-held-bytes are in use")
-        budget.used += len(part)
+            raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {budget.excess(len(part))}")
+        budget.charge(len(part))
         self._charged += len(part)
         self._parts.append(part)
 
@@ -140,7 +140,7 @@ class Publishing:
         self._raw = b""
         self._left = -1
         if self._charged:
-            self._channel.connection.manager.budget.used -= self._charged
+            self._channel.connection.budget.charge(-self._charged)
             self._charged = 0
         self._parts.clear()
 

@@ -152,7 +152,7 @@ class Writes:
         self._submitted += 1
         self._open[self._submitted] = None
         self._underway += octets
-        self._budget.used += octets
+        self._budget.charge(octets)
         if not self._throttled and (self._underway > MAX_UNWRITTEN or not self._budget.has_room(0)):
             self._throttled = True
             self._throttle(True)
@@ -161,7 +161,7 @@ class Writes:
     def _end(self, number: int, octets: int) -> None:
         del self._open[number]
         self._underway -= octets
-        self._budget.used -= octets
+        self._budget.charge(-octets)
 
     def _go_on(self) -> None:
         oldest = next(iter(self._open), self._submitted + 1)

@@ -328,7 +328,7 @@ class TakingChannel:
         known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
         if known and delivery.body is not None:
             self._kept -= delivery.size
-            self._budget.used -= delivery.size
+            self._budget.charge(-delivery.size)
 
     # -- what branches ask
 
@@ -561,7 +561,7 @@ class TakingChannel:
             if delivery is not None and fits:
                 delivery.size = size  # from now on, however long it takes to come in
                 self._kept += size
-                self._budget.used += size
+                self._budget.charge(size)
             left = header.body_size
         else:
             left = message.size - len(payload)
@@ -643,7 +643,7 @@ class TakingChannel:
         self._acts.clear()
         self._open.clear()
         self._held.clear()
-        self._budget.used -= self._kept
+        self._budget.charge(-self._kept)
         self._kept = 0
         for branch in branches.values():
             self._keeper.held_lost(branch, reason)

@@ -145,6 +145,14 @@ def test_status_tells_states_ages_memory_lanes_and_leases(scene: Scene) -> None:
     assert (status["active"], status["stuck"]) == (True, 0)
     assert status["in_doubt_bytes"] >= len(b"published" + b"consumed")
     assert status["held_bytes"] >= 5000
+    (found,) = [usage for usage in status["usage"] if usage["scope"] == "vhost" and usage["name"] == scene.vhost]
+    assert found["used"].pop("bytes") >= 5000
+    assert found == {
+        "scope": "vhost",
+        "name": scene.vhost,
+        "used": {"branches": 2, "in-doubt": 1, "connections": 1, "channels": 1},
+        "quota": {},
+    }
     assert status["oldest_prepared_at"] is not None
     lanes = [lane for lane in status["lanes"] if lane["vhost"] == scene.vhost]
     assert [(lane["problem"], lane["channels"], lane["waiting"]) for lane in lanes] == (

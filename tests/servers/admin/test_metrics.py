@@ -45,6 +45,7 @@ def test_branches_memory_lanes_and_lease_are_as_they_are_now(scene: Scene) -> No
         assert number(found, "dtx_held_bytes") >= 5000
         assert number(found, "dtx_branches", state="active") == 1
         assert number(found, "dtx_connections") == number(found, "dtx_selected_channels") == 1
+        assert number(found, "dtx_usage", scope="vhost", name=scene.vhost, resource="branches") == 2
     assert number(found, "dtx_branches", state="prepared") == 1
     assert number(found, "dtx_branches", state="heuristic") == 0
     assert number(found, "dtx_in_doubt_bytes") >= 17

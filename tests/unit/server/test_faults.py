@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from dtx.manager import Who
+from dtx.manager.quotas import Quotas
 from dtx.server.alongside.channel import Mode
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
 from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
+from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import Protocol, method_frame
@@ -46,7 +48,8 @@ class Socket:
 
 def running(socket: Socket) -> Session:
     """A session in front of a broker that is not there."""
-    nothing: Any = SimpleNamespace(broker=None)
+    budget = Budget(0)
+    nothing: Any = SimpleNamespace(broker=None, budget=budget, quotas=Quotas((), budget))
     limits = SessionLimits(
         max_channels=9, frame_max=131_072, max_message_bytes=1, max_kept_bytes=1, handshake_timeout=60
     )

@@ -238,7 +238,7 @@ class BrokerNodes:
                 else:
                     shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
-            taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.manager.budget, queue, self)
+            taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
             await taking.start_tx()
             if is_stream:
                 return await self._stream_origin(taking, queue, filters)

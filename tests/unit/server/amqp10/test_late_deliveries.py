@@ -4,7 +4,7 @@ from typing import Any
 
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
-from dtx.store.work import Delivery
+from dtx.store.work import Budget, Delivery
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.wire.amqp09.properties import EMPTY
@@ -15,7 +15,6 @@ class Upstream:
     """A connection on which everything is taken and nothing said; it has memory for all."""
 
     lock = ""
-    used = 0
 
     def __init__(self) -> None:
         self.handlers: dict[int, Any] = {}
@@ -24,14 +23,11 @@ class Upstream:
     def write(self, data: bytes) -> None:
         """Nobody reads it."""
 
-    def has_room(self, octets: int) -> bool:
-        return True
-
 
 def test_the_queue_of_a_delivery_behind_cancel_ok_is_known() -> None:
     """Else a branch that retires it could not put it back."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1000, upstream, b"other", upstream)
+    taking = TakingChannel(upstream, 1, 1000, Budget(1 << 20), b"other", upstream)
     taken: list[Delivery] = []
     taking.on_message = lambda delivery, _: taken.append(delivery)
     taking.owner = type("Owner", (), {"forward": lambda *_: None})()

@@ -1,0 +1,160 @@
+"""What users and virtual hosts hold, and what they may hold at most."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+import pytest
+
+from dtx.config.quotas import Quota, parse_quotas
+from dtx.log.memory import MemoryDatabase, MemoryLog
+from dtx.manager import Limits, TransactionManager, Who
+from dtx.store.work import HeldPublish
+from dtx.telemetry import Metrics
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
+from dtx.xa.model import Operation
+from dtx.xa.xid import Xid
+from tests.unit.manager.test_quick import Preparing
+
+WHO, OTHER = Who("alice", "/"), Who("bob", "/other")
+BODY = bytes(1000)
+
+
+@asynccontextmanager
+async def a_manager(
+    *quotas: str, branches: int = 100, database: MemoryDatabase | None = None
+) -> AsyncIterator[TransactionManager]:
+    log = MemoryLog("rm", database)
+    await log.open()
+    manager = TransactionManager(log, Preparing(), Limits(branches=branches, quotas=parse_quotas(quotas)), Metrics())
+    await manager.start()
+    yield manager
+    await manager.close()
+    await log.close()
+
+
+def begin(manager: TransactionManager, who: Who = WHO) -> Xid:
+    """A branch that is idle, with one message."""
+    xid = Xid(1, uuid4().bytes, b"")
+    channel = object()
+    started = manager.demarcate(who, xid, Operation.START, channel)
+    assert started is not None
+    work = started[1].work
+    assert work is not None
+    if not work.fits(len(BODY)):
+        raise XaError(ReplyCode.RESOURCE_ERROR, work.excess(len(BODY)))
+    work.add_publish(HeldPublish(b"x", b"key", False, b"", BODY))
+    manager.demarcate(who, xid, Operation.END, channel)
+    return xid
+
+
+async def ask(manager: TransactionManager, xid: Xid, operation: Operation, who: Who = WHO) -> XaFlag | XaError:
+    answered: asyncio.Future[XaFlag | XaError] = asyncio.get_running_loop().create_future()
+    manager.ask(who, xid, operation, answered.set_result)
+    async with asyncio.timeout(30):
+        return await answered
+
+
+def usage(manager: TransactionManager) -> dict[str, dict[str, int]]:
+    return {
+        f"{found.scope} {found.name}": {name: number for name, number in found.used.items() if number}
+        for found in manager.quotas
+    }
+
+
+async def test_prepared_branches_count_as_branches() -> None:
+    """--max-branches bounds what dtx has to keep, and that is prepared and heuristic branches above all."""
+    async with a_manager(branches=2) as manager:
+        first, _ = [begin(manager) for _ in range(2)]
+        assert await ask(manager, first, Operation.PREPARE) is XaFlag.OK
+        with pytest.raises(XaError) as caught:
+            begin(manager)
+        assert caught.value.code is ReplyCode.RESOURCE_ERROR
+        assert await ask(manager, first, Operation.COMMIT) is XaFlag.OK
+        assert await manager.drain(30)
+        manager.draining = False
+        begin(manager)
+
+
+@pytest.mark.parametrize("quota", ["user=alice branches=2", "vhost=/ branches=2", "user=* branches=2"])
+async def test_one_who_uses_up_a_quota_leaves_others_alone(quota: str) -> None:
+    async with a_manager(quota) as manager:
+        first, _ = [begin(manager) for _ in range(2)]
+        with pytest.raises(XaError) as caught:
+            begin(manager)
+        assert caught.value.code is ReplyCode.RESOURCE_ERROR
+        assert "has 2 branches, its quota is 2" in caught.value.reason
+        begin(manager, OTHER)
+        assert await ask(manager, first, Operation.ROLLBACK) is XaFlag.OK
+        begin(manager)
+
+
+async def test_a_prepare_beyond_the_quota_is_answered_with_a_rollback() -> None:
+    async with a_manager("user=alice in-doubt=2") as manager:
+        xids = [begin(manager) for _ in range(4)]
+        answers = await asyncio.gather(*(ask(manager, xid, Operation.PREPARE) for xid in xids))
+        assert answers == [XaFlag.OK, XaFlag.OK, XaFlag.RBROLLBACK, XaFlag.RBROLLBACK]
+        with pytest.raises(XaError):
+            begin(manager)
+        assert await ask(manager, xids[0], Operation.COMMIT) is XaFlag.OK
+        assert await manager.drain(30)
+        manager.draining = False
+        assert await ask(manager, begin(manager), Operation.PREPARE) is XaFlag.OK
+
+
+async def test_bytes_are_counted_from_publish_to_commit() -> None:
+    async with a_manager("user=alice bytes=2500") as manager:
+        first, second = [begin(manager) for _ in range(2)]
+        assert await ask(manager, first, Operation.PREPARE) is XaFlag.OK
+        assert (usage(manager)["user alice"]["bytes"], manager.budget.used) == (2000, 1000)
+        with pytest.raises(XaError, match="user 'alice' may hold 2500 octets"):
+            begin(manager)
+        assert await ask(manager, first, Operation.COMMIT) is XaFlag.OK
+        assert await ask(manager, second, Operation.ROLLBACK) is XaFlag.OK
+        assert await manager.drain(30)
+        assert usage(manager) == {"user alice": {"branches": 1}, "vhost /": {"branches": 1}}, "the refused one"
+        assert manager.budget.used == 0
+
+
+async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
+    database = MemoryDatabase()
+    async with a_manager(database=database) as manager:
+        xids = [begin(manager) for _ in range(3)]
+        for xid in xids:
+            assert await ask(manager, xid, Operation.PREPARE) is XaFlag.OK
+    async with a_manager("user=alice branches=2 in-doubt=2 bytes=100", branches=1, database=database) as manager:
+        assert usage(manager)["user alice"] == {"branches": 3, "in-doubt": 3, "bytes": 3000}
+        for xid in xids:
+            assert await ask(manager, xid, Operation.COMMIT) is XaFlag.OK
+        assert await manager.drain(30)
+        assert usage(manager) == {}
+
+
+def test_quotas_are_read_and_written() -> None:
+    text = "'user=a b' branches=5 bytes=1048576; vhost=* in-doubt=2 connections=3 channels=4"
+    quotas = parse_quotas(text)
+    assert quotas == (
+        Quota(scope="user", name="a b", limits=(("branches", 5), ("bytes", 1 << 20))),
+        Quota(scope="vhost", name="*", limits=(("in-doubt", 2), ("connections", 3), ("channels", 4))),
+    )
+    assert parse_quotas([str(quota) for quota in quotas]) == parse_quotas(quotas) == quotas
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user=a",
+        "branches=5",
+        "user= branches=5",
+        "group=a branches=5",
+        "user=a branches",
+        "user=a branches=many",
+        "user=a branches=1 branches=2",
+        "user=a cats=5",
+        "user=a branches=1; user=a bytes=2",
+    ],
+)
+def test_what_is_no_quota_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="quota"):
+        parse_quotas(text)
