@@ -20,11 +20,13 @@ async def is_alive() -> str:
 
 @router.get("/readyz", response_class=PlainTextResponse, openapi_extra=OPEN)
 async def is_ready(desk: TheDesk) -> Response:
-    """200 where clients are served; 503 on a standby, or where the lease is lost. Open to everybody."""
+    """200 where clients are served; 503 on a standby, without the lease, and low on disk. Open to everybody."""
     if desk.active is None or not desk.active.lease_valid():
         return PlainTextResponse("not the active dtx\n", 503)
     if desk.active.manager.draining:
         return PlainTextResponse("shutting down\n", 503)
+    if desk.active.manager.disk.raised:
+        return PlainTextResponse("low on disk\n", 503)
     return PlainTextResponse("ok\n")
 
 

@@ -27,4 +27,8 @@ async def refresh(desk: Desk) -> None:
     metrics.held_bytes.set(0 if active is None else active.manager.budget.used)
     metrics.held_bytes_limit.set(0 if active is None else active.manager.budget.limit)
     metrics.usage_numbers([] if active is None else active.manager.quotas)
+    disk = None if active is None else active.manager.disk
+    metrics.disk_alarm.set(disk is not None and disk.raised)
+    metrics.disk_free.set(0 if disk is None else disk.free or 0)
+    metrics.disk_free_limit.set(0 if disk is None else disk.limit)
     metrics.lane_numbers([] if active is None else active.lanes().values())

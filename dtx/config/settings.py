@@ -317,6 +317,14 @@ class Settings(BaseSettings):
         "delivered.",
     )
 
+    disk_free_limit: Size = _setting(
+        128 * MIB,
+        _Group.LIMITS,
+        "Free space on the disk of data_dir below which clients that publish wait (connection.blocked), /readyz says "
+        "503, and beside a broker no branch is started; 0 for none. The disk of --database is not visible to dtx: "
+        "there they wait for some seconds when PostgreSQL has refused a write for want of space.",
+    )
+
     # -- timing
     header_timeout: Duration = _setting(
         10.0, _Group.TIMING, "A client that sends no protocol header for this long is closed.", gt=0

@@ -60,6 +60,10 @@ class TransactionLog(Protocol):
     def lease_valid(self) -> bool:
         """Whether the lease is known to be ours at this moment (by the monotonic clock, with a margin)."""
 
+    @property
+    def disk_full(self) -> bool:
+        """Whether the database has just refused a write for want of space."""
+
     async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
         """Make *record* durable; returns after the commit that contains it.
 

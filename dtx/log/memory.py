@@ -125,6 +125,11 @@ class MemoryLog:
         """Whether the lease is known to be ours."""
         return self._holds_lease and self.reachable
 
+    @property
+    def disk_full(self) -> bool:
+        """Never."""
+        return False
+
     def _require_reachable(self) -> None:
         if not self.reachable:
             raise LogUnavailable("the database is away")

@@ -144,6 +144,11 @@ class PostgresLog:
         return self._lease is not None and self._lease.valid
 
     @property
+    def disk_full(self) -> bool:
+        """Whether the database has just refused a write for want of space."""
+        return self._writer is not None and self._writer.disk_full
+
+    @property
     def epoch(self) -> int:
         """Of the lease, as the writer proves it; 0 before there is one."""
         return 0 if self._writer is None else self._writer.epoch

@@ -56,6 +56,10 @@ _MOST_UNDER_WAY: Final = 2
 """Groups that PostgreSQL has at a time: one that it writes, and the next, so that it need not wait for our turn."""
 _LEADS: Final = 2
 """Records of a group that another one may be sent behind. One that is alone proves the lease in its own statement."""
+_DISK_FULL: Final = "53100"
+"""SQLSTATE of a write for which PostgreSQL has no space."""
+_FULL_SECONDS: Final = 3.0
+"""How long a disk counts as full after such a write: nothing but the next one tells whether it still is."""
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
 
@@ -134,6 +138,7 @@ class Writer:
         self._closing = asyncio.Event()
         self._session: Session | None = None
         self._epoch = 0
+        self._full_until = float("-inf")
         self._end: LogError | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -191,6 +196,11 @@ class Writer:
     def epoch(self) -> int:
         """The one that writes are proved by."""
         return self._epoch
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether the database has refused a write for want of space in the last seconds."""
+        return time.monotonic() < self._full_until
 
     @property
     def queued(self) -> int:
@@ -344,6 +354,8 @@ class Writer:
             self._known.clear()
             failpoint.at(Point.LOG_CARRIED)
         except Refused as error:
+            if error.sqlstate == _DISK_FULL:
+                self._full_until = time.monotonic() + _FULL_SECONDS
             await self._recall()
             if error.sqlstate == LEASE_LOST:
                 self._waiting.put_back(group)

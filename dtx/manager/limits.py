@@ -1,6 +1,7 @@
 """What a transaction manager allows its clients."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from dtx.config.quotas import Quota
 
@@ -19,6 +20,8 @@ class Limits:
         patience: seconds after which a request whose phase two is still under way is answered 541.
         coordinators: users that may see and complete every branch.
         quotas: of users and virtual hosts.
+        disk: a directory on the log's disk; ``None`` where that is another machine's.
+        disk_free: octets that shall be free there.
     """
 
     default_timeout: int = 60
@@ -32,3 +35,5 @@ class Limits:
     patience: float = 30.0
     coordinators: frozenset[str] = frozenset()
     quotas: tuple[Quota, ...] = ()
+    disk: Path | None = None
+    disk_free: int = 0

@@ -15,6 +15,7 @@ from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branches import TAKING, Branches, Who
 from dtx.manager.broker import BrokerEffects
+from dtx.manager.disk import DiskAlarm
 from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.entry import Decision, Entry
@@ -65,6 +66,7 @@ class TransactionManager:
         self.draining = False
         self.budget = Budget(limits.held_bytes)
         self.quotas = Quotas(limits.quotas, self.budget)
+        self.disk = DiskAlarm(limits.disk, limits.disk_free, lambda: log.disk_full)
         self._local = isinstance(store, LocalStore)
         self._durable: Durable
         broker: BrokerEffects | None = None
@@ -78,7 +80,7 @@ class TransactionManager:
         self._quick = Quick(log, self._durable, self._branches.through)
         self._upkeep = Upkeep(log, store, self._branches, self._effects, limits, metrics, self._run, self.spawn)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
         self._clock = time.monotonic
 
     # -- life cycle
@@ -90,7 +92,10 @@ class TransactionManager:
             LogError: the log cannot be read, or has branches of the other mode.
         """
         await self._upkeep.load()
-        self._watch = asyncio.create_task(self._upkeep.watch(), name="dtx-timeouts")
+        self._watches = [
+            asyncio.create_task(self._upkeep.watch(), name="dtx-timeouts"),
+            asyncio.create_task(self.disk.watch(), name="dtx-disk"),
+        ]
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new branches and wait for the operations that are under way.
@@ -110,7 +115,7 @@ class TransactionManager:
 
     async def close(self) -> None:
         """Stop the timers and whatever still runs."""
-        tasks = [*self._tasks, *([self._watch] if self._watch else [])]
+        tasks = [*self._tasks, *self._watches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,6 +188,8 @@ class TransactionManager:
         reason = self.quotas.excess(who.user, who.vhost, Resource.BRANCHES, Resource.IN_DOUBT)
         if (count := self._branches.count) >= limits.branches:
             reason = f"{count} branches are open or in doubt, as many as dtx allows"
+        if self.disk.raised and not self._local:  # where dtx has the messages, their publishers wait
+            reason = "the disk of the log is nearly full"
         if reason is not None:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
         budget = self.quotas.budget(who.user, who.vhost)

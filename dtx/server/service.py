@@ -256,6 +256,8 @@ def _limits(settings: Settings) -> Limits:
         patience=settings.unit_deadline,
         coordinators=frozenset(settings.coordinator),
         quotas=settings.quota,
+        disk=settings.data_dir if settings.database is None else None,
+        disk_free=settings.disk_free_limit,
     )
 
 

@@ -6,7 +6,8 @@ bodies are never logged; passwords are taken out of every text, tracebacks and f
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Final, Literal, TextIO, cast
 
@@ -24,6 +25,12 @@ SECRET_KEYS: Final = frozenset(
 """Fields that are dropped, whoever logs them: credentials, SASL responses, message bodies."""
 _FIRST: Final = ("at", "level", "event")
 _MANY_LINES: Final = frozenset({"exception", "stack"})
+_LIMITED: Final = frozenset({"warning", "error", "exception", "critical"})
+REPEATS: Final = 10
+"""How often one line is written in :data:`REPEAT_SECONDS`."""
+REPEAT_SECONDS: Final = 60.0
+_MOST_LINES: Final = 1000
+"""Lines that are remembered."""
 _MAX_TEXT: Final = 16 * 1024
 """Characters of one field: a traceback fits, a runaway text does not fill the disk."""
 
@@ -52,6 +59,7 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
         structlog.processors.format_exc_info,
         safe_fields,
     ]
+    limited: list[Processor] = [*shared, Repeats()]
     # Tracebacks are text by then, so that the one processor before has seen them.
     render: Processor = (
         structlog.dev.ConsoleRenderer(colors=out.isatty(), timestamp_key="at")
@@ -59,7 +67,7 @@ def configure(level: Level = "info", form: Format = "auto", stream: TextIO | Non
         else structlog.processors.JSONRenderer(sort_keys=False)
     )
     structlog.configure(
-        processors=[*shared, render],
+        processors=[*limited, render],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=lambda *_: _Lines(out),
         cache_logger_on_first_use=True,
@@ -104,6 +112,42 @@ def _printable(text: str, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
+
+
+class Repeats:
+    """Limits warnings and errors that say the same again and again: a log must not fill the disk that it complains of.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, _logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """*event*; with the number of those that were left out before it, if any were.
+
+        Raises:
+            structlog.DropEvent: it was written often enough in the last minute.
+        """
+        if method not in _LIMITED:
+            return event
+        line = repr(sorted((key, value) for key, value in event.items() if key != "at"))
+        now = self._clock()
+        since, count = self._known.pop(line, (now, 0))
+        left_out = max(0, count - REPEATS)
+        if now - since >= REPEAT_SECONDS:
+            # One that goes on and on is told once in that time.
+            since, count = now, REPEATS - 1 if left_out else 0
+        else:
+            left_out = 0
+        if len(self._known) >= _MOST_LINES:
+            del self._known[next(iter(self._known))]
+        self._known[line] = since, count + 1
+        if count >= REPEATS:
+            raise structlog.DropEvent
+        return {**event, "left_out": left_out} if left_out else event
 
 
 class _Lines:

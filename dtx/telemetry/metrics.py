@@ -124,6 +124,17 @@ class Metrics:
         self.held_bytes_limit: Final = Gauge(
             "dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).", registry=registry
         )
+        self.disk_alarm: Final = Gauge(
+            "dtx_disk_alarm", "1 while clients that publish wait for free disk space.", registry=registry
+        )
+        self.disk_free: Final = Gauge(
+            "dtx_disk_free_bytes", "Free on the disk of data_dir; 0 with --database.", registry=registry
+        )
+        self.disk_free_limit: Final = Gauge(
+            "dtx_disk_free_limit_bytes",
+            "Below it the alarm is raised (--disk-free-limit); 0 with --database.",
+            registry=registry,
+        )
         self._usage: Final = _Usage()
         self.usage_numbers: Final = self._usage.set
         """Set what users and virtual hosts hold, see there."""

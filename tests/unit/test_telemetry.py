@@ -1,5 +1,6 @@
 """Logs: one event a line, no secrets, nothing that moves a cursor. Metrics: what Prometheus will read."""
 
+import contextlib
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ import pytest
 import structlog
 
 from dtx.telemetry import Metrics, configure, get_logger
+from dtx.telemetry.logs import REPEAT_SECONDS, REPEATS, Repeats
 from dtx.xa.xid import Xid
 
 SECRET = "s3cret-word"
@@ -181,3 +183,29 @@ def test_two_services_in_one_process_count_apart() -> None:
     first, second = Metrics(), Metrics()
     first.connections.inc()
     assert b"dtx_connections 0.0" in second.render()
+
+
+def test_warnings_that_repeat_are_limited_and_counted() -> None:
+    """A log must not fill the disk that it complains of."""
+    now = 0.0
+    limit = Repeats(lambda: now)
+
+    def written(number: int, **fields: Any) -> list[dict[str, Any]]:
+        found = []
+        for _ in range(number):
+            with contextlib.suppress(structlog.DropEvent):
+                found.append(dict(limit(None, "warning", {"at": object(), "event": "lease lost", **fields})))
+        return found
+
+    assert len(written(REPEATS + 5)) == REPEATS
+    assert len(written(1, error="another")) == 1
+    assert len([limit(None, "info", {"event": "opened"}) for _ in range(100)]) == 100
+    now = REPEAT_SECONDS
+    (again,) = written(50)
+    assert again["left_out"] == 5
+    now = 2 * REPEAT_SECONDS
+    (again,) = written(1)
+    assert again["left_out"] == 49
+    now = 4 * REPEAT_SECONDS
+    assert "left_out" not in written(1)[0]
+    assert len(written(REPEATS)) == REPEATS - 1

@@ -317,15 +317,31 @@ class Connection(ClientConnection):
             return
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
-        if self._told_blocked:
+        self._go_on(self.writes)
+
+    def _say_blocked(self, reason: bytes = b"messages wait to be written") -> None:
+        if self._opening.hears_of_blocking and self.stage is Stage.RUNNING and not self._told_blocked:
+            self._told_blocked = True
+            self.outbox.send(replies.blocked(reason))
+
+    def wait_for_disk(self) -> None:
+        """The client publishes, and the disk is nearly full: it is read from when there is room again.
+
+        As with RabbitMQ, a client that does not publish is served as before: so what makes room, or ends, can go on.
+        """
+        self.hold(self.manager.disk)
+        self.manager.disk.wait(self._disk_has_room)
+        self._say_blocked(b"low on disk")
+
+    def _disk_has_room(self) -> None:
+        self._go_on(self.manager.disk)
+
+    def _go_on(self, reason: object) -> None:
+        """*reason* does not hold any more: the client is read from, and hears so, if nothing else holds."""
+        self.release(reason)
+        if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
             self.outbox.send(replies.empty(0, keys.CONNECTION_UNBLOCKED))
-        self.release(self.writes)
-
-    def _say_blocked(self) -> None:
-        if self._opening.hears_of_blocking and self.stage is Stage.RUNNING:
-            self._told_blocked = True
-            self.outbox.send(replies.blocked(b"messages wait to be written"))
 
     def _resume(self) -> None:
         for channel in list(self.channels.values()):
@@ -396,6 +412,7 @@ class Connection(ClientConnection):
         self._pulse.stop()
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
+        self.manager.disk.leave(self._disk_has_room)
         super()._gone()
 
     def now(self) -> float:

@@ -136,6 +136,14 @@ class StandaloneNodes:
         else:
             self.home.release(self.writes)
 
+    def wait_for_disk(self) -> None:
+        """The client publishes, and the disk is nearly full: it is read from when there is room again."""
+        self.home.hold(self.home.manager.disk)
+        self.home.manager.disk.wait(self._disk_has_room)
+
+    def _disk_has_room(self) -> None:
+        self.home.release(self.home.manager.disk)
+
     def barred(self) -> str | None:
         """See :class:`Nodes`."""
         account = self._account
@@ -240,6 +248,7 @@ class StandaloneNodes:
 
     def end(self, then: Callable[[], None]) -> None:
         """See :class:`Nodes`."""
+        self.home.manager.disk.leave(self._disk_has_room)
         then()
 
     def abort(self) -> None:
@@ -283,6 +292,8 @@ class Publications:
             exchange, key, False, content.properties, content.body, None, tuple(queue.spec.id for queue in queues)
         )
         demand_fan_out(message)
+        if nodes.home.manager.disk.raised:
+            nodes.wait_for_disk()
         return message
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:

@@ -183,6 +183,8 @@ class Publishing:
             blind,
         )
         demand_fan_out(message)
+        if channel.connection.manager.disk.raised:
+            channel.connection.wait_for_disk()
         channel.context.publish(message)
 
     def _refuse_direct_reply_in_a_branch(self) -> None:

@@ -1,0 +1,86 @@
+"""Little room on the disk: who publishes waits, and everything else goes on."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from pika.adapters.blocking_connection import BlockingConnection
+
+from dtx.client import XaFlag
+from tests.support.client import connected, take_all
+from tests.support.crash import PERSISTENT, work
+from tests.support.obstacles import refusing
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.service import ADMIN, DtxService
+
+
+class Told:
+    """What a connection hears of blocking."""
+
+    def __init__(self, connection: BlockingConnection) -> None:
+        self.heard: list[str] = []
+        self._connection = connection
+        connection.add_on_connection_blocked_callback(lambda _, frame: self.heard.append(frame.method.reason))
+        connection.add_on_connection_unblocked_callback(lambda *_: self.heard.append("unblocked"))
+
+    def wait_for(self, *expected: str) -> None:
+        def come() -> bool:
+            self._connection.process_data_events(0.05)
+            return self.heard == list(expected)
+
+        wait_until(come, what=f"to hear {expected}")
+
+
+def readiness(service: DtxService) -> tuple[int, str]:
+    try:
+        with urlopen(f"{service.admin_url}/readyz") as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.fixture
+def full() -> Iterator[DtxService]:
+    """A dtx of its own, with a PostgreSQL of its own whose disk has too little room."""
+    with DtxService(options=(*ADMIN, "--disk-free-limit", "1000000GiB")) as service:
+        wait_until(lambda: readiness(service)[0] == HTTPStatus.SERVICE_UNAVAILABLE, what="the alarm")
+        yield service
+
+
+def test_publishers_wait_while_others_make_room(full: DtxService) -> None:
+    """RabbitMQ: "connections that publish are blocked"; what only consumes, or ends a branch, goes on."""
+    assert readiness(full) == (503, "low on disk\n")
+    # a blocked client's close is not read either, so it gives up by itself
+    impatient = f"{full.url()}?blocked_connection_timeout=3"
+    with connected(impatient) as publisher, connected(full.url()) as consumer:
+        told = Told(publisher)
+        channel = publisher.channel()
+        channel.queue_declare("q", durable=True)
+        channel.basic_publish("", "q", b"first", PERSISTENT)
+        told.wait_for("low on disk")
+        channel.basic_publish("", "q", b"second", PERSISTENT)  # nobody reads it
+        xa, xid = work(consumer.channel(), consume={"q": 1})
+        assert xa.prepare(xid) is XaFlag.OK
+        assert xa.commit(xid) is XaFlag.OK
+        assert take_all(consumer.channel(), "q") == []
+
+
+def test_a_full_disk_elsewhere_blocks_until_it_has_room(postgres: PostgresServer) -> None:
+    database = postgres.create_migrated_database()
+    with DtxService(database=database, options=ADMIN) as service, connected(service.url()) as connection:
+        told = Told(connection)
+        channel = connection.channel()
+        channel.queue_declare("q", durable=True)
+        assert readiness(service)[0] == HTTPStatus.OK
+        with refusing(database, "message"):
+            channel.basic_publish("", "q", b"refused", PERSISTENT)
+            wait_until(lambda: readiness(service) == (503, "low on disk\n"), what="the alarm")
+        channel = connection.channel()
+        channel.basic_publish("", "q", b"taken", PERSISTENT)
+        told.wait_for("low on disk", "unblocked")
+        assert readiness(service)[0] == HTTPStatus.OK
+        assert take_all(connection.channel(), "q") == [b"taken"]
+    postgres.drop_database(database)

@@ -1,0 +1,37 @@
+"""The disk alarm: who waits for room, and until when."""
+
+from pathlib import Path
+
+from dtx.manager.disk import DiskAlarm
+
+
+def test_who_publishes_waits_until_there_is_room() -> None:
+    alarm = DiskAlarm(Path("/"), 100)
+    went_on: list[str] = []
+    raised = []
+    for alarm.free in (100, 99):
+        alarm.judge()
+        raised.append(alarm.raised)
+    assert raised == [False, True]
+    one, gone = lambda: went_on.append("one"), lambda: went_on.append("gone")
+    for go_on in (one, one, gone):
+        alarm.wait(go_on)
+    alarm.leave(gone)
+    alarm.judge()
+    assert went_on == []
+    alarm.free = 100
+    alarm.judge()
+    assert (alarm.raised, went_on) == (False, ["one"])
+    alarm.judge()
+    assert went_on == ["one"]
+
+
+def test_a_database_that_has_no_space_raises_the_alarm_anywhere() -> None:
+    """Of a PostgreSQL on another machine nobody else can tell."""
+    full = True
+    alarm = DiskAlarm(None, 100, lambda: full)
+    alarm.judge()
+    assert (alarm.raised, alarm.free, alarm.limit) == (True, None, 0)
+    full = False
+    alarm.judge()
+    assert not alarm.raised
