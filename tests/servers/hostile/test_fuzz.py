@@ -4,7 +4,10 @@ import contextlib
 import os
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
 
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
@@ -21,6 +24,8 @@ from tests.support.service import DtxService
 
 STREAMS = int(os.environ.get("DTX_FUZZ_STREAMS", "60"))
 SEED = os.environ.get("DTX_FUZZ_SEED", secrets.token_hex(4))
+TOGETHER: Final = 6
+"""Clients at the same time: most of what one takes is the wait for an answer that does not come."""
 MOST_MEMORY = 64 << 20
 """Octets that all streams of a test may cost dtx together: nothing of a client stays when it is gone."""
 
@@ -42,6 +47,12 @@ def speak(
             peer.drain()
 
 
+def together(client: Callable[..., None], *arguments: Iterable[object]) -> None:
+    """One client for each of *arguments*, all at once."""
+    with ThreadPoolExecutor(thread_name_prefix="client", max_workers=25) as threads:
+        list(threads.map(client, *arguments))
+
+
 def healthy(service: DtxService) -> None:
     """No error that nobody foresaw."""
     log = service.log_path.read_text(errors="replace")
@@ -53,18 +64,24 @@ def test_mutated_streams_harm_nobody(
     mode: Mode, service: DtxService, through: BlockingConnection, queue: str, broker: Broker
 ) -> None:
     print(f"DTX_FUZZ_SEED={SEED}")
-    rng = random.Random(SEED)
     fuzzed = f"{queue}-fuzzed"
     bystander = through.channel()
     bystander.confirm_delivery()
     bystander.queue_declare(fuzzed, durable=True)
     before = resident(service.pid)
+
+    def client(number: int) -> None:
+        with_all = mode == "standalone" and number % 2
+        rng = random.Random(f"{SEED} {number}")
+        speak(service, rng, fuzzed.encode(), broker_of_its_own if with_all else conversation)
+
     try:
-        for number in range(STREAMS):
-            with_all = mode == "standalone" and number % 2
-            speak(service, rng, fuzzed.encode(), broker_of_its_own if with_all else conversation)
-            bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
-            assert service.running
+        for first in range(0, STREAMS, TOGETHER):
+            numbers = range(first, min(first + TOGETHER, STREAMS))
+            together(client, numbers)
+            for number in numbers:
+                bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+            assert service.running, numbers
             healthy(service)
         assert bodies(broker, queue) == [b"%d" % number for number in range(STREAMS)]
         assert resident(service.pid) - before < MOST_MEMORY
@@ -81,9 +98,10 @@ def test_what_fuzzing_has_found_harms_nobody(
     bystander.confirm_delivery()
     inputs = corpus.stored(name)
     assert inputs
-    vhost = broker.add_vhost()  # what they declare there goes with it
+    vhosts = [broker.add_vhost() for _ in range(TOGETHER)]  # what they declare there goes with them
     before = resident(service.pid)
-    for number, path in enumerate(inputs):
+
+    def client(path: Path, vhost: str) -> None:
         with Peer(service.url(vhost=vhost)) as peer, contextlib.suppress(OSError):
             if name == "opening":
                 peer.begin()
@@ -94,10 +112,16 @@ def test_what_fuzzing_has_found_harms_nobody(
             peer.socket.settimeout(0.1)
             with contextlib.suppress(TimeoutError):
                 peer.drain()
-        bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
-        assert service.running, path
+
+    for first in range(0, len(inputs), TOGETHER):
+        paths = inputs[first : first + TOGETHER]
+        together(client, paths, vhosts)
+        for number in range(first, first + len(paths)):
+            bystander.basic_publish("", queue, b"%d" % number, mandatory=True)
+        assert service.running, paths
         healthy(service)
-    broker.delete_vhost(vhost)
+    for vhost in vhosts:
+        broker.delete_vhost(vhost)
     assert bodies(broker, queue) == [b"%d" % number for number in range(len(inputs))]
     assert resident(service.pid) - before < MOST_MEMORY
 
@@ -108,24 +132,32 @@ def test_mutated_handshakes_harm_nobody(
     service: DtxService, through: BlockingConnection, step: str, amqplain: bool
 ) -> None:
     login = tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest")
-    rng = random.Random(f"{SEED} {step} {amqplain}")
     print(f"DTX_FUZZ_SEED={SEED}")
-    for _ in range(25):
-        with Peer(service.url(), patience=0.1) as peer, contextlib.suppress(OSError, AssertionError):
+
+    def client(number: int) -> None:
+        rng = random.Random(f"{SEED} {step} {amqplain} {number}")
+        with Peer(service.url()) as peer, contextlib.suppress(OSError, AssertionError):
             if step == "header":
-                peer.send(*flip(rng, [b"AMQP\x00\x00\x09\x01"]))
-                peer.drain()
-                continue
-            peer.begin()
-            said = peer.start_ok(handshake.AMQPLAIN, login) if amqplain else peer.start_ok()
-            if step != "start-ok":
-                peer.say(0, said)
-                peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
-                said = peer.tune_ok()
-            if step == "open":
-                peer.say(0, said)
-                said = handshake.encode_open(b"/")
-            peer.send(*rng.choice(MUTATIONS[:3])(rng, [method_frame(0, said)]))
+                said = flip(rng, [b"AMQP\x00\x00\x09\x01"])
+            else:
+                said = rng.choice(MUTATIONS[:3])(rng, [method_frame(0, intact(peer))])
+            peer.send(*said)
+            peer.socket.settimeout(0.1)
             peer.drain()
+
+    def intact(peer: Peer) -> bytes:
+        """What is said at this step, when all that comes before was said."""
+        peer.begin()
+        start_ok = peer.start_ok(handshake.AMQPLAIN, login) if amqplain else peer.start_ok()
+        if step == "start-ok":
+            return start_ok
+        peer.say(0, start_ok)
+        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        if step == "tune-ok":
+            return peer.tune_ok()
+        peer.say(0, peer.tune_ok())
+        return handshake.encode_open(b"/")
+
+    together(client, range(25))
     healthy(service)
     assert through.channel().is_open
