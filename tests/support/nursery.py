@@ -91,17 +91,20 @@ class Nursery:
 
     Args:
         modules: what it imports beside dtx.
+        path: a directory of modules that come before all others.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, path: str = "") -> None:
         self._modules = modules
+        self._first = path
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._path = self._stack.enter_context(short_directory("nursery")) / "socket"
         command = [sys.executable, "-m", "tests.support.nursery", str(self._path), *self._modules]
         root = Path(__file__).parents[2]
-        process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": str(root)}, cwd=root)
+        path = os.pathsep.join(filter(None, (self._first, str(root))))
+        process = spawn(command, output=sys.stderr.fileno(), env=os.environ | {"PYTHONPATH": path}, cwd=root)
         self._stack.callback(end, process, signal.SIGKILL)
         wait_until(self._path.exists, seconds=100, what="the nursery")
         return self
@@ -129,17 +132,21 @@ class Nursery:
         return Copy(connection)
 
 
-_nurseries: dict[bool, Nursery] = {}
+_nurseries: dict[tuple[bool, str], Nursery] = {}
 
 
-def nursery() -> Nursery:
-    """The one of this test run, whose copies are measured if processes that are started now would be."""
+def nursery(path: str = "") -> Nursery:
+    """The one of this test run, whose copies are measured if processes that are started now would be.
+
+    Args:
+        path: a directory of modules that come before all others; each has a nursery of its own.
+    """
     measured = any(name.startswith("COVERAGE_") for name in os.environ)
-    if measured not in _nurseries:
-        begun = Nursery().__enter__()
+    if (measured, path) not in _nurseries:
+        begun = Nursery(path=path).__enter__()
         atexit.register(begun.__exit__)
-        _nurseries[measured] = begun
-    return _nurseries[measured]
+        _nurseries[measured, path] = begun
+    return _nurseries[measured, path]
 
 
 def _serve(path: str, *more: str) -> None:

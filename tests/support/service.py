@@ -59,7 +59,7 @@ class DtxService:
             self._env.setdefault("DTX_RM", f"dtx-{log}")
         self._start = start
         # what the loader and the interpreter read from their environment, they have read before a copy is made
-        self._fresh = fresh or any(not name.startswith("DTX_") for name in self._env)
+        self._fresh = fresh or any(not name.startswith("DTX_") for name in self._env.keys() - {"PYTHONPATH"})
         self._stack = contextlib.ExitStack()
         self._directory: Path | None = None
         self._process: Child | None = None
@@ -144,7 +144,8 @@ class DtxService:
     def _begin(self, command: list[str], *, output: int, errors: int, env: Mapping[str, str]) -> Child:
         match command:
             case [sys.executable, "-m", module, *words] if not self._fresh:
-                return nursery().copy(module, words, output=output, errors=errors, env=env, cwd=self.directory)
+                path = self._env.get("PYTHONPATH", "")
+                return nursery(path).copy(module, words, output=output, errors=errors, env=env, cwd=self.directory)
             case _:
                 return spawn(command, output=output, errors=errors, env=env, cwd=self.directory)
 

@@ -1,6 +1,7 @@
 """The clock of the active dtx jumps: the lease is counted by the database, time-outs by a clock that only grows."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -53,18 +54,23 @@ def test_a_standby_whose_clock_is_wrong_waits_all_the_same(pair: Pair) -> None:
         crowd.settle()
 
 
-@pytest.mark.parametrize("seconds", [400 * DAY, -400 * DAY], ids=["forward", "back"])
-def test_a_branch_times_out_when_its_time_has_passed_whatever_the_clock_says(pair: Pair, seconds: int) -> None:
+def test_a_branch_times_out_when_its_time_has_passed_whatever_the_clock_says(pair: Pair) -> None:
     scene = pair.scene
     with scene.connected() as connection:
         short, long = (XAResource(connection.channel(), timeout=60) for _ in range(2))
-        hasty, patient = new_xid(), new_xid()
-        for xa, xid, timeout in ((short, hasty, 2), (long, patient, 600)):
-            xa.start(xid)
-            xa.set_timeout(xid, timeout)
-        set_clock(pair.active, seconds)
-        scene.wait_for(lambda: b"branch timed out" in pair.active.log_path.read_bytes(), "a time-out")
-        with pytest.raises(XA_RBTIMEOUT):
-            short.end(hasty)
-        assert long.end(patient) is XaFlag.OK
-        assert long.rollback(patient) is XaFlag.OK
+        for times, seconds in enumerate((400 * DAY, -400 * DAY), start=1):
+            hasty, patient = new_xid(), new_xid()
+            for xa, xid, timeout in ((short, hasty, 2), (long, patient, 600)):
+                xa.start(xid)
+                xa.set_timeout(xid, timeout)
+            set_clock(pair.active, seconds)
+            scene.wait_for(partial(has_timed_out, pair, times), "a time-out")
+            with pytest.raises(XA_RBTIMEOUT):
+                short.end(hasty)
+            assert long.end(patient) is XaFlag.OK
+            assert long.rollback(patient) is XaFlag.OK
+
+
+def has_timed_out(pair: Pair, times: int) -> bool:
+    """Whether so many branches of the active dtx have."""
+    return pair.active.log_path.read_bytes().count(b"branch timed out") == times
