@@ -29,10 +29,25 @@ import signal; signal.pause()
 
 
 @pytest.fixture
-def data_dir() -> Iterator[Path]:
+def new_dir() -> Iterator[Path]:
     """A directory that does not exist yet."""
     with short_directory("embedded") as directory:
         yield directory / "data"
+
+
+@pytest.fixture(scope="module")
+def data_dir() -> Iterator[Path]:
+    """One with a cluster that was stopped in order, which every test leaves behind so: making one takes seconds."""
+    with short_directory("embedded") as directory:
+        with EmbeddedPostgres(directory / "data"):
+            pass
+        yield directory / "data"
+
+
+def place(data_dir: Path, copy: Path) -> None:
+    """Copy a cluster, as its owner has it."""
+    copy.mkdir(mode=0o711)
+    subprocess.run(["cp", "-a", data_dir / "postgres", copy], check=True)
 
 
 @pytest.fixture
@@ -62,6 +77,7 @@ class Holder:
 
 def fill(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS t")
         connection.execute("CREATE TABLE t AS SELECT generate_series(1, 1000) AS n")
 
 
@@ -170,8 +186,6 @@ def test_both_killed_leaves_nothing_that_stops_the_next_start(server: EmbeddedPo
 def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
     server: EmbeddedPostgres, data_dir: Path
 ) -> None:
-    server.start()
-    server.stop()
     pid_file = data_dir / "postgres" / "postmaster.pid"
     # the same account, as in a container that came back: PostgreSQL alone would refuse
     account = embedded_cluster.choose_account(data_dir)
@@ -215,28 +229,30 @@ def test_two_on_one_data_directory_is_refused_in_one_sentence(server: EmbeddedPo
 
 
 @pytest.mark.parametrize("below", ["", "data"], ids=["a file itself", "a file on the way"])
-def test_a_data_directory_that_is_a_file_is_refused_in_one_sentence(data_dir: Path, below: str) -> None:
-    data_dir.write_text("not a directory")
-    with pytest.raises(EmbeddedPostgresError, match=rf"the data directory {data_dir / below} cannot be made: \w+"):
-        EmbeddedPostgres(data_dir / below).start()
+def test_a_data_directory_that_is_a_file_is_refused_in_one_sentence(new_dir: Path, below: str) -> None:
+    new_dir.write_text("not a directory")
+    with pytest.raises(EmbeddedPostgresError, match=rf"the data directory {new_dir / below} cannot be made: \w+"):
+        EmbeddedPostgres(new_dir / below).start()
 
 
-def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(server: EmbeddedPostgres, data_dir: Path) -> None:
-    data_dir.mkdir(mode=0o711)
-    (data_dir / "postgres.new").mkdir()
-    (data_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
-    assert one(server.start(), "SELECT 1") == 1
-    assert not (data_dir / "postgres.new").exists()
+def test_a_kill_in_the_middle_of_making_the_cluster_is_repaired(new_dir: Path) -> None:
+    new_dir.mkdir(mode=0o711)
+    (new_dir / "postgres.new").mkdir()
+    (new_dir / "postgres.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(new_dir) as server:
+        assert one(connection_url(new_dir), "SELECT 1") == 1
+        assert server.pid
+    assert not (new_dir / "postgres.new").exists()
 
 
 def test_a_cluster_of_another_major_version_is_refused_in_one_sentence(
     server: EmbeddedPostgres, data_dir: Path
 ) -> None:
-    server.start()
-    server.stop()
-    (data_dir / "postgres" / "PG_VERSION").write_text("16\n")
+    version = data_dir / "postgres" / "PG_VERSION"
+    version.write_text("16\n")
     with pytest.raises(EmbeddedPostgresError, match=r"made by PostgreSQL 16 and this dtx brings PostgreSQL 18"):
         server.start()
+    version.write_text("18\n")
 
 
 def test_a_missing_wheel_is_said_with_what_to_install(
@@ -248,8 +264,6 @@ def test_a_missing_wheel_is_said_with_what_to_install(
 
 
 def test_a_refused_start_says_what_postgresql_said(server: EmbeddedPostgres, data_dir: Path) -> None:
-    server.start()
-    server.stop()
     (data_dir / "postgres" / "postgresql.auto.conf").write_text("shared_buffers = 'much'\n")
     with pytest.raises(EmbeddedPostgresError, match=r"did not start: .*postgresql\.auto\.conf"):
         server.start()
@@ -264,10 +278,11 @@ def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
     )
 
 
-def test_a_long_path_gets_its_socket_elsewhere(data_dir: Path) -> None:
-    deep = data_dir / ("d" * 60) / ("e" * 60)
-    for directory in (data_dir, deep.parent):
+def test_a_long_path_gets_its_socket_elsewhere(new_dir: Path, data_dir: Path) -> None:
+    deep = new_dir / ("d" * 60) / ("e" * 60)
+    for directory in (new_dir, deep.parent):
         directory.mkdir(mode=0o711)
+    place(data_dir, deep)
     with EmbeddedPostgres(deep) as server:
         url = connection_url(deep)
         assert one(url, "SELECT 1") == 1
@@ -277,10 +292,11 @@ def test_a_long_path_gets_its_socket_elsewhere(data_dir: Path) -> None:
     assert not sockets.exists()
 
 
-def test_a_socket_directory_left_by_a_killed_dtx_is_removed(data_dir: Path) -> None:
-    deep = data_dir / ("d" * 60) / ("e" * 60)
-    for directory in (data_dir, deep.parent):
+def test_a_socket_directory_left_by_a_killed_dtx_is_removed(new_dir: Path, data_dir: Path) -> None:
+    deep = new_dir / ("d" * 60) / ("e" * 60)
+    for directory in (new_dir, deep.parent):
         directory.mkdir(mode=0o711)
+    place(data_dir, deep)
     holder = Holder(deep)
     sockets = Path(json.loads((deep / "embedded.json").read_text())["sockets"])
     holder.kill9()
@@ -297,9 +313,10 @@ def test_a_file_system_without_sockets_gets_them_elsewhere(data_dir: Path, monke
         assert one(connection_url(data_dir), "SELECT 1") == 1
 
 
-def test_who_is_not_running_cannot_be_asked(server: EmbeddedPostgres, data_dir: Path) -> None:
-    with pytest.raises(EmbeddedPostgresError, match="no dtx with an embedded PostgreSQL is running"):
-        connection_url(data_dir)
+def test_who_is_not_running_cannot_be_asked(server: EmbeddedPostgres, data_dir: Path, new_dir: Path) -> None:
+    for directory in (new_dir, data_dir):
+        with pytest.raises(EmbeddedPostgresError, match="no dtx with an embedded PostgreSQL is running"):
+            connection_url(directory)
     url = server.start()
     assert connection_url(data_dir) == url
     (data_dir / "embedded.json").unlink()
@@ -322,39 +339,39 @@ def test_the_thread_that_starts_it_may_end(server: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_the_server_runs_as_somebody_else(server: EmbeddedPostgres, data_dir: Path) -> None:
-    server.start()
-    assert server.pid is not None
-    owner = Path(f"/proc/{server.pid}").stat().st_uid
-    assert owner != 0
-    assert (data_dir / "postgres").stat().st_uid == owner
-    status = Path(f"/proc/{server.pid}/status").read_text()
-    groups = next(line for line in status.splitlines() if line.startswith("Groups:"))
-    assert groups.split()[1:] == []
+def test_as_root_the_server_runs_as_somebody_else(new_dir: Path) -> None:
+    with EmbeddedPostgres(new_dir) as server:
+        assert server.pid is not None
+        owner = Path(f"/proc/{server.pid}").stat().st_uid
+        assert owner != 0
+        assert (new_dir / "postgres").stat().st_uid == owner
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        groups = next(line for line in status.splitlines() if line.startswith("Groups:"))
+        assert groups.split()[1:] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_a_directory_that_is_closed_to_others_is_refused_in_one_sentence(data_dir: Path) -> None:
-    data_dir.mkdir(mode=0o700)
+def test_as_root_a_directory_that_is_closed_to_others_is_refused_in_one_sentence(new_dir: Path) -> None:
+    new_dir.mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError, match=r"refuses to run as root and the user .* cannot enter"):
-        EmbeddedPostgres(data_dir / "below").start()
+        EmbeddedPostgres(new_dir / "below").start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(data_dir: Path) -> None:
-    (data_dir / "postgres").mkdir(parents=True)
+def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(new_dir: Path) -> None:
+    (new_dir / "postgres").mkdir(parents=True)
     with pytest.raises(EmbeddedPostgresError, match=r"belongs to root, and PostgreSQL refuses .* by chown -R \w+ /"):
-        EmbeddedPostgres(data_dir).start()
+        EmbeddedPostgres(new_dir).start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
-def test_as_root_programs_out_of_reach_are_copied(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_root_programs_out_of_reach_are_copied(new_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_cluster.Account, "reaches", lambda _, path: path.name != "bin")
-    with EmbeddedPostgres(data_dir) as server:
+    with EmbeddedPostgres(new_dir) as server:
         program = str(Path(f"/proc/{server.pid}/exe").readlink())
-        assert program.startswith(str(data_dir / "programs"))
-    with EmbeddedPostgres(data_dir):
-        assert len(list((data_dir / "programs").iterdir())) == 1
+        assert program.startswith(str(new_dir / "programs"))
+    with EmbeddedPostgres(new_dir):
+        assert len(list((new_dir / "programs").iterdir())) == 1
 
 
 def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
