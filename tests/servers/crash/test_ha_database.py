@@ -14,10 +14,17 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server that only these tests need; each leaves it running."""
+    with PostgresServer("own") as server:
+        yield server
+
+
 @pytest.fixture
-def pair(own_postgres: PostgresServer, pair_with: Callable[..., Pair]) -> Pair:
-    """An active dtx and a standby on a server that nobody else needs, and that outlives them."""
-    return pair_with(server=own_postgres)
+def pair(server: PostgresServer, pair_with: Callable[..., Pair]) -> Pair:
+    """An active dtx and a standby on that server."""
+    return pair_with(server=server)
 
 
 @contextlib.contextmanager
@@ -92,25 +99,23 @@ def test_a_writer_that_hangs_in_a_transaction_loses_nothing(pair: Pair) -> None:
         go_on(pair, crowd)
 
 
-def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(
-    pair: Pair, own_postgres: PostgresServer
-) -> None:
+def test_a_server_that_stands_still_longer_than_the_lease_loses_nothing(pair: Pair, server: PostgresServer) -> None:
     """One of the two goes on: the active one may renew late what nobody took."""
     with Crowd(pair) as crowd:
         crowd.wait_for(20)
-        own_postgres.pause()
+        server.pause()
         try:
             waiting = b"the lease could not be renewed"
             pair.scene.wait_for(lambda: waiting in pair.active.log_path.read_bytes(), "a renewal that failed")
         finally:
-            own_postgres.resume()
+            server.resume()
         go_on(pair, crowd)
 
 
-def test_a_server_that_is_killed_loses_nothing(pair: Pair, own_postgres: PostgresServer) -> None:
+def test_a_server_that_is_killed_loses_nothing(pair: Pair, server: PostgresServer) -> None:
     with Crowd(pair) as crowd:
         for _ in range(2):
             complete(pair, crowd, 15)  # a server that is slow to come back may have cost the lease
-            own_postgres.kill9()
-            own_postgres.wait_ready()
+            server.kill9()
+            server.wait_ready()
         go_on(pair, crowd)
