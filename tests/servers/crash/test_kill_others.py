@@ -44,32 +44,43 @@ def test_a_prepared_branch_outlives_kill_9_of_postgresql(stage: Stage, commit: b
     assert stage.service.running
 
 
-def test_a_prepared_branch_is_rolled_back_after_kill_9_of_rabbitmq(stage: Stage) -> None:
-    xid = a_prepared_branch(stage)
-    stage.node.kill9()
-    assert stage.states() == {xid: "prepared"}
-    stage.node.start()
-    assert insist(stage, xid, commit=False) in (XaFlag.OK, None)
-    assert stage.bodies("out") == []
-    back = stage.bodies("in")
-    # "RabbitMQ itself may redeliver what a classic queue had acked moments before its death"
-    assert back in ([b"two", b"one"], [b"one", b"two", b"one"])
+def test_branches_of_all_states_outlive_kill_9_of_rabbitmq(stage: Stage) -> None:
+    """Design: "broker away: commits wait and resume"; and the connection that coordinates outlives the broker.
 
-
-def test_a_commit_waits_for_a_broker_that_was_killed(stage: Stage) -> None:
-    """Design: "broker away: commits wait and resume"; and the connection that coordinates outlives the broker."""
-    xid = a_prepared_branch(stage)
-    with stage.connected() as connection, Coordinator(connection) as coordinator:
-        assert list(coordinator.recover()) == [xid]
+    Before the vote: "upstream trouble: rollback-only". What was only published is not the broker's yet.
+    """
+    queues = [stage.declare(f"{name}-{way}") for name in ("rolled", "waiting", "idle") for way in ("in", "out")]
+    rolled_in, rolled_out, waiting_in, waiting_out, idle_in, idle_out = queues
+    stage.fill(rolled_in, b"one", b"two")
+    stage.fill(waiting_in, b"one", b"two")
+    stage.fill(idle_in, b"one")
+    with stage.connected() as connection, stage.connected() as other, Coordinator(other) as coordinator:
+        rolled, rolled_xid = work(connection.channel(), publish={rolled_out: [b"a"]}, consume={rolled_in: 1})
+        waiting, waiting_xid = work(connection.channel(), publish={waiting_out: [b"a"]}, consume={waiting_in: 1})
+        assert rolled.prepare(rolled_xid) is waiting.prepare(waiting_xid) is XaFlag.OK
+        _, consuming = work(connection.channel(), publish={idle_out: [b"a"]}, consume={idle_in: 1})
+        _, publishing = work(connection.channel(), publish={idle_out: [b"b"]})
+        assert set(coordinator.recover()) == {rolled_xid, waiting_xid}
         stage.node.kill9()
-        answer = stage.background(lambda: coordinator.commit(xid))
-        stage.wait_for_state(xid, "committing")
-        (line,) = stage.in_doubt()
-        assert line["state"] == "committing"
+        assert stage.states() == {rolled_xid: "prepared", waiting_xid: "prepared"}
+        answer = stage.background(lambda: coordinator.commit(waiting_xid))
+        stage.wait_for_state(waiting_xid, "committing")
+        assert {line["xid"]: line["state"] for line in stage.in_doubt()}[str(waiting_xid)] == "committing"
         stage.node.start()
         assert answer.result(30) is XaFlag.OK
-    assert stage.bodies("out") == [b"a"]
-    assert stage.bodies("in")[-1] == b"two"
+    assert insist(stage, rolled_xid, commit=False) in (XaFlag.OK, None)
+    with stage.coordinator() as coordinator:
+        with pytest.raises(XAException, match="XA_RBROLLBACK"):
+            coordinator.prepare(consuming)
+        assert coordinator.prepare(publishing) is XaFlag.OK
+        assert coordinator.commit(publishing) is XaFlag.OK
+    assert stage.bodies(waiting_out) == [b"a"]
+    assert stage.bodies(waiting_in)[-1] == b"two"
+    assert stage.bodies(rolled_out) == []
+    # "RabbitMQ itself may redeliver what a classic queue had acked moments before its death"
+    assert stage.bodies(rolled_in) in ([b"two", b"one"], [b"one", b"two", b"one"])
+    assert [(body, again) for body, _, again in stage.take(idle_in)] == [(b"one", True)]
+    assert stage.bodies(idle_out) == [b"b"]
 
 
 def test_rabbitmq_dies_behind_units_that_it_has_applied(stage: Stage) -> None:
@@ -89,24 +100,6 @@ def test_rabbitmq_dies_behind_units_that_it_has_applied(stage: Stage) -> None:
     assert [body for body, _, _ in taken] == [b"a"] * len(taken)
     assert 1 <= len(taken) <= 2
     assert len(set(ids(taken))) == 1
-
-
-def test_idle_branches_that_consumed_are_rolled_back_when_rabbitmq_dies(stage: Stage) -> None:
-    """Before the vote: "upstream trouble: rollback-only". What was only published is not the broker's yet."""
-    stage.declare("in")
-    stage.declare("out")
-    stage.fill("in", b"one")
-    with stage.connected() as connection:
-        _, consuming = work(connection.channel(), publish={"out": [b"a"]}, consume={"in": 1})
-        _, publishing = work(connection.channel(), publish={"out": [b"b"]})
-        stage.node.restart()
-    with stage.coordinator() as coordinator:
-        with pytest.raises(XAException, match="XA_RBROLLBACK"):
-            coordinator.prepare(consuming)
-        assert coordinator.prepare(publishing) is XaFlag.OK
-        assert coordinator.commit(publishing) is XaFlag.OK
-    assert [(body, again) for body, _, again in stage.take("in")] == [(b"one", True)]
-    assert stage.bodies("out") == [b"b"]
 
 
 def test_a_branch_that_only_published_is_prepared_while_the_broker_stands_still(stage: Stage) -> None:
