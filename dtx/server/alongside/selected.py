@@ -376,6 +376,7 @@ class SelectedChannel(Channel):
             check_settle(delivery)
         if not work.fits(0, len(deliveries)) and entry.branch.state is State.ACTIVE:
             self._overflow(entry, work.excess(0, len(deliveries)))
+        self._taking.drop_contents(deliveries)
         self._taking.hold(deliveries, entry)
         for delivery in deliveries:
             work.add_outcome(partial(self._rejected, delivery, settle.requeue))

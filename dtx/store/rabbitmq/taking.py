@@ -299,6 +299,12 @@ class TakingChannel:
         for delivery in deliveries:
             self._held[delivery.tag] = _Held(self._open.pop(delivery.tag), branch, released)
 
+    def drop_contents(self, deliveries: Sequence[Delivery]) -> None:
+        """Keep the contents of *deliveries* no longer: whatever becomes of these, nobody publishes them again."""
+        for delivery in deliveries:
+            self._free(delivery)
+            delivery.body, delivery.size = None, 0
+
     def unhold(self, delivery: Delivery) -> bool:
         """The other end of :meth:`hold`: it is unsettled again, and nothing is sent.
 
@@ -326,7 +332,11 @@ class TakingChannel:
 
     def _forget(self, delivery: Delivery) -> None:
         known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
-        if known and delivery.body is not None:
+        if known:
+            self._free(delivery)
+
+    def _free(self, delivery: Delivery) -> None:
+        if delivery.body is not None:
             self._kept -= delivery.size
             self._budget.charge(-delivery.size)
 

@@ -221,6 +221,22 @@ def test_a_reject_is_lost_with_its_channel_and_no_message_is(
 
 
 @only_alongside
+def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
+    """Nobody needs them any more; together they are more than --max-kept-bytes, which is 256 KiB."""
+    with broker.channel() as channel:
+        channel.confirm_delivery()
+        for number in range(5):
+            channel.basic_publish("", queue, bytes((number,)) * 100_000)
+    raw.ask(1, Start(xid=xid))
+    for _ in range(4):
+        raw.send(1, requests.reject(raw.get(1, queue) or 0, requeue=False))
+    raw.consume_one(1, queue)
+    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    wait_until(lambda: broker.count(queue) == 5, what="all of them")
+
+
+@only_alongside
 def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """They count as messages of it, of which there are 20."""
     with broker.channel() as channel:
