@@ -317,7 +317,7 @@ class Settings(BaseSettings):
         "delivered.",
     )
 
-    disk_free_limit: Size = _setting(
+    disk_free_bytes: Size = _setting(
         128 * MIB,
         _Group.LIMITS,
         "Free space on the disk of data_dir below which clients that publish wait (connection.blocked), /readyz says "

@@ -70,7 +70,10 @@ class DiskAlarm:
         if not low:
             waiting, self._waiting = self._waiting, {}
             for go_on in waiting:
-                go_on()
+                try:
+                    go_on()
+                except Exception:  # noqa: BLE001 - logged; the others wait for room, too, and for nothing else
+                    _log.exception("a client could not go on")
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call *go_on* when there is room again; the alarm is raised."""

@@ -257,7 +257,7 @@ def _limits(settings: Settings) -> Limits:
         coordinators=frozenset(settings.coordinator),
         quotas=settings.quota,
         disk=settings.data_dir if settings.database is None else None,
-        disk_free=settings.disk_free_limit,
+        disk_free=settings.disk_free_bytes,
     )
 
 

@@ -132,7 +132,7 @@ class Metrics:
         )
         self.disk_free_limit: Final = Gauge(
             "dtx_disk_free_limit_bytes",
-            "Below it the alarm is raised (--disk-free-limit); 0 with --database.",
+            "Below it the alarm is raised (--disk-free-bytes); 0 with --database.",
             registry=registry,
         )
         self._usage: Final = _Usage()

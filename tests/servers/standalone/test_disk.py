@@ -45,7 +45,7 @@ def readiness(service: DtxService) -> tuple[int, str]:
 @pytest.fixture
 def full() -> Iterator[DtxService]:
     """A dtx of its own, with a PostgreSQL of its own whose disk has too little room."""
-    with DtxService(options=(*ADMIN, "--disk-free-limit", "1000000GiB")) as service:
+    with DtxService(options=(*ADMIN, "--disk-free-bytes", "1000000GiB")) as service:
         wait_until(lambda: readiness(service)[0] == HTTPStatus.SERVICE_UNAVAILABLE, what="the alarm")
         yield service
 

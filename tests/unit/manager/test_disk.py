@@ -14,7 +14,11 @@ def test_who_publishes_waits_until_there_is_room() -> None:
         raised.append(alarm.raised)
     assert raised == [False, True]
     one, gone = lambda: went_on.append("one"), lambda: went_on.append("gone")
-    for go_on in (one, one, gone):
+
+    def breaks() -> None:
+        raise RuntimeError("a mistake of ours")
+
+    for go_on in (breaks, one, one, gone):
         alarm.wait(go_on)
     alarm.leave(gone)
     alarm.judge()
