@@ -7,7 +7,6 @@ from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
 from dtx.wire.amqp09 import keys, properties, requests
-from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import ReplyCode, XaError
 
 
@@ -21,7 +20,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         what: needs it, for people.
 
     Returns:
-        A channel in tx mode, which holds the lock as long as it is there.
+        A channel in tx mode.
 
     Raises:
         XaError: 403 without the permissions that receipts need, or when the client is somebody else.
@@ -29,13 +28,14 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
     """
     receipts = store.lane(who.vhost).receipts
     lock = store.settings.identity.new_lock()
-    side = await OwnChannel(upstream).open()
+    keeper, side = await OwnChannel(upstream).open(), await OwnChannel(upstream).open()
     failpoint.at(Point.LOCK_BEFORE)
     try:
-        await side.call(identity.declare_lock(lock), keys.QUEUE_DECLARE_OK)
+        # A lock goes with the last channel that holds it: this one does nothing else, so it ends with the connection.
+        await keeper.call(identity.declare_lock(lock), keys.QUEUE_DECLARE_OK)
+        await keeper.send_raw(identity.hold_lock(keeper.number, lock), keys.BASIC_CONSUME_OK)
         failpoint.at(Point.LOCK_AFTER)
-        held = identity.hold_lock(side.number, lock) + method_frame(side.number, requests.TX_SELECT)
-        await side.send_raw(held, keys.TX_SELECT_OK)
+        await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
         # The user-id makes the broker say whether the login's name is really who it let in.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)

@@ -18,9 +18,9 @@ _ANSWERS = {
 def _servable(upstream: int) -> int:
     """How many channels a client can have of a connection to the broker with *upstream* channels.
 
-    A selected channel needs two there, and the first one of a connection one more.
+    A selected channel needs two there, and the first one of a connection two more.
     """
-    return max(1, (upstream - 1) // 2)
+    return max(1, (upstream - 2) // 2)
 
 
 def _too_much(what: str, wanted: int, offered: int) -> WireError:

@@ -97,14 +97,14 @@ def receipt_queues(stem: str) -> tuple[bytes, ...]:
     return tuple(f"dtx.receipts.{stem}.{generation}".encode() for generation in range(GENERATIONS))
 
 
-def declare_lock(lock: str, *, no_wait: bool = False) -> bytes:
+def declare_lock(lock: str) -> bytes:
     """queue.declare of a lock: it lives as long as a channel consumes from it.
 
     A queue that is exclusive to the connection would not do: it goes with the connection, while a channel may still
     be in the midst of tx.commit, or have one before it in its mailbox.
     """
     arguments = CLASSIC + tables.entry(b"x-expires", b"I", _LOCK_UNUSED.to_bytes(4, "big"))
-    return requests.queue_declare(lock.encode(), durable=True, auto_delete=True, no_wait=no_wait, arguments=arguments)
+    return requests.queue_declare(lock.encode(), durable=True, auto_delete=True, arguments=arguments)
 
 
 def hold_lock(channel: int, lock: str) -> bytes:

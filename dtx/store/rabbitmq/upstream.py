@@ -263,7 +263,7 @@ class Upstream(asyncio.BaseProtocol):
         raise XaError(
             ReplyCode.RESOURCE_ERROR,
             f"all {self.channel_max} channels of the connection to the broker are in use or promised to its client "
-            "(a selected channel needs two, and a connection that selects one more)",
+            "(a selected channel needs two, and a connection that selects two more)",
         )
 
     def free(self, number: int) -> None:

@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from typing import Final
 
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import declare_lock, hold_lock
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.content import IMMEDIATE, Close, Publish
@@ -94,13 +93,10 @@ class Validator:
 
     def _refused(self, close: Close) -> None:
         """The channel is closed by the first publish that waits; the others are asked again on a new one."""
-        number, lock = self._number, self._upstream.lock
-        frames = [method_frame(number, payload) for payload in (requests.CHANNEL_CLOSE_OK, requests.CHANNEL_OPEN)]
-        if lock:  # the first channel that held it, and the one that is there longest
-            frames += method_frame(number, declare_lock(lock, no_wait=True)), hold_lock(number, lock)
-        frames.append(method_frame(number, requests.TX_SELECT))
+        number = self._number
+        opening = (requests.CHANNEL_CLOSE_OK, requests.CHANNEL_OPEN, requests.TX_SELECT)
         self._opening = True
-        self._upstream.write(b"".join(frames))
+        self._upstream.write(b"".join(method_frame(number, payload) for payload in opening))
         if self._waiting:
             _, _, judgement = self._waiting.popleft()
             _settle(judgement, close)

@@ -9,6 +9,7 @@ from dtx.server.alongside.channel import Channel
 from dtx.server.alongside.selected import SelectedChannel
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
+from dtx.store.work import Budget
 from dtx.wire.amqp09 import answers, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
@@ -37,7 +38,7 @@ class Rig:
         upstream: Any = SimpleNamespace(handlers={}, is_lost=False, lock="", write=nothing, exclusive=ExclusiveQueues())
         upstream.free = lambda number: upstream.handlers.pop(number, None)
         self.upstream = upstream
-        manager = SimpleNamespace(budget=SimpleNamespace(used=0), channel_lost=nothing)
+        manager = SimpleNamespace(budget=Budget(1000), channel_lost=nothing)
         self.session: Any = SimpleNamespace(
             upstream=upstream,
             manager=manager,

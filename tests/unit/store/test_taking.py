@@ -9,6 +9,7 @@ import pytest
 from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
+from dtx.store.work import Budget
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
@@ -17,10 +18,9 @@ from dtx.xa.codes import ReplyCode, XaError
 
 
 class Upstream:
-    """A connection that keeps what was written to it; it has memory for all."""
+    """A connection that keeps what was written to it."""
 
     lock = ""
-    used = 0
 
     def __init__(self) -> None:
         self.handlers: dict[int, Any] = {}
@@ -31,9 +31,6 @@ class Upstream:
         """Methods, without their frames."""
         buffer, frames = FrameSplitter(0).feed(bytes(data))
         self.written += [buffer[start + 7 : end - 1] for _, _, start, end in frames]
-
-    def has_room(self, octets: int) -> bool:
-        return True
 
 
 def delivery(consumer: bytes, tag: int) -> list[tuple[int, bytes]]:
@@ -48,7 +45,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
 ) -> None:
     """The broker closes a channel on which something is refused that it has forgotten; a branch holds others there."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1000, upstream, b"other", upstream)
+    taking = TakingChannel(upstream, 1, 1000, Budget(1000), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(*frames: tuple[int, bytes]) -> None:
@@ -73,7 +70,7 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
 def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_later() -> None:
     """A client need not wait for declare-ok: what is put back must not go to the queue before that."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1000, upstream, b"before", upstream)
+    taking = TakingChannel(upstream, 1, 1000, Budget(1000), b"before", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
 
     def say(key: int, payload: bytes) -> None:
@@ -121,7 +118,7 @@ DEEP = reduce(lambda inner, _: entry(b"k", b"F", inner), range(MAX_DEPTH + 2), b
 def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> None:
     """Brokers pass such properties on."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 10_000, upstream, b"q", upstream)
+    taking = TakingChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(keys.BASIC_GET, requests.get(b"q"))
     method = keys.BASIC_GET_OK.to_bytes(4, "big") + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)

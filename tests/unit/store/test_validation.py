@@ -6,7 +6,6 @@ from typing import Any, cast
 import pytest
 
 from dtx.store.rabbitmq import validation
-from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.wire.amqp09 import keys, properties, requests
 from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Close, Publish
@@ -30,11 +29,8 @@ class Broker:
     def __init__(self) -> None:
         self.handlers: dict[int, Any] = {}
         self.asked = 0
-        self.lock = "dtx.lock.t"
-        self.written = b""
 
     def write(self, data: bytes) -> None:
-        self.written += data
         self.asked += data.count(method_frame(CHANNEL, requests.TX_ROLLBACK))
 
     def _say(self, payload: bytes) -> None:
@@ -211,9 +207,3 @@ async def test_a_lost_connection_leaves_no_judgement_waiting(validator: Validato
     assert judgement is not None
     validator.lost("the test says so")
     assert judgement.cancelled()
-
-
-async def test_a_channel_that_is_opened_again_holds_the_lock_again(validator: Validator, broker: Broker) -> None:
-    validator.judge(PUBLISH, PLAIN)
-    broker.refuse()
-    assert broker.written.endswith(hold_lock(CHANNEL, broker.lock) + method_frame(CHANNEL, requests.TX_SELECT))

@@ -163,7 +163,8 @@ class BrokerNodes:
     async def _lock_up(self) -> None:
         await self.lane.ready(_LANE_PATIENCE)
         try:
-            await declare_lock(self.upstream, self.store, self.home.who, "a transaction")  # its channel holds the lock
+            side = await declare_lock(self.upstream, self.store, self.home.who, "a transaction")
+            await side.close()
         except UpstreamLost as error:
             raise broker_gone(error) from error
 
