@@ -160,7 +160,6 @@ class Manager:
             self._end(mine, fail=False, suspend=True)
             mine.suspended = True
             return XA_NOMIGRATE if migrate else XA_OK
-        messages.give_back(mine)
         self._end(mine, fail=fail, suspend=False)
         return XA_OK
 
@@ -174,6 +173,7 @@ class Manager:
             self._leave(mine)
 
     def _leave(self, mine: Association) -> None:
+        messages.give_back(mine)  # behind the end: within a branch it would wait until that is decided
         self._associations.pop(mine.xid)
         self._give_back(mine.resource)
 

@@ -183,7 +183,7 @@ def settle(mine: Association, tag: int, *, ack: bool, requeue: bool) -> None:
 
 
 def give_back(mine: Association) -> None:
-    """What was taken and not acknowledged is for others; raises nothing: the end that follows tells what is wrong."""
+    """What was taken and not acknowledged is for others, now that the branch has ended; raises nothing."""
     for tag in sorted(mine.unsettled):
         with suppress(XAException):
             settle(mine, tag, ack=False, requeue=True)

@@ -134,7 +134,7 @@ def test_what_was_not_acknowledged_is_there_for_others(
     driver("a", "start", xid, RM, NO_FLAGS)
     tags = [driver("a", "get", queue, 9).split()[0] for _ in range(3)]
     driver("a", "ack", tags[0])
-    driver("a", "reject", tags[1], 0)  # dropped, whatever becomes of the branch
+    driver("a", "reject", tags[1], 0)  # dropped by the commit
     assert driver.code("a", "reject", tags[1], 0) == XAER_INVAL
     driver("a", "end", xid, RM, SUSPEND)
     assert driver.code("a", "ack", tags[2]) == XAER_PROTO
