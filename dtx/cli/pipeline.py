@@ -39,7 +39,22 @@ Exit codes:
 """
 
 
-@click.group(epilog=_FIRST + _EPILOG)
+class _Pipeline(click.Group):
+    """Says what to install where a library is missing: they are imported when a command needs them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("dtx"):
+                raise
+            raise CommandError(
+                Exit.FAILED, f"the pipeline needs {error.name.partition('.')[0]}: pip install 'dtx[pipeline]'"
+            ) from error
+
+
+@click.group(cls=_Pipeline, epilog=_FIRST + _EPILOG)
 def pipeline() -> None:
     """Did every distributed transaction end the same way everywhere? Which did not, what is stuck, and whose is it?
 

@@ -1,5 +1,7 @@
 """The command line of the pipeline: what it teaches, and what it refuses before any Spark starts."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -158,3 +160,26 @@ def test_what_is_no_lake_is_said_in_one_sentence(here: Path) -> None:
     (here / "pipeline.toml").write_text('lake = "nothing"\nresults = "results"\n')
     code, said = call("retain", "--keep", "1d", "--yes")
     assert (code, said.endswith("is no lake: dtx pipeline archive makes one")) == (Exit.FAILED, True)
+
+
+_WITHOUT = """
+import sys
+for name in ("adbc_driver_manager", "deltalake", "grpc", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"):
+    sys.modules[name] = None
+from dtx.cli import run
+sys.exit(run(["pipeline", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run",), ("archive",), ("reconcile",), ("report",), ("compact",), ("retain", "--keep", "1d"), ("generate", "x")],
+    ids=lambda words: words[0],
+)
+def test_without_the_extra_each_command_says_what_to_install(here: Path, words: tuple[str, ...]) -> None:
+    (here / "pipeline.toml").write_text('lake = "lake"\nresults = "results"\n')
+    command = [sys.executable, "-c", _WITHOUT, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == Exit.FAILED
+    assert done.stderr.startswith("dtx: the pipeline needs ")
+    assert "pip install 'dtx[pipeline]'" in done.stderr
