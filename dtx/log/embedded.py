@@ -189,7 +189,9 @@ class EmbeddedPostgres:
         command = [str(programs.directory / "postgres"), "-D", str(self._cluster)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        with (self.data_dir / "postgres.log").open("wb") as output:
+        early = os.open(self.data_dir / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(early, "wb") as output:
+            os.fchmod(early, 0o600)  # an older dtx made it for everybody to read
             process = launch(
                 command,
                 account=account,

@@ -130,6 +130,18 @@ def test_it_listens_on_a_private_socket_and_wants_the_password(server: EmbeddedP
     assert not sockets.exists()
 
 
+def test_only_its_owner_reads_what_the_programs_said(server: EmbeddedPostgres, data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    said = data_dir / "postgres.log"
+    said.touch(0o644)  # as an older dtx left it
+    server.start()
+    assert said.stat().st_mode & 0o777 == 0o600
+    server.stop()
+    said.unlink()
+    server.start()
+    assert said.stat().st_mode & 0o777 == 0o600
+
+
 def test_what_was_committed_is_there_after_a_stop(server: EmbeddedPostgres) -> None:
     fill(server.start())
     server.stop()
