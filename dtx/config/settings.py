@@ -456,6 +456,22 @@ class Settings(BaseSettings):
         """All settings as plain values for logs; passwords are replaced by ``***``."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
+    def unencrypted(self) -> dict[str, str]:
+        """By setting: which of the addresses that other machines reach have no TLS, and what to do about it."""
+        found = {}
+        clients = [str(address) for address in self.listen if not address.is_loopback]
+        if clients and self.tls_cert is None:
+            found["listen"] = (
+                f"passwords and messages are readable on the way to {', '.join(clients)}: give --tls-cert and --tls-key"
+            )
+        operators = [str(address) for address in self.admin_listen if not address.is_loopback]
+        if operators and not self.no_admin and self.admin_tls_cert is None and not self.admin_proxy:
+            found["admin_listen"] = (
+                f"passwords and tokens are readable on the way to {', '.join(operators)}: "
+                "give --admin-tls-cert and --admin-tls-key, or name the proxy with TLS as --admin-proxy"
+            )
+        return found
+
     @property
     def management_url(self) -> str | None:
         """The management API's base URL with credentials, or ``None`` without a broker."""

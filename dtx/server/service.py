@@ -58,6 +58,8 @@ async def serve(settings: Settings) -> int:
         BrokerUnusable, LogError, EmbeddedPostgresError, OSError: it cannot start; each says why in one sentence.
     """
     _raise_open_files(settings)
+    for name, sentence in settings.unencrypted().items():
+        _log.warning(sentence, setting=name)
     memory.give_back_large_blocks()
     stop = _Stop()
     async with AsyncExitStack() as stack:

@@ -269,3 +269,36 @@ def test_redacted_settings_hold_no_password_and_are_plain() -> None:
 )
 def test_passwords_are_taken_out_of_any_text(text: str, expected: str) -> None:
     assert redact(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, []),
+        ({"listen": "localhost:1,[::1]:2,127.0.0.2:3", "admin_listen": "[::1]:4"}, []),
+        ({"listen": "0.0.0.0:5673"}, ["listen"]),
+        ({"listen": "127.0.0.1:1,[::]:2", "admin_listen": "dtx.example:15673"}, ["listen", "admin_listen"]),
+        ({"listen": "0.0.0.0:5673", "tls_cert": "c", "tls_key": "k"}, []),
+        ({"admin_listen": "0.0.0.0:15673", "no_admin": True}, []),
+        ({"admin_listen": "0.0.0.0:15673", "admin_tls_cert": "c", "admin_tls_key": "k"}, []),
+        ({"admin_listen": "0.0.0.0:15673", "admin_proxy": "10.0.0.1"}, []),
+    ],
+)
+def test_addresses_that_others_reach_without_tls_are_named(given: dict[str, object], named: list[str]) -> None:
+    found = Settings.load(given).unencrypted()
+    assert list(found) == named
+    assert all("are readable on the way to " in sentence for sentence in found.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "trusted"),
+    [("10.0.0.1, fd00::/8", ("10.0.0.1/32", "fd00::/8")), (["127.0.0.0/8"], ("127.0.0.0/8",)), ("", ())],
+)
+def test_a_trusted_proxy_is_an_address_or_a_network(given: object, trusted: tuple[str, ...]) -> None:
+    assert Settings.load({"admin_proxy": given}).admin_proxy == trusted
+
+
+@pytest.mark.parametrize("given", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.0/33"])
+def test_other_words_for_a_proxy_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="admin-proxy"):
+        Settings.load({"admin_proxy": given})

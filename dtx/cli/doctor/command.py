@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from dtx.admin.shown.text import json_line, safe
-from dtx.cli.doctor.model import Check, Status, failed
+from dtx.cli.doctor.model import Check, Status, failed, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
 from dtx.cli.output import new_table, show_table
@@ -21,6 +21,11 @@ _EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not cou
     "listen",
     "tls_cert",
     "tls_key",
+    "admin_listen",
+    "no_admin",
+    "admin_tls_cert",
+    "admin_tls_key",
+    "admin_proxy",
     *BROKER_SETTINGS,
     *DATABASE_SETTINGS,
     "unsafe",
@@ -54,6 +59,8 @@ def run_checks(settings: Settings) -> Iterator[Check]:
     from dtx.cli.doctor.ha import check_ha
     from dtx.cli.doctor.standalone import check_left_behind, check_standalone
 
+    for name, sentence in settings.unencrypted().items():
+        yield warning(name, sentence)
     yield from _guarded("database", check_database, settings)
     yield from _guarded("ha", check_ha, settings)
     if settings.broker is not None:

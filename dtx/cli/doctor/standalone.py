@@ -1,7 +1,6 @@
 """Without a broker: who can log in from where, and whether the tables of messages are kept in shape."""
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Final
 
 from dtx.admin.shown.text import human_size, safe
@@ -29,12 +28,7 @@ def check_standalone(settings: Settings) -> Iterator[Check]:
         "no broker is given, so dtx is the broker and keeps the messages itself; in front of one, give "
         "--broker amqp://user:password@host/",
     )
-    remote = [str(address) for address in settings.listen if not _is_loopback(address.host)]
-    if remote and settings.tls_cert is None:
-        yield warning(
-            "listen",
-            f"passwords and messages are readable on the way to {', '.join(remote)}: give --tls-cert and --tls-key",
-        )
+    remote = [str(address) for address in settings.listen if not address.is_loopback]
     try:
         url = database_url(settings)
         users = AccountEditor(url, settings.rm).read()
@@ -73,13 +67,6 @@ def check_left_behind(settings: Settings) -> Iterator[Check]:
             f"{stored.queues} durable queues of a dtx without a broker are in the database; with --broker nobody gets "
             "their messages",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _users(found: Snapshot, remote: list[str], settings: Settings) -> Iterator[Check]:

@@ -198,6 +198,14 @@ def test_doctor_warns_of_listeners_that_others_reach(dtx: Command) -> None:
     assert dtx.findings("--listen", "localhost:5673", "--listen", "127.1.2.3:5674") == {}
 
 
+def test_doctor_warns_of_an_api_without_tls(dtx: Command) -> None:
+    remote = ("--admin-listen", "0.0.0.0:15673")
+    found = dtx.findings(*remote)
+    assert found.keys() == {"admin_listen"}
+    assert found["admin_listen"][0] == "warning"
+    assert dtx.findings(*remote, "--admin-proxy", "10.0.0.1") == dtx.findings(*remote, "--no-admin") == {}
+
+
 def test_doctor_looks_at_the_users(migrated_postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     dtx, editor = Command(migrated_postgres_url, capsys), AccountEditor(migrated_postgres_url, "dtx")
     editor.provision()

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from dtx.config import Settings
 from dtx.server import service
 
 
@@ -32,5 +33,19 @@ async def test_a_start_that_is_cut_short_says_by_what(
 
     monkeypatch.setattr(service, "_start", start)
     monkeypatch.setattr(service, "_raise_open_files", lambda _: None)
-    settings: Any = SimpleNamespace()
-    assert await service.serve(settings) == code
+    assert await service.serve(Settings()) == code
+
+
+async def test_a_start_warns_of_addresses_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(_settings: Any, _stack: Any, stop: Any) -> None:
+        stop.log_failed()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(service, "_start", start)
+    monkeypatch.setattr(service, "_raise_open_files", lambda _: None)
+    settings = Settings.load({"listen": "127.0.0.1:1,0.0.0.0:2", "admin_listen": "0.0.0.0:3"})
+    with capture_logs() as lines:
+        await service.serve(settings)
+    warned = {line["setting"]: line["event"] for line in lines if line["log_level"] == "warning"}
+    assert warned == settings.unencrypted()
+    assert warned.keys() == {"listen", "admin_listen"}
