@@ -103,8 +103,7 @@ int dtx_header(uint64_t delivery_tag, const char *name, char *buffer, size_t siz
 /* Acknowledge one message that this thread took in this branch. */
 int dtx_ack(uint64_t delivery_tag);
 
-/* Give one back when the branch has ended; requeue 0: where it commits, the queue drops the message or dead-letters it.
- * Alongside a broker that is done at once, whatever becomes of the branch. */
+/* Give one back when the branch has ended; requeue 0: the queue drops or dead-letters it where the branch commits. */
 int dtx_reject(uint64_t delivery_tag, int requeue);
 
 /* For threads that are associated with branches of several resource managers of dtx: which one these functions mean

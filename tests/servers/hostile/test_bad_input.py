@@ -12,9 +12,11 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, handshake, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
+from tests.servers.amqp10.raw import Raw
+from tests.servers.amqp10.test_connections import closed
 from tests.servers.hostile.conftest import StartService
 from tests.support.broker import Broker
 from tests.support.client import connected
@@ -244,6 +246,21 @@ def works(url: str) -> bool:
     except (pika.exceptions.AMQPError, OSError):
         return False
     return True
+
+
+def test_the_last_places_are_kept_for_coordinators(start_service: StartService) -> None:
+    """Of all protocols, a client that finds no place hears why."""
+    service = start_service("--max-connections", "1", "--coordinator", "somebody")
+    with connected(service.url()):
+        with Peer(service.url()) as peer:
+            peer.begin()
+            peer.say(0, peer.start_ok())
+            peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+            peer.say(0, peer.tune_ok(), handshake.encode_open(peer.vhost))
+            assert b"connection limit reached" in peer.wait(keys.CONNECTION_CLOSE).payload
+        with Raw(service) as raw:
+            assert closed(raw) == "amqp:resource-limit-exceeded"
+    wait_until(lambda: works(service.url()), what="the place of the client that has left")
 
 
 def idle_sockets(service: DtxService, count: int) -> list[socket.socket]:

@@ -15,7 +15,6 @@ from dtx.store.postgres import passwords
 from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.editing import AccountEditor, EditError
 from dtx.store.postgres.permissions import Patterns, Permission
-from dtx.store.postgres.turns import source_of
 from tests.support.postgres import PostgresServer
 
 RM = "rm"
@@ -176,20 +175,6 @@ async def test_a_password_that_is_changed_while_its_login_waits_does_not_count(
     may_go_on.set()
     with pytest.raises(LoginRefused):
         await login
-
-
-@pytest.mark.parametrize(
-    ("peer", "source"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
-        ("2001:db8:1:2::1", "2001:db8:1:2::"),
-        ("", ""),
-    ],
-)
-def test_attempts_are_counted_by_address_or_by_network(peer: str, source: str) -> None:
-    assert source_of(peer) == source
 
 
 async def test_a_thousand_reconnects_cost_few_questions_and_one_verification(

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from dtx.store.postgres.turns import Turns
+import pytest
+
+from dtx.store.postgres.turns import Turns, source_of
 
 
 class Crowd:
@@ -92,3 +94,17 @@ async def test_a_pause_ends() -> None:
 async def _take(turns: Turns, source: str, user: bytes) -> None:
     async with turns.turn(source, user):
         pass
+
+
+@pytest.mark.parametrize(
+    ("peer", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::"),
+        ("", ""),
+    ],
+)
+def test_attempts_are_counted_by_address_or_by_network(peer: str, source: str) -> None:
+    assert source_of(peer) == source
