@@ -11,8 +11,10 @@ from dtx.wire.amqp09.errors import syntax_error
 
 MAX_DEPTH: Final = 64
 """Tables and arrays within each other; deeper than any program needs, far from the interpreter's own limit."""
-MAX_ENTRIES: Final = 65_536
-"""Entries of one table: what a frame of 128 KiB can hold at all; bounds the memory that a walk takes."""
+MAX_ENTRIES: Final = 8_192
+"""Entries of one table, or values of an array; as many may be nested in it. A walk takes some 10 ms, in which all
+clients wait: one octet may be a value.
+"""
 MAX_SHORT: Final = 255
 """Octets of a short string: its length is one octet."""
 
@@ -24,7 +26,7 @@ _FIXED: Final = {
 }
 _STRING: Final = frozenset(b"Sx")
 _TABLE: Final = ord("F")
-_ARRAY: Final = ord("A")
+_NESTING: Final = frozenset(b"FA")
 
 
 class Entry(NamedTuple):
@@ -59,20 +61,23 @@ def _measure(data: bytes, position: int, end: int) -> tuple[int, int]:
     return position, stop
 
 
-def _skip(data: bytes, position: int, end: int, depth: int) -> int:
-    """Where the value after the type letter at *position* ends; checks what is nested in it."""
+def _skip(data: bytes, position: int, end: int, depth: int, left: list[int]) -> int:
+    """Where the value after the type letter at *position* ends; checks what is nested in it: *left* values at most."""
     kind = data[position]
     position, stop = _measure(data, position, end)
     if kind in _FIXED or kind in _STRING:
         return stop
-    if kind not in (_TABLE, _ARRAY):
+    if kind not in _NESTING:
         raise syntax_error(f"field table value of unknown type {kind:#04x}")
     if depth >= MAX_DEPTH:
         raise syntax_error(f"field table is nested deeper than {MAX_DEPTH}")
     while position < stop:
+        left[0] -= 1
+        if left[0] < 0:
+            raise syntax_error(f"field table has more than {MAX_ENTRIES} nested values")
         if kind == _TABLE:
             position = _skip_key(data, position, stop)
-        position = _skip(data, position, stop, depth + 1)
+        position = _skip(data, position, stop, depth + 1, left)
     return stop
 
 
@@ -91,14 +96,16 @@ def entries(data: bytes) -> list[Entry]:
         data: the table after its length.
 
     Raises:
-        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH` or longer than :data:`MAX_ENTRIES`.
+        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH`, longer than :data:`MAX_ENTRIES`, or
+            has more than that nested in it.
     """
     found: list[Entry] = []
     position, end = 0, len(data)
+    left = [MAX_ENTRIES]
     while position < end:
         start = position
         letter = _skip_key(data, position, end)
-        position = _skip(data, letter, end, 0)
+        position = _skip(data, letter, end, 0, left)
         value = letter + (1 if data[letter] in _FIXED else 5)
         found.append(
             Entry(data[start + 1 : letter], data[letter : letter + 1], data[value:position], data[start:position])
@@ -134,12 +141,14 @@ def items(data: bytes) -> list[Entry]:
         data: the array after its length.
 
     Raises:
-        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH` or longer than :data:`MAX_ENTRIES`.
+        WireError: 502 when it is malformed, nested deeper than :data:`MAX_DEPTH`, longer than :data:`MAX_ENTRIES`, or
+            has more than that nested in it.
     """
     found: list[Entry] = []
     letter, end = 0, len(data)
+    left = [MAX_ENTRIES]
     while letter < end:
-        position = _skip(data, letter, end, 0)
+        position = _skip(data, letter, end, 0, left)
         value = letter + (1 if data[letter] in _FIXED else 5)
         found.append(Entry(b"", data[letter : letter + 1], data[value:position], data[letter:position]))
         if len(found) > MAX_ENTRIES:

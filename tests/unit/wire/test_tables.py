@@ -137,3 +137,15 @@ def test_an_array_may_have_values_to_a_limit() -> None:
     assert len(tables.items(b"V" * tables.MAX_ENTRIES)) == tables.MAX_ENTRIES
     with pytest.raises(WireError, match=f"more than {tables.MAX_ENTRIES} values"):
         tables.items(b"V" * (tables.MAX_ENTRIES + 1))
+
+
+@pytest.mark.parametrize("kind", [b"A", b"F"])
+def test_what_is_nested_in_a_table_has_few_values(kind: bytes) -> None:
+    """All clients wait while they are looked at, however deep they are."""
+    one = b"\x00V" if kind == b"F" else b"V"
+    half = tables.entry(b"", kind, one * (tables.MAX_ENTRIES // 2))
+    assert len(tables.entries(half * 2)) == 2
+    assert len(tables.items(half[1:] * 2)) == 2
+    for find, more in ((tables.entries, half * 2), (tables.items, half[1:] * 2)):
+        with pytest.raises(WireError, match=f"more than {tables.MAX_ENTRIES} nested values"):
+            find(more + tables.entry(b"", kind, one)[find is tables.items :])
