@@ -15,11 +15,11 @@ from dtx.telemetry import get_logger
 
 _log = get_logger(part="memory")
 
-_YOUNG: Final = 20_000
+_YOUNG: Final = 10_000
 """Objects made before the youngest are looked at: a busy service makes 700, Python's default, every few branches."""
-_MIDDLE: Final = 5
-"""Looks at the youngest before one at what has survived them: a hundred thousand objects are 25 ms that all wait."""
-_OLD: Final = 200
+_MIDDLE: Final = 2
+"""Looks at the youngest before one at what has survived them: thirty thousand objects are 15 ms that all wait."""
+_OLD: Final = 700
 """Of those before one at everything, if that has grown by a fourth."""
 
 
