@@ -16,6 +16,7 @@ from dtx.manager.quotas import Resource
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.limits import MAX_UNSENT
 from dtx.server.standalone.outbox import Outbox
+from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -54,6 +55,8 @@ class ClientConnection(ABC):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
         self.outbox = Outbox(transport, self._wrote, self._resume)
+        self.slices = Slices(self._work_failed)
+        """What takes long of what the client asks for."""
         self._transport: ClientTransport | None = transport
         self._login: asyncio.Task[None] | None = None
         self._holding: set[object] = set()
@@ -132,6 +135,10 @@ class ClientConnection(ABC):
         """There is room for messages again."""
 
     # -- the end
+
+    @abstractmethod
+    def _work_failed(self, error: Exception) -> None:
+        """A mistake of ours in long work for the client: the connection cannot go on."""
 
     def _end(self) -> None:
         """Close the socket when all is sent."""

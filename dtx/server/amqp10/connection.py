@@ -7,8 +7,7 @@ Events of one read are handled in one pass; what they bring goes on together, as
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -24,6 +23,7 @@ from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.limits import MAX_FRAME
+from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import (
@@ -210,9 +210,12 @@ class Connection(ClientConnection):
         self.flush()
 
     def _handle(self, events: Iterable[Event]) -> None:
+        until = time.monotonic() + SLICE_SECONDS
         for event in events:
             if self.stage is Stage.ENDED:
                 return
+            if self._late is None and time.monotonic() >= until:
+                self._wait_for(asyncio.sleep(0))
             if self._late is None:
                 self._on(event)
             elif isinstance(event, Delivered):
@@ -283,14 +286,19 @@ class Connection(ClientConnection):
                 session = self._engine.session(event.session)
                 link = None if session is None else session.link(event.link)
                 if link is not None and event.by_peer:
-                    link.detach()
+                    self._answer(link.detach)
             case Ended():
                 self._forget_session(event.session, by_client=event.by_peer)
                 session = self._engine.session(event.session)
                 if session is not None and event.by_peer:
-                    session.end()
+                    self._answer(session.end)
             case Closed():
                 self._on_closed(event)
+
+    def _answer(self, end: Callable[[], None]) -> None:
+        """Answer the end of a link or session when all that it had has returned."""
+        self.slices.then(end)
+        self.slices.then(self.soon)
 
     def _on_work(self, event: Delivered | Flowed | Disposed | Dropped | Missed | Writable) -> None:
         match event:
@@ -431,14 +439,18 @@ class Connection(ClientConnection):
             self.soon(self._resume)  # what waited on it has kept others from sending
 
     def _forget_session(self, session: int, *, by_client: bool) -> None:
-        self._forget_all([place for place in self._links if place[0] == session], by_client=by_client)
+        self._engine.effort += len(self._links)
+        for _ in self._forget_all([place for place in self._links if place[0] == session], by_client=by_client):
+            pass
 
-    def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> None:
-        """First the receivers: what transactions give back must not be delivered to them again. Each, if one raises."""
-        ordered = sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing))
-        with ExitStack() as every:
-            for place in reversed(ordered):
-                every.callback(self._forget, place, by_client=by_client)
+    def _forget_all(self, places: Iterable[tuple[int, int]], *, by_client: bool = False) -> Iterator[None]:
+        """First the receivers: what transactions give back must not be delivered to them again."""
+        for place in sorted(places, key=lambda place: not isinstance(self._links[place], Outgoing)):
+            try:
+                self._forget(place, by_client=by_client)
+            except Exception:  # noqa: BLE001 - logged; what the others have would belong to nobody
+                _log.exception("link failed", connection=self.id, place=place)
+            yield
 
     def _on_delivered(self, event: Delivered) -> None:
         shell = self._links.get((event.session, event.link))
@@ -522,6 +534,11 @@ class Connection(ClientConnection):
 
     # -- the end
 
+    def _work_failed(self, error: Exception) -> None:
+        _log.error("connection failed", connection=self.id, exc_info=error)
+        self._close(INTERNAL)
+        self.soon()
+
     def _on_closed(self, event: Closed) -> None:
         if event.error is not None:
             reason = f"{event.error.condition}: {event.error.description}"
@@ -563,12 +580,11 @@ class Connection(ClientConnection):
         self.stage = stage
         if not running:
             return
-        with ExitStack() as also_then:
-            also_then.callback(self.nodes.leave, then)
-            self._forget_all(self._links)
+        self.slices.run(self._forget_all(self._links))
+        self.slices.then(lambda: self.nodes.leave(then))
 
     def _gone(self) -> None:
         self._charge(0)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self.nodes.end(self._over)
+        self.slices.then(lambda: self.nodes.end(self._over))

@@ -15,6 +15,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.addresses import Address
 from dtx.server.amqp10.mapping import Content
 from dtx.server.front import ClientTransport
+from dtx.store.slices import Slices
 from dtx.store.work import Budget, Decided, HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import SaslCode
@@ -45,6 +46,7 @@ class Home(Protocol):
     manager: TransactionManager
     budget: Budget
     who: Who
+    slices: Slices
 
     def hold(self, reason: object) -> None:
         """Read no more from the client until *reason* is released."""

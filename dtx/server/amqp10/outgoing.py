@@ -4,7 +4,7 @@ A link may be told to acquire in a transaction: then each delivery names it, and
 of the delivery and of its outcome together (4.4.3, 4.4.4.3). Nothing is sent in one that can only be rolled back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 _MAX_BACKLOG: Final = 1 << 20
 """Octets that wait for the session windows of a client; its links get nothing more meanwhile."""
+
+
+_SETTLED_AT_ONCE: Final = 500
+"""Deliveries that are settled in one step, a millisecond or less."""
 
 
 class _InWork(NamedTuple):
@@ -194,11 +198,14 @@ class Outgoing:
 
     def discharged(self, work: "Work", *, committed: bool) -> None:
         """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
+        self._connection.slices.run(self._discharged(work, committed))
+
+    def _discharged(self, work: "Work", committed: bool) -> Iterator[None]:
         for number in [number for number, one in self._acquired.items() if one.work is work]:
-            del self._acquired[number]
-            if not committed:
+            if self._acquired.pop(number, None) is not None and not committed:
                 self.give_back(number, self.unsettled.pop(number))
-        self._return()
+            yield
+        yield from self._return_slowly()
 
     def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
         """A delivery was sent in a transaction that is rolled back: it has not been.
@@ -213,12 +220,21 @@ class Outgoing:
         self._returning.append((number, taken, settled))
 
     def _return(self) -> None:
+        self._connection.slices.run(self._return_slowly())
+
+    def _return_slowly(self) -> Iterator[None]:
         returning, self._returning = self._returning, []
         if not returning:
             return
-        has_part = [number for number, _, _ in returning if self.session.abort(number)]
+        has_part = False
+        for number, _, _ in returning:
+            has_part = self.session.abort(number) or has_part
+            yield
         self.node.requeue([taken for _, taken, _ in returning])
-        self.settle([number for number, _, settled in returning if not settled], RELEASED)
+        for start in range(0, len(returning), _SETTLED_AT_ONCE):
+            some = returning[start : start + _SETTLED_AT_ONCE]
+            self.settle([number for number, _, settled in some if not settled], RELEASED)
+            yield
         if has_part:
             # "MUST abort … before completing the discharge" (4.4.3), and there is no window to say so on the link
             reason = "the rest of a delivery was rolled back"
@@ -329,7 +345,6 @@ class Outgoing:
         """The link is gone: what is not settled returns to the queue. Idempotent."""
         if not self._open:
             return
-        self._return()
         self._open = False
         for retired in self.retired.values():
             retired.settled = True
@@ -338,7 +353,8 @@ class Outgoing:
         self.unsettled.clear()
         self._acquired.clear()
         self._acquires = None
-        self.node.close(taken)
+        returning, self._returning = self._returning, []
+        self.node.close([*taken, *(one for _, one, _ in returning)])
 
     def fail(self, error: AmqpError) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Receiver`."""

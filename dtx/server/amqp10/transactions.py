@@ -251,7 +251,8 @@ class Transactions:
         else:
             saying(DtxMethod.COMMIT_OK if asked.commit and failure is None else DtxMethod.ROLLBACK_OK)
         # A discharge with fail=true always succeeds (4.3).
-        self._say_late(self._coordination.discharged(asked, failure if asked.commit else None), control)
+        answer = self._coordination.discharged(asked, failure if asked.commit else None)
+        self._connection.slices.then(lambda: self._say_late(answer, control))
 
     # -- the end
 

@@ -4,6 +4,8 @@ Frames are handled as they come. A method that waits for something (the log, a m
 before it) occupies the channel; frames behind it wait, so that answers and effects keep their order.
 """
 
+import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +21,7 @@ from dtx.server.standalone.contexts import Context, Immediate, Local
 from dtx.server.standalone.declaring import Declaring
 from dtx.server.standalone.publishing import Publishing
 from dtx.server.standalone.transactions import Transactions
+from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import calls, declarations, errors, keys, replies, requests
@@ -190,9 +193,14 @@ class Channel:
     def _go_on(self) -> None:
         """Handle the frames that waited, until one occupies the channel again."""
         backlog = self._backlog
+        until = time.monotonic() + SLICE_SECONDS
         self._going_on = True
         try:
             while backlog and not self.is_busy:
+                if time.monotonic() >= until:
+                    self.occupy()
+                    asyncio.get_running_loop().call_soon(self.finish)
+                    break
                 key, frame = backlog.next()
                 self.frame(key, frame, 0, len(frame))
         except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
@@ -387,7 +395,7 @@ class Channel:
         self.connection.flush()
         self.let_go()
         self.phase = Phase.CLOSING
-        self.connection.writes.then(self._closed)
+        self.connection.slices.then(lambda: self.connection.writes.then(self._closed))
 
     def _closed(self) -> None:
         if self.phase is Phase.CLOSING:

@@ -7,10 +7,9 @@ is not read from until that has changed.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from dtx.log.api import LogError
 from dtx.manager import TransactionManager, Who
@@ -20,7 +19,7 @@ from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import Broker
 from dtx.server.standalone.channel import Channel
-from dtx.server.standalone.closing import close_queues, remove
+from dtx.server.standalone.closing import close_queues, remove, remove_own
 from dtx.server.standalone.direct import DirectReplies
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
@@ -30,6 +29,7 @@ from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.rabbitmq.pulse import Pulse
+from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import errors, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
@@ -43,6 +43,8 @@ _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
 _REFUSED_PAUSE: Final = 3.0
 """Seconds before a login that failed is cut off where the client cannot be told, as RabbitMQ has it."""
+_BEHIND: Final = "frames wait"
+"""Why nothing is read while frames that were read have not been looked at."""
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
 _CLOSE_OK: Final = method_frame(0, requests.CONNECTION_CLOSE_OK)
@@ -59,6 +61,14 @@ class Parts:
     metrics: Metrics
     limits: ConnectionLimits
     direct: DirectReplies = field(default_factory=DirectReplies)
+
+
+class _Rest(NamedTuple):
+    """Frames of one read, and what is behind them that is none."""
+
+    buffer: bytes
+    frames: Iterator[Frame]
+    failure: FrameError | None
 
 
 class Connection(ClientConnection):
@@ -85,6 +95,10 @@ class Connection(ClientConnection):
         self._opening = Opening(parts.limits)
         self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
         self._splitter = FrameSplitter(self._opening.max_frame)
+        self._rest: _Rest | None = None
+        """Frames that were read and not looked at."""
+        self._unread = b""
+        """What has come since."""
         self._greeted = False
         self._leaving = False
         """The client has said connection.close: nothing that it sends counts any more."""
@@ -220,23 +234,46 @@ class Connection(ClientConnection):
         self._greet()
         self._pulse.read = True
         self._hold_if_it_reads_nothing()
+        self._unread += data
+        if self._rest is None:
+            self._read()
+
+    def _read(self) -> None:
+        data, self._unread = self._unread, b""
         try:
             buffer, frames = self._splitter.feed(data)
         except FrameError as error:
-            self._handle(error.buffer, error.frames)
-            self.refuse(error)
+            self._handle(_Rest(error.buffer, iter(error.frames), error))
         else:
-            self._handle(buffer, frames)
+            self._handle(_Rest(buffer, iter(frames), None))
 
-    def _handle(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+    def _handle(self, rest: "_Rest") -> None:
+        """Look at frames, in several turns of the event loop where they are much work."""
+        self._rest = None
         try:
-            self._frames(buffer, frames)
+            if not self._frames(rest.buffer, rest.frames):
+                self._rest = rest
+            elif rest.failure is not None:
+                self.refuse(rest.failure)
         except WireError as error:
             self.refuse(error)
         except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
             _log.exception("connection failed", connection=self.id)
             self.refuse(error)
         self.flush()
+        if self._rest is not None:
+            self.hold(_BEHIND)
+            asyncio.get_running_loop().call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self.stage is Stage.ENDED:
+            return
+        if self._rest is not None:
+            self._handle(self._rest)
+        if self._rest is None and self._unread:
+            self._read()
+        if self._rest is None:
+            self.release(_BEHIND)
 
     def flush(self) -> None:
         """Frames were handled: what they brought goes to the log; a client that wants to leave may go."""
@@ -244,10 +281,13 @@ class Connection(ClientConnection):
             self.writes.flush()
             if self._leaving and not any(channel.waits for channel in self.channels.values()):
                 self._leave(Stage.LEAVING)
-                self.writes.then(self._confirm_close)
+                self.slices.then(lambda: self.writes.then(self._confirm_close))
 
-    def _frames(self, buffer: bytes, frames: Iterable[Frame]) -> None:
+    def _frames(self, buffer: bytes, frames: Iterator[Frame]) -> bool:
+        """Handle *frames* as far as a slice goes; whether that was all."""
         channels = self.channels
+        clock = time.monotonic
+        until = clock() + SLICE_SECONDS
         for key, number, start, end in frames:
             if self._leaving:
                 break
@@ -259,6 +299,9 @@ class Connection(ClientConnection):
                     self._on_no_channel(key, number)
             elif key != HEARTBEAT:
                 self._on_zero(key, buffer[start + 7 : end - 1])
+            if clock() >= until:
+                return False
+        return True
 
     def _on_no_channel(self, key: int, number: int) -> None:
         if self.stage is Stage.OPENING:
@@ -356,6 +399,10 @@ class Connection(ClientConnection):
 
     # -- the end
 
+    def _work_failed(self, error: Exception) -> None:
+        _log.error("connection failed", connection=self.id, exc_info=error)
+        self.refuse(error)
+
     def refuse(self, error: Exception, key: int = 0) -> None:
         """The connection cannot go on: connection.close.
 
@@ -382,19 +429,23 @@ class Connection(ClientConnection):
         if not running:
             return
         self.writes.flush()
-        with ExitStack() as every:  # also where one raises: what the others are associated with would belong to nobody
-            every.callback(lambda: self.remove(self.vhost.disconnected(self)))
-            for channel in reversed(self.channels.values()):
-                every.callback(self._let_go, channel)
-            self.channels.clear()
+        channels = list(self.channels.values())
+        self.channels.clear()
+        self.slices.run(self._let_go(channels))
+        self.slices.run(remove_own(self.broker, self.manager, self.vhost, self))
 
     def _discount_channel(self) -> None:
         self.metrics.channels.dec()
         self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
 
-    def _let_go(self, channel: Channel) -> None:
-        self._discount_channel()
-        channel.let_go()
+    def _let_go(self, channels: Sequence[Channel]) -> Iterator[None]:
+        for channel in channels:
+            self._discount_channel()
+            try:
+                channel.let_go()
+            except Exception:  # noqa: BLE001 - what the others are associated with would belong to nobody
+                _log.exception("channel failed", connection=self.id, channel=channel.number)
+            yield
 
     def _client_closes(self) -> None:
         self._leaving = True
@@ -413,7 +464,7 @@ class Connection(ClientConnection):
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
-        super()._gone()
+        self.slices.then(super()._gone)
 
     def now(self) -> float:
         """Seconds since the epoch, as the queues count."""

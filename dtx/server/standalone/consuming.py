@@ -2,17 +2,19 @@
 
 import asyncio
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Final
 
 from dtx.log.changes import StoredMessage
-from dtx.server.standalone.contexts import Settlement, give_back
+from dtx.server.standalone.contexts import Settlement
 from dtx.server.standalone.direct import REPLY_TO
 from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
 from dtx.server.standalone.tags import Unsettled
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.values import first_of_each, integer, kind_name, text
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
@@ -191,7 +193,7 @@ class Consuming:
         self.consumers.pop(consumer.tag, None)
         self._queues.pop(consumer, None)
         channel = self._channel
-        if channel.connection.tells_of_cancelled_consumers:
+        if channel.may_go_on() and channel.connection.tells_of_cancelled_consumers:
             channel.send(replies.cancelled(channel.number, consumer.tag))
 
     # -- direct replies
@@ -315,10 +317,18 @@ class Consuming:
         """basic.recover and recover-async: as RabbitMQ, messages always go back to their queues."""
         if not content.recover(payload):
             raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
-        give_back(self.unsettled.take_all(), Settlement.REQUEUE, self._channel.connection.now())
-        if answered:
-            self._channel.answer(keys.BASIC_RECOVER_OK)
+        self._channel.occupy()
+        self._channel.connection.slices.run(self._recover(answered))
+
+    def _recover(self, answered: bool) -> Iterator[None]:
+        channel = self._channel
+        yield from self._return_all()
+        channel.finish(replies.empty(channel.number, keys.BASIC_RECOVER_OK) if answered else b"")
         self.resume()
+
+    def _return_all(self) -> Iterator[None]:
+        deliveries = list(self.unsettled.take_all().values())
+        return return_slowly(deliveries, self._channel.connection.now)
 
     def flow(self, active: bool) -> None:
         """channel.flow."""
@@ -333,12 +343,18 @@ class Consuming:
             self._getting = None
             queue.index.cancel_get(getter)
         self._ask_no_more()
-        consumers = list(self.consumers.values())
-        self.consumers.clear()
+        self._active = False
+        self._channel.connection.slices.run(self._let_go())
+
+    def _let_go(self) -> Iterator[None]:
+        consumers, self.consumers = self.consumers, {}
+        returning = self._return_all()
+        next(returning)  # what they have comes before the rest, for those who are active behind them
         # First the consumers: what is given back must not be delivered to them again.
-        for consumer in consumers:
+        for consumer in consumers.values():
             self._leave(consumer)
-        give_back(self.unsettled.take_all(), Settlement.REQUEUE, self._channel.connection.now())
+            yield
+        yield from returning
 
 
 def _new_tag() -> bytes:

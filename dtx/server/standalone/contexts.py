@@ -4,13 +4,13 @@ A channel has one of three: non-transactional, local (class tx) or distributed (
 context, a publish has been judged and routed when it gets here, and a settlement names deliveries of this channel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.log.api import LogError
 from dtx.store.postgres.consumers import Delivery
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.queue import QueueIndex, return_slowly
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 _log = get_logger(part="channel")
 
-Tagged = tuple[int, Delivery]
-"""A delivery with its tag on the channel."""
+SETTLED_AT_ONCE: Final = 500
+"""Deliveries that are settled in one step, a millisecond or two; of more a client may name, many steps are made."""
+
+Settled = dict[int, Delivery]
+"""Deliveries by their tags on the channel, in order. No list of pairs: very many of those are looked at as garbage."""
 
 
 class Settlement(Enum):
@@ -46,7 +49,7 @@ class Context(Protocol):
             XaError: it is too much for the transaction.
         """
 
-    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+    def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Deliveries were acknowledged or rejected; the channel keeps them no more.
 
         Raises:
@@ -57,15 +60,15 @@ class Context(Protocol):
         """The channel is gone: nothing more comes, and what is not decided is given back."""
 
 
-def by_queue(deliveries: Sequence[Tagged]) -> dict[QueueIndex, list[Delivery]]:
+def by_queue(deliveries: Iterable[Delivery]) -> dict[QueueIndex, list[Delivery]]:
     """The deliveries of each queue."""
     found: dict[QueueIndex, list[Delivery]] = {}
-    for _, delivery in deliveries:
+    for delivery in deliveries:
         found.setdefault(delivery.queue, []).append(delivery)
     return found
 
 
-def give_back(deliveries: Sequence[Tagged], how: Settlement, now: float) -> None:
+def give_back(deliveries: Iterable[Delivery], how: Settlement, now: float) -> None:
     """Requeue or reject now.
 
     Args:
@@ -78,6 +81,16 @@ def give_back(deliveries: Sequence[Tagged], how: Settlement, now: float) -> None
             queue.reject(group)
         else:
             queue.requeue(group, now)
+
+
+def give_back_slowly(deliveries: Sequence[Delivery], how: Settlement, clock: Callable[[], float]) -> Iterator[None]:
+    """As :func:`give_back`, in steps."""
+    if how is Settlement.REQUEUE:
+        yield from return_slowly(deliveries, clock)
+        return
+    for start in range(0, len(deliveries), SETTLED_AT_ONCE):
+        give_back(deliveries[start : start + SETTLED_AT_ONCE], how, clock())
+        yield
 
 
 class Immediate:
@@ -105,12 +118,27 @@ class Immediate:
             confirms.settle(number, safe=True)
             channel.say_confirms()
 
-    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+    def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Settle the deliveries."""
-        if how is Settlement.ACK:
-            self._channel.connection.writes.ack([delivery for _, delivery in deliveries])
+        if len(deliveries) > SETTLED_AT_ONCE:
+            self._channel.occupy()
+            self._channel.connection.slices.run(self._settle_slowly(list(deliveries.values()), how))
+        elif how is Settlement.ACK:
+            self._channel.connection.writes.ack(list(deliveries.values()))
         else:
-            give_back(deliveries, how, self._channel.connection.now())
+            give_back(deliveries.values(), how, self._channel.connection.now())
+
+    def _settle_slowly(self, deliveries: Sequence[Delivery], how: Settlement) -> Iterator[None]:
+        """It goes on when the channel or the client is gone: they are settled from the moment in which it was read."""
+        connection = self._channel.connection
+        if how is Settlement.ACK:
+            for start in range(0, len(deliveries), SETTLED_AT_ONCE):
+                connection.writes.ack(deliveries[start : start + SETTLED_AT_ONCE])
+                connection.writes.flush()
+                yield
+        else:
+            yield from give_back_slowly(deliveries, how, connection.now)
+        self._channel.finish()
 
     def let_go(self) -> None:
         """Nothing is held here."""
@@ -131,7 +159,7 @@ class Local:
     def __init__(self, channel: "Channel") -> None:
         self._channel = channel
         self._publishes: list[HeldPublish] = []
-        self._settled: list[tuple[Tagged, Settlement]] = []
+        self._settled: list[tuple[int, Delivery, Settlement]] = []
         self._octets = 0
 
     def publish(self, message: HeldPublish) -> None:
@@ -140,9 +168,9 @@ class Local:
         self._admit(1, size)
         self._publishes.append(message)
 
-    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+    def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Hold the settlement: "acknowledgements … are not acted upon until the commit"."""
-        self._settled += ((delivery, how) for delivery in deliveries)
+        self._settled += ((tag, delivery, how) for tag, delivery in deliveries.items())
         self._admit(0, 0)
 
     def _admit(self, count: int, size: int) -> None:
@@ -166,22 +194,22 @@ class Local:
         channel = self._channel
         publishes, self._publishes = self._publishes, []
         settled, self._settled = self._settled, []
-        acked = [delivery for (_, delivery), how in settled if how is Settlement.ACK]
+        acked = [delivery for _, delivery, how in settled if how is Settlement.ACK]
         routed = [message for message in publishes if message.queues]
         self._free()
 
         def written(error: LogError | None) -> None:
             if error is not None:
                 _log.error("a transaction's outcome is not known", channel=channel.number, reason=str(error))
-                others = [tagged for tagged, how in settled if how is not Settlement.ACK]
+                others = [delivery for _, delivery, how in settled if how is not Settlement.ACK]
                 give_back(others, Settlement.REQUEUE, channel.connection.now())
                 reason = "the outcome of tx.commit is not known: the database failed"
                 done(XaError(ReplyCode.INTERNAL_ERROR, reason))
                 return
             now = channel.connection.now()
-            for tagged, how in settled:
+            for _, delivery, how in settled:
                 if how is not Settlement.ACK:
-                    give_back((tagged,), how, now)
+                    give_back((delivery,), how, now)
             for message in publishes:
                 if not message.queues:
                     channel.unrouted(message)
@@ -195,7 +223,7 @@ class Local:
 
     def rollback(self) -> None:
         """tx.rollback: "acknowledged messages will not be redelivered by rollback"; they can be settled again."""
-        self._channel.consuming.unsettled.restore(tagged for tagged, _ in self._settled)
+        self._channel.consuming.unsettled.restore((tag, delivery) for tag, delivery, _ in self._settled)
         self._publishes.clear()
         self._settled.clear()
         self._free()
@@ -206,7 +234,7 @@ class Local:
 
     def let_go(self) -> None:
         """What is not committed is rolled back: acknowledged messages return to their queues."""
-        give_back([tagged for tagged, _ in self._settled], Settlement.REQUEUE, self._channel.connection.now())
+        give_back([delivery for _, delivery, _ in self._settled], Settlement.REQUEUE, self._channel.connection.now())
         self._publishes.clear()
         self._settled.clear()
         self._free()

@@ -14,7 +14,7 @@ from dtx.log.api import LogError
 from dtx.log.changes import Slot
 from dtx.manager.entry import Entry
 from dtx.server.demarcation import Demarcation
-from dtx.server.standalone.contexts import Immediate, Settlement, Tagged
+from dtx.server.standalone.contexts import Immediate, Settled, Settlement
 from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import Delivery, HeldPublish
@@ -111,7 +111,7 @@ class Distributed:
             self._overflow(entry, work.excess(size))
         work.add_publish(message)
 
-    def settle(self, deliveries: Sequence[Tagged], how: Settlement) -> None:
+    def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Hold what is settled for the branch.
 
         Raises:
@@ -129,7 +129,7 @@ class Distributed:
             reason = work.excess(0, len(deliveries))
             self._outside.settle(deliveries, Settlement.REQUEUE)
             self._overflow(entry, reason)
-        for tag, delivery in deliveries:
+        for tag, delivery in deliveries.items():
             queue = delivery.queue
             queue.hold(delivery)
             if how is Settlement.REQUEUE:
@@ -140,7 +140,7 @@ class Distributed:
                 HeldDelivery(self, tag, b"", b"", b"", delivery.redelivered, b"", None, 0, slot, queue),
             )
         if how is Settlement.REJECT:
-            letters = [each for _, each in deliveries if each.queue.arguments.dead_letter_exchange is not None]
+            letters = [each for each in deliveries.values() if each.queue.arguments.dead_letter_exchange is not None]
             if letters:
                 self._channel.run(self._publish_letters(entry, letters), keys.BASIC_REJECT)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working, kil
 from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
 from dtx.server.standalone.access import Access
-from dtx.server.standalone.closing import remove
+from dtx.server.standalone.closing import remove, remove_own
 from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
@@ -31,6 +31,7 @@ from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.exchanges import Queue, describe
 from dtx.store.postgres.permissions import Permission
+from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.store.work import Delivery as Held
@@ -242,9 +243,9 @@ class StandaloneNodes:
         """See :class:`Nodes`."""
         self._running = False
         self.writes.flush()
-        self.remove(self.vhost.disconnected(self))
+        self.home.slices.run(remove_own(self.broker, self.home.manager, self.vhost, self))
         if then is not None:
-            self.writes.then(then)
+            self.home.slices.then(lambda: self.writes.then(then))
 
     def end(self, then: Callable[[], None]) -> None:
         """See :class:`Nodes`."""
@@ -486,7 +487,13 @@ class QueueOrigin:
 
     def requeue(self, taken: Sequence[object]) -> None:
         """See :class:`Origin`."""
-        self._queue.index.requeue(cast("Sequence[Delivery]", taken), self._nodes.now())
+        self._nodes.home.slices.run(self._returning(taken))
+
+    def _returning(self, taken: Sequence[object]) -> Iterator[None]:
+        """What is *taken* returns; nothing is handed out of the queue before."""
+        returning = return_slowly(cast("Sequence[Delivery]", taken), self._nodes.now)
+        next(returning)
+        return returning
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
         """See :class:`Origin`: nobody gets them before the change is durable."""
@@ -604,7 +611,8 @@ class QueueOrigin:
         nodes, index = self._nodes, self._queue.index
         if self._getting:
             index.cancel_get(self)
+        returning = self._returning(taken)
         was_last = index.cancel(self._consumer, nodes.now())
-        self.requeue(taken)
+        nodes.home.slices.run(returning)
         if self._made or (was_last and self._queue.spec.auto_delete):
             nodes.remove(nodes.vhost.remove_queue(self._queue))

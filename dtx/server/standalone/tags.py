@@ -1,6 +1,7 @@
 """The deliveries of a channel that are not settled, by their tags."""
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final, Generic, TypeVar
 
 from dtx.wire.amqp09.content import Settle
@@ -37,8 +38,8 @@ class Unsettled(Generic[T]):
         self._deliveries[tag] = delivery
         return tag
 
-    def take(self, settle: Settle) -> list[tuple[int, T]]:
-        """The deliveries that *settle* means, with their tags; they are not kept any more.
+    def take(self, settle: Settle) -> dict[int, T]:
+        """The deliveries that *settle* means, by their tags; they are not kept any more.
 
         Raises:
             XaError: 406 for a tag that is not outstanding.
@@ -49,24 +50,16 @@ class Unsettled(Generic[T]):
             delivery = known.pop(wanted, None)
             if delivery is None:
                 raise _unknown(wanted)
-            return [(wanted, delivery)]
+            return {wanted: delivery}
         if wanted == ALL:
             return self.take_all()
         if wanted not in known:
             raise _unknown(wanted)
-        found = []
-        for tag in known:
-            if tag > wanted:
-                break
-            found.append((tag, known[tag]))
-        for tag, _ in found:
-            del known[tag]
-        return found
+        return {tag: known.pop(tag) for tag in list(takewhile(wanted.__ge__, known))}
 
-    def take_all(self) -> list[tuple[int, T]]:
+    def take_all(self) -> dict[int, T]:
         """All of them."""
-        found = list(self._deliveries.items())
-        self._deliveries.clear()
+        found, self._deliveries = self._deliveries, {}
         return found
 
     def restore(self, deliveries: Iterable[tuple[int, T]]) -> None:

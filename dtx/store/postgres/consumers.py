@@ -165,6 +165,12 @@ class Consumer:
         if self.waiting and self.queue is not None:
             self.queue.resume(self)
 
+    def leave(self) -> None:
+        """It consumes no more."""
+        self.queue = None
+        self.credit.leave(self)
+        self.shared.leave(self)
+
     def charge(self) -> Credit | None:
         """Use up credit for one delivery; returns what there is not enough of, and then uses up nothing.
 
@@ -279,8 +285,7 @@ class Round:
         """It consumes no more."""
         del self._all[consumer]
         self._exclusive = False
-        consumer.credit.leave(consumer)
-        consumer.shared.leave(consumer)
+        consumer.leave()
         if not consumer.waiting:
             self._lines.remove(consumer)
             self.active -= 1

@@ -1,6 +1,8 @@
 """What the indexes of queues ask for: their turn to dispatch, bodies, and the removal of what is settled."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -10,6 +12,7 @@ from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.host import Letter
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.recording import Recorder
+from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
 
 FETCH_OCTETS: Final = 8 << 20
@@ -42,7 +45,9 @@ class Pump:
         self._recorder = recorder
         self._letters = letters
         self._clock = clock
-        self._waiting: list[QueueIndex] = []
+        self._waiting: deque[QueueIndex] = deque()
+        self._awake = False
+        """A turn of the event loop is asked for."""
         self._timers: dict[QueueIndex, tuple[float, asyncio.TimerHandle]] = {}
         self.touched: dict[QueueIndex, None] = {}
         """Queues that may have handed out messages since somebody took them from here, as they came."""
@@ -55,18 +60,30 @@ class Pump:
 
     def schedule(self, queue: QueueIndex) -> None:
         """Dispatch *queue* in the next turn of the event loop."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._dispatch)
         self._waiting.append(queue)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._waiting and not self._awake:
+            self._awake = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        """Let queues that wait dispatch, in turn, as far as a slice goes."""
         now = self._clock()
-        for queue in waiting:
-            at = queue.dispatch(now)
-            self.touched[queue] = None
-            if at is not None:
-                self._call_at(queue, at, now)
+        until = time.monotonic() + SLICE_SECONDS
+        try:
+            while self._waiting:
+                queue = self._waiting.popleft()
+                at = queue.dispatch(now)
+                self.touched[queue] = None
+                if at is not None:
+                    self._call_at(queue, at, now)
+                if time.monotonic() >= until:
+                    break
+        finally:  # also where one raises: the others are not asked for again
+            self._awake = False
+            self._wake_up()
 
     def _call_at(self, queue: QueueIndex, at: float, now: float) -> None:
         known = self._timers.get(queue)

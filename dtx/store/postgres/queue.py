@@ -12,21 +12,52 @@ when it was asked to, and at the time that this returned. A message is put here 
 is dropped after it was settled here: what dies in between is handed out again, never lost.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, all_in, wrong_state
+from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round, all_in, wrong_state
 from dtx.store.postgres.copies import visible
 from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.host import Getter, Host, Letter
 from dtx.store.postgres.limits import NEVER
 from dtx.store.postgres.waiting import Waiting
 
-DISPATCH_MESSAGES: Final = 1000
-"""Messages that one call hands out at most, a few milliseconds: other queues and sockets want their turn."""
+DISPATCH_MESSAGES: Final = 100
+"""Messages that one call hands out at most, a millisecond, or ten where AMQP 1.0 takes them: others want their turn."""
+RETURN_MESSAGES: Final = 250
+"""Messages that :func:`return_slowly` gives back in one step, half a millisecond or more."""
+
+
+def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) -> Iterator[None]:
+    """As :meth:`QueueIndex.requeue`, in steps, of any queues: nothing is handed out of one before all is there again.
+
+    Args:
+        deliveries: unacknowledged, in order.
+        clock: seconds since the epoch.
+
+    Returns:
+        The steps; from the first one on nothing is handed out, before the second nothing is given back.
+    """
+    queues = dict.fromkeys(delivery.queue for delivery in deliveries)
+    for queue in queues:
+        queue.suspend()
+    try:
+        yield
+        for end in range(
+            len(deliveries), 0, -RETURN_MESSAGES
+        ):  # each is the least of all that is ready: the cheap case
+            groups: dict[QueueIndex, list[Delivery]] = {}
+            for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:
+                groups.setdefault(delivery.queue, []).append(delivery)
+            for queue, group in groups.items():
+                queue.requeue(group, clock())
+            yield
+    finally:
+        for queue in queues:
+            queue.proceed(clock())
 
 
 class QueueIndex(Waiting):
@@ -90,7 +121,7 @@ class QueueIndex(Waiting):
         RabbitMQ: a TTL of 0 expires messages "upon reaching a queue unless they can be delivered to a consumer
         immediately".
         """
-        consumer = None if self.ready else self._round.next()
+        consumer = None if self.ready or self._suspended else self._round.next()
         if consumer is None:
             return False
         self._ready.remember(message.position, message.priority)
@@ -105,7 +136,7 @@ class QueueIndex(Waiting):
             When to call again at the latest: the next message at the head expires then.
         """
         self._scheduled = False
-        if self.closed:
+        if self.closed or self._suspended:
             return None
         bodies, ready, turns = self._bodies, self._ready, self._round
         left = DISPATCH_MESSAGES
@@ -147,6 +178,8 @@ class QueueIndex(Waiting):
             self._getters.pop(0).got(None, 0)
         if self._automatic:
             self._flush()
+        if self._limits.drops:
+            self._drop_excess()
         head = ready.head() if expiries else None
         return None if head is None else expiries.get(head)
 
@@ -275,6 +308,20 @@ class QueueIndex(Waiting):
         """
         self._give_back(deliveries, DeliveryState.UNACKED, now)
 
+    def suspend(self) -> None:
+        """Hand out nothing before as many calls of :meth:`proceed`."""
+        self._suspended += 1
+
+    def proceed(self, now: float) -> None:
+        """The other end of :meth:`suspend`."""
+        self._suspended -= 1
+        if self._suspended or self.closed:
+            return
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        if self.ready or self._getters:
+            self._schedule()
+
     def rollback(self, positions: Iterable[int], now: float) -> None:
         """The branch that held these is rolled back: as :meth:`requeue`.
 
@@ -363,7 +410,6 @@ class QueueIndex(Waiting):
         if consumer not in self._round:
             return False
         self._round.remove(consumer)
-        consumer.queue = None
         self._used_at = now
         if self.ready and self._round.active:  # it may be another's turn now
             self._schedule()
@@ -394,9 +440,9 @@ class QueueIndex(Waiting):
         """
         self.closed = True
         consumers = self._round.all()
+        self._round = Round()
         for consumer in consumers:
-            self._round.remove(consumer)
-            consumer.queue = None
+            consumer.leave()
         while self._getters:
             self._getters.pop(0).got(None, 0)
         self.purge()

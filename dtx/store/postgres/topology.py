@@ -11,6 +11,7 @@ exclusive queue of another connection, 406 for a declaration that differs. Who m
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from secrets import token_bytes
 from typing import Final
 
@@ -204,9 +205,9 @@ class VirtualHost(ExchangeRules):
         """*queue* goes by itself: it expired, or deletes itself with its last consumer. Idempotent."""
         return self._remove([queue] if self.queues.get(queue.name) is queue else [])
 
-    def disconnected(self, owner: Owner) -> Gone:
-        """The connection is gone, and its exclusive queues go with it. Idempotent."""
-        return self._remove(list(self._owned.get(owner, ())))
+    def disconnected(self, owner: Owner, most: int | None = None) -> Gone:
+        """The connection is gone, and its exclusive queues go with it, *most* of them at once. Idempotent."""
+        return self._remove(list(islice(self._owned.get(owner, ()), most)))
 
     def _remove(self, queues: list[Queue]) -> Gone:
         changes = Changes()

@@ -18,8 +18,8 @@ from dtx.store.postgres.host import Getter, Letter
 from dtx.store.postgres.limits import NEVER, Limits
 from dtx.store.postgres.ready import PriorityReady, Ready
 
-EXPIRE_MESSAGES: Final = 1000
-"""Messages that expire in one step at most: what the host then has to drop in one statement."""
+LEAVE_MESSAGES: Final = 1000
+"""Messages that expire, or are too many, in one step at most: what the host then has to drop in one statement."""
 
 
 class Waiting:
@@ -42,6 +42,7 @@ class Waiting:
         "_ready",
         "_round",
         "_scheduled",
+        "_suspended",
         "_used_at",
         "arguments",
         "closed",
@@ -69,6 +70,8 @@ class Waiting:
         self._round = Round(single=arguments.single_active)
         self._getters: list[Getter] = []  # hardly ever more than one
         self._scheduled = False
+        self._suspended = 0
+        """Those who give messages back in several steps: nothing is handed out before the last, for the order."""
         self._bodies = Bodies(cache, self._round, self._getters)
         # Redelivered: what was given back, and what may have been handed out before a restart.
         self._again: set[int] = set()
@@ -229,15 +232,21 @@ class Waiting:
 
     def _overflow(self, now: float) -> None:
         """Drop from the head what is too much; but first let consumers have what they can take."""
+        if self._suspended:
+            return
         if self._round.active:
             self._run(now)
+        self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        """Drop from the head what is too much, up to a limit: there is more of it when much comes back at once."""
         letters: list[Letter] = []
-        while self.ready and self._limits.over(self.ready):
+        while self.ready and len(letters) < LEAVE_MESSAGES and self._limits.over(self.ready):
             position = self._ready.pop()
             letters.append((position, self._gone(position)))
         if letters:
             self._leave(letters, Reason.MAXLEN)
-            if self._limits.expiries:
+            if self._limits.expiries or len(letters) == LEAVE_MESSAGES:
                 # What is at the head now may have expired long ago.
                 self._schedule()
 
@@ -249,7 +258,7 @@ class Waiting:
         """
         letters: list[Letter] = []
         ready, expiries = self._ready, self._limits.expiries
-        while len(letters) < EXPIRE_MESSAGES:
+        while len(letters) < LEAVE_MESSAGES:
             head = ready.head()
             if head is None or expiries.get(head, NEVER) > now:
                 break

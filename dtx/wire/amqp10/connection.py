@@ -6,7 +6,7 @@ a client's without SASL. The shell handles events in their order. Mistakes of th
 condition that the text names for them, and told as the end of what they end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -111,6 +111,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}
         self._by_remote: dict[int, Session] = {}
         self._rest: _Rest | None = None
+        self._work: Iterator[None] | None = None
+        """What is left of the frame that was looked at last."""
         self._partial: dict[bytes, set[Link]] = {}
         """Links of which a delivery has come in part that belongs to a transaction, by the id of that."""
         self._unread = b""
@@ -183,6 +185,7 @@ class Connection:
             self._take(data)
         else:
             self._unread += data
+            self._go_on()
             rest, self._rest = self._rest, None
             self._each(*rest)
             if self._rest is None:
@@ -429,7 +432,7 @@ class Connection:
         """Look at frames as long as others can wait; *failure* is what came behind them."""
         view = memoryview(buffer)
         for number, (kind, channel, start, end) in enumerate(frames):
-            if self.effort > MAX_EFFORT:
+            if self._work is not None or self.effort > MAX_EFFORT:
                 self._rest = _Rest(buffer, frames[number:], failure)
                 return
             self.effort += FRAME_EFFORT
@@ -440,11 +443,27 @@ class Connection:
                     self._on_frame(buffer, view, channel, start, end)
             except AmqpError as error:
                 self._fail(error)
+        if self._work is not None:
+            self._rest = _Rest(buffer, (), failure)
+            return
         if failure is not None:
             self._fail(failure)
         # Not sooner: the peer cannot have heard of it when it sent what was read just now.
         while self.due:
             self.due.pop().open_window()
+
+    def go_on_later(self, work: Iterator[None]) -> None:
+        """What is left of *work*, of a frame that means much of it, comes before the next frame, others' turns between.
+
+        Args:
+            work: raises nothing.
+        """
+        self._work = work
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._work is not None and next(self._work, self) is self:
+            self._work = None
 
     def _on_frame(self, buffer: bytes, view: memoryview, channel: int, start: int, end: int) -> None:
         if self.state is State.CLOSED:

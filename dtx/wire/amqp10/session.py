@@ -1,9 +1,9 @@
 """A session: windows both ways, its links, and which deliveries are unsettled (AMQP 1.0, 2.5, 2.6.12)."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.wire.amqp10 import serial
@@ -13,7 +13,7 @@ from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
 from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Missed, Writable
 from dtx.wire.amqp10.link import Link, Outgoing
 from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
-from dtx.wire.amqp10.settings import MAX_NAME
+from dtx.wire.amqp10.settings import DISPOSED_AT_ONCE, MAX_NAME
 from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, bare, told
 
 if TYPE_CHECKING:
@@ -419,35 +419,43 @@ class Session:
             self.connection.due.add(self)
 
     def _on_disposition(self, disposition: Disposition) -> None:
-        role = disposition.role.other
-        known: dict[int, Outgoing] | dict[int, int] = self.outgoing if role is Role.SENDER else self.incoming
         first = disposition.first
         count = 0 if disposition.last is None else serial.distance(first, disposition.last)
         if count < 0:
             raise AmqpError(Condition.INVALID_FIELD, f"a disposition from {first} back to {disposition.last}")
+        known: dict[int, Any] = self.incoming if disposition.role is Role.SENDER else self.outgoing
         self.connection.effort += min(count, len(known)) + 1
+        wanted: Iterable[int] = list(known)
         if count < len(known):
-            found = [number for offset in range(count + 1) if (number := serial.add(first, offset)) in known]
-        else:
-            found = [number for number in known if 0 <= serial.distance(first, number) <= count]
-        if role is Role.SENDER:
-            sent = [self.outgoing[number] for number in found]
-            deliveries = tuple([(message.link.handle, message.number) for message in sent])
-        else:
-            deliveries = tuple([(self.incoming[number], number) for number in found])
-        if disposition.settled:
-            for number in found:
-                self._forget(role, number)
-        if deliveries:
-            self.tell(
-                Disposed(
-                    session=self.channel,
-                    role=role,
-                    deliveries=deliveries,
-                    state=disposition.state,
-                    settled=disposition.settled,
+            wanted = (serial.add(first, offset) for offset in range(count + 1))
+        self.connection.go_on_later(self._disposed(disposition, count, iter(wanted)))
+
+    def _disposed(self, disposition: Disposition, count: int, numbers: Iterator[int]) -> Iterator[None]:
+        """Tell of those of *numbers* that are known and meant, so many at a time."""
+        role, first = disposition.role.other, disposition.first
+        while looked_at := tuple(islice(numbers, DISPOSED_AT_ONCE)):
+            some = [number for number in looked_at if 0 <= serial.distance(first, number) <= count]
+            if role is Role.SENDER:
+                sent = [message for number in some if (message := self.outgoing.get(number)) is not None]
+                deliveries = tuple([(message.link.handle, message.number) for message in sent])
+            else:
+                deliveries = tuple([(self.incoming[number], number) for number in some if number in self.incoming])
+            if disposition.settled:
+                for number in some:
+                    self._forget(role, number)
+            if deliveries:
+                self.tell(
+                    Disposed(
+                        session=self.channel,
+                        role=role,
+                        deliveries=deliveries,
+                        state=disposition.state,
+                        settled=disposition.settled,
+                    )
                 )
-            )
+            if len(looked_at) < DISPOSED_AT_ONCE:
+                return
+            yield
 
     def _forget(self, role: Role, delivery_id: int) -> None:
         """A delivery is settled. Idempotent."""

@@ -17,6 +17,8 @@ MAX_EARLY: Final = 1 << 20
 MAX_EFFORT: Final = 50_000
 """Deliveries and links that are looked at before others get their turn, some ten milliseconds: a frame of thirty octets
 may name a hundred thousand deliveries, and what is read at once may be thousands of such frames."""
+DISPOSED_AT_ONCE: Final = 2_500
+"""Deliveries of one disposition that the shell hears of at once; it then settles them, some microseconds each."""
 FRAME_EFFORT: Final = 50
 """What a frame costs by itself, in the same measure: a thousand small ones are a turn."""
 

@@ -111,6 +111,13 @@ class Raw:
         """Send what the engine has."""
         self.socket.sendall(b"".join(self.engine.data_to_send(0.0)))
 
+    def received(self, data: bytes) -> list[Event]:
+        """What *data* means."""
+        events = self.engine.receive(data, 0.0)
+        while self.engine.behind:
+            events += self.engine.receive(b"", 0.0)
+        return events
+
     def expect(self, kind: type[E], condition: Callable[[E], bool] = lambda _: True) -> E:
         """Wait for an event; others wait for whoever asks for them."""
         self.flush()
@@ -123,7 +130,7 @@ class Raw:
                 assert not isinstance(event, Closed), event
             data = self.socket.recv(1 << 16)
             assert data, "the server has closed the connection"
-            self.events += self.engine.receive(data, 0.0)
+            self.events += self.received(data)
             self.flush()
         raise AssertionError(f"no {kind.__name__}")
 
@@ -133,7 +140,7 @@ class Raw:
         while not condition():
             data = self.socket.recv(1 << 16)
             assert data, "the server has closed the connection"
-            self.events += self.engine.receive(data, 0.0)
+            self.events += self.received(data)
             self.flush()
 
     def detach(self, session: Session, link: Link) -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.consumers import PASSED_AT_ONCE, Consumer, Round
-from tests.unit.store.queue_rig import Channel, Rig
+from dtx.store.postgres.consumers import PASSED_AT_ONCE, Consumer, Credit, Round
+from dtx.store.postgres.queue import RETURN_MESSAGES, return_slowly
+from dtx.store.postgres.waiting import LEAVE_MESSAGES
+from tests.unit.store.queue_rig import Channel, Get, Rig
 
 MANY = 2000
 
@@ -68,3 +70,53 @@ def test_consumers_that_can_take_nothing_are_passed_over_in_steps() -> None:
         rig.dispatch()
         turns += 1
     assert turns == 3
+
+
+def test_nothing_is_handed_out_before_all_has_returned() -> None:
+    """Requeued messages keep their places, also where they return in many steps."""
+    rig = Rig(QueueArguments())
+    first, second = Channel(), Channel()
+    count = 3 * RETURN_MESSAGES + 1
+    leaving = rig.consumer(first)
+    rig.put(*range(1, count + 1))
+    rig.run()
+    rig.queue.cancel(leaving, rig.now)
+    rig.consumer(second)
+    rig.put(count + 1)
+    for _ in return_slowly(first.taken(), lambda: rig.now):
+        rig.run()
+        assert second.positions == []
+    get = Get()
+    rig.queue.get(get, rig.now)
+    rig.run()
+    assert get.delivery.position == 1
+    assert second.positions == list(range(2, count + 2))
+
+
+def test_a_queue_with_a_limit_drops_what_is_too_much_at_the_end() -> None:
+    """And in steps: what very many clients had returns at once."""
+    rig = Rig(QueueArguments(max_length=5))
+    channel = Channel()
+    leaving = rig.consumer(channel)
+    count = 2 * LEAVE_MESSAGES + 10
+    rig.put(*range(1, count + 1))
+    rig.queue.cancel(leaving, rig.now)
+    for _ in return_slowly(channel.taken(), lambda: rig.now):
+        assert not rig.dropped
+    assert len(rig.dropped) == LEAVE_MESSAGES
+    rig.run()
+    assert rig.dropped == list(range(1, count - 4))
+
+
+def test_consumers_of_a_deleted_queue_wait_for_nothing() -> None:
+    rig = Rig(QueueArguments())
+    shared = Credit(1)
+    consumers = [rig.consumer(Channel(), shared=shared) for _ in range(3)]
+    rig.put(1, 2)
+    rig.run()
+    assert rig.queue.close() == consumers
+    shared.change(5)
+    assert all(consumer.queue is None for consumer in consumers)
+    rig.queue.suspend()
+    rig.queue.proceed(rig.now)
+    assert not rig.queue.cancel(consumers[0], rig.now)

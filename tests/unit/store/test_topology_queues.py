@@ -122,6 +122,15 @@ def test_exclusive_queues_go_with_their_connection(vhost: VirtualHost) -> None:
     assert vhost.disconnected(OTHER) == Gone()
 
 
+def test_exclusive_queues_go_in_steps_where_they_are_many(vhost: VirtualHost) -> None:
+    names = [vhost.declare_queue(b"%d" % number, ME, exclusive=True).queue.name for number in range(5)]
+    gone = []
+    while (step := vhost.disconnected(ME, 2)).queues:
+        assert len(step.queues) <= 2
+        gone += [queue.name for queue in step.queues]
+    assert gone == names
+
+
 def test_a_queue_takes_its_bindings_along(vhost: VirtualHost) -> None:
     """queue.delete: bindings go, and what goes by itself when it has none."""
     vhost.declare_exchange(b"x", b"direct", durable=True, auto_delete=True)

@@ -13,6 +13,7 @@ from dtx.log.changes import StoredMessage
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.standalone.nodes import QueueOrigin
 from dtx.store.postgres.consumers import Consumer, Delivery
+from dtx.store.slices import Slices
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.events import Flowed
@@ -208,6 +209,7 @@ class Failing:
 
     def __init__(self) -> None:
         self.home = self.manager = self.broker = self.spec = self.writes = self.index = self
+        self.slices = Slices(lambda error: self.done.append(str(error)))
         self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: list[asyncio.Future[None]] = []
         self.done: list[str] = []
@@ -217,6 +219,10 @@ class Failing:
 
     async def revise(self, _deliveries: object, _revised: object) -> None:
         await self.written
+
+    def suspend(self) -> None: ...
+
+    def proceed(self, _now: float) -> None: ...
 
     def requeue(self, _deliveries: object, _now: float) -> None:
         self.done.append("returned")
@@ -236,8 +242,9 @@ async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be
     """A change may be lost with its database, and a message never; who waits for the outcome hears behind it."""
     place: Any = Failing()
     node = QueueOrigin(place, place)
-    node.modify([a_message()[0]], Modified(delivery_failed=True))
-    node.modify([a_message()[0]], Modified(delivery_failed=True, undeliverable_here=True))
+    for position, undeliverable in enumerate((False, True)):
+        delivery = Delivery(place, position, False, None)
+        node.modify([delivery], Modified(delivery_failed=True, undeliverable_here=undeliverable))
     node.then(lambda: place.done.append("told"))
     await asyncio.sleep(0)
     assert place.done == []

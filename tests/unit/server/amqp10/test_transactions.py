@@ -16,6 +16,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.amqp10.work import Retired
 from dtx.store.api import UnitOutcome
+from dtx.store.slices import Slices
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, PromoteAsked, Rejects
@@ -35,6 +36,10 @@ WHO = Who("guest", "/")
 CONTROL = (0, 0)
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 class Place:
     """Connection, nodes and control link in one."""
 
@@ -42,6 +47,7 @@ class Place:
         self.manager = manager
         self.who = WHO
         self.nodes = self
+        self.slices = Slices(_raise)
         self.said: list[Answer] = []
         self.attached: object = self
         """What is attached where the control link was."""

@@ -12,7 +12,7 @@ from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Ev
 from dtx.wire.amqp10.frames import AMQP, frame
 from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role, Transfer
 from dtx.wire.amqp10.serial import MASK
-from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EFFORT
+from dtx.wire.amqp10.settings import DISPOSED_AT_ONCE, FRAME_EFFORT, MAX_EFFORT
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected, TransactionalState
 from dtx.wire.amqp10.values import Described, Symbol
 from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
@@ -354,3 +354,34 @@ def test_a_message_that_was_not_sent_is_settled_in_silence() -> None:
         link.dispose((number,), ACCEPTED)
     assert peer.said()[1:] == [Disposition(role=Role.SENDER, first=0, settled=True, state=ACCEPTED)]
     assert link.unsettled == {}
+
+
+@pytest.mark.parametrize("last", [2 * DISPOSED_AT_ONCE, 0x7FFF_FFFF])
+def test_a_disposition_of_very_many_deliveries_is_told_in_pieces(last: int) -> None:
+    """The shell has something to do for each of them, and others shall have their turn meanwhile."""
+    count = 2 * DISPOSED_AT_ONCE + 1
+    peer, session, link = receiver(count, window=count)
+    for _ in range(count):
+        link.send(b"t", b"")
+    everything = Disposition(role=Role.RECEIVER, first=0, last=last, state=ACCEPTED, settled=True)
+    behind = flow(0, incoming_window=1, next_incoming_id=count, echo=True)
+    peer.said()
+    events = peer.say(everything, behind)
+    while peer.server.behind:
+        assert peer.said() == []
+        events += peer.raw(b"")
+    sizes = [len(event.deliveries) for event in events if isinstance(event, Disposed)]
+    assert sizes == [DISPOSED_AT_ONCE, DISPOSED_AT_ONCE, 1]
+    assert (session.outgoing, link.unsettled) == ({}, {})
+    assert isinstance(peer.said()[0], Flow)
+
+
+def test_a_session_that_ends_is_told_of_no_more_deliveries() -> None:
+    count = DISPOSED_AT_ONCE + 1
+    peer, session, link = receiver(count, window=count)
+    for _ in range(count):
+        link.send(b"t", b"")
+    peer.say(Disposition(role=Role.RECEIVER, first=0, last=count, state=ACCEPTED, settled=True))
+    session.end()
+    assert peer.raw(b"") == []
+    assert not peer.server.behind

@@ -1,0 +1,59 @@
+"""Long work in slices: whatever one client asks for, others and the lease get their turn within milliseconds."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+SLICE_SECONDS: Final = 0.005
+"""What one turn of the event loop spends on long work, by ``time.monotonic``: in a turn uvloop's own time stands."""
+
+
+class Slices:
+    """Work of one client: in order, a slice in each turn of the event loop.
+
+    Args:
+        failed: told what a work has raised; the others go on.
+    """
+
+    __slots__ = ("_failed", "_works")
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._works: deque[Iterator[None]] = deque()
+
+    def run(self, work: Iterator[None]) -> None:
+        """Run *work* behind all that runs already; where nothing does, a first slice of it at once.
+
+        Args:
+            work: yields at least once in a millisecond.
+        """
+        self._works.append(work)
+        if len(self._works) == 1:
+            self._go_on()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call *act* behind all that runs: at once, where nothing does."""
+        if self._works:
+            self._works.append(_once(act))
+        else:
+            act()
+
+    def _go_on(self) -> None:
+        until = time.monotonic() + SLICE_SECONDS
+        works = self._works
+        while works:
+            try:
+                for _ in works[0]:
+                    if time.monotonic() >= until:
+                        asyncio.get_running_loop().call_soon(self._go_on)
+                        return
+            except Exception as error:  # noqa: BLE001 - told
+                self._failed(error)
+            works.popleft()
+
+
+def _once(act: Callable[[], None]) -> Iterator[None]:
+    act()
+    yield

@@ -1,0 +1,323 @@
+"""No request holds the event loop for more than 50 ms, whatever its size: each limit is driven to its maximum.
+
+What is measured is the time of the processor, so that other load on the machine does not count.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED
+from dtx.wire.amqp09 import calls, keys, requests, tables
+from dtx.wire.amqp09.frames import BODY, header_frame, method_frame
+from dtx.wire.amqp09.properties import Property, build
+from dtx.wire.amqp09.tables import entry, put_short
+from tests.support.client import new_xid
+from tests.support.peer import Peer, logged_in, message
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.standalone import arguments
+from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, take
+
+PATIENCE: Final = 120.0
+SINGLE: Final = entry(b"x-single-active-consumer", b"t", b"\x01")
+BRANCH_MESSAGES: Final = 10_000
+"""The default of --max-branch-messages."""
+
+
+@pytest.fixture(scope="module")
+def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
+    """A service of its own: nobody else is to be measured."""
+    database = postgres.create_database()
+    with WatchedService(database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def service(watched: WatchedService) -> Iterator[WatchedService]:
+    """The same; the test fails if its loop was held."""
+    with not_held(watched):
+        yield watched
+
+
+@pytest.fixture
+def peer(service: WatchedService) -> Iterator[Peer]:
+    """A client with channel 1."""
+    with Peer(service.url(), patience=PATIENCE) as one:
+        one.log_in()
+        one.open(1)
+        yield one
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def consume_often(peer: Peer, queue: Callable[[int], bytes], priority: Callable[[int], int]) -> None:
+    for number in range(MAX_CONSUMERS):
+        table = arguments(priority=priority(number)) if priority(number) else b""
+        peer.say(
+            1, requests.consume(queue(number), b"%d" % number, no_wait=number < MAX_CONSUMERS - 1, arguments=table)
+        )
+    peer.wait(keys.BASIC_CONSUME_OK)
+
+
+@pytest.mark.parametrize("end", ["close", "disconnect", "delete"])
+@pytest.mark.parametrize("kind", ["single", "plain", "priorities"])
+def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind: str, end: str) -> None:
+    queue = a_queue(peer, arguments=SINGLE if kind == "single" else b"")
+    consume_often(peer, lambda _: queue, lambda number: number if kind == "priorities" else 0)
+    if end == "close":
+        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+    elif end == "disconnect":
+        peer.socket.close()
+    else:
+        with logged_in(service.url()) as other:
+            ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: Peer) -> None:
+    """Those that the former one had first, however long it takes until all that were behind it have left."""
+    had, left = 1000, 1000
+    queue = a_queue(peer, arguments=SINGLE)
+    ask(peer, requests.qos(had), keys.BASIC_QOS_OK)
+    consume_often(peer, lambda _: queue, lambda _: 0)
+    with Peer(service.url(), patience=PATIENCE) as other:
+        other.log_in()
+        other.open(1)
+        ask(other, requests.consume(queue, b"next"), keys.BASIC_CONSUME_OK)
+        for number in range(had + left):
+            other.send(message(1, queue, b"%d" % number))
+        take(peer, had)
+        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+        assert [int(other.wait(BODY).payload) for _ in range(had + left)] == list(range(had + left))
+        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+# -- deliveries --------------------------------------------------------------------------------------------------------
+
+
+def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> None:
+    """One queue for all ways: to fill it takes longer than all of them."""
+    with logged_in(service.url()) as peer:
+        queue = a_queue(peer)
+        fill(peer, queue, MAX_UNACKED)
+    recover = keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"
+    ways: tuple[tuple[str, bytes, int], ...] = (
+        ("nack", requests.nack(0, multiple=True), MAX_UNACKED),
+        ("recover", recover, MAX_UNACKED),
+        ("close", requests.close(keys.CHANNEL_CLOSE, 200, b""), MAX_UNACKED),
+        ("disconnect", b"", MAX_UNACKED),
+        ("ack some", requests.ack(MAX_UNACKED // 2, multiple=True), MAX_UNACKED // 2),
+        ("reject", requests.nack(MAX_UNACKED // 4, multiple=True, requeue=False), MAX_UNACKED // 4),
+        ("ack", requests.ack(0, multiple=True), 0),
+    )
+    ready = MAX_UNACKED
+    for how, said, left in ways:
+        print(how)
+        with not_held(service), Peer(service.url(), patience=PATIENCE) as peer:
+            peer.log_in()
+            peer.open(1)
+            peer.say(1, requests.consume(queue, b"all"))
+            take(peer, ready)
+            if how not in ("close", "disconnect"):
+                ask(peer, requests.cancel(b"all"), keys.BASIC_CANCEL_OK)
+                peer.say(1, said)
+                ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+            elif said:
+                ask(peer, said, keys.CHANNEL_CLOSE_OK)
+            peer.close()
+        ready = left
+        assert count(service, queue) == ready, how
+    with logged_in(service.url()) as peer:
+        ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+@pytest.mark.parametrize("how", ["purge", "delete"])
+def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how: str) -> None:
+    queue = a_queue(peer)
+    fill(peer, queue, MAX_UNACKED // 2)
+    if how == "purge":
+        ask(peer, requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
+    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: Peer) -> None:
+    queue = a_queue(peer)
+    many = method_frame(1, requests.consume(queue, b"one", no_wait=True)) + method_frame(
+        1, requests.cancel(b"one", True)
+    )
+    peer.send(many * 20_000, method_frame(1, requests.queue_declare(queue, passive=True)))
+    peer.wait(keys.QUEUE_DECLARE_OK)
+    peer.send(message(1, queue, b"") * 30_000, method_frame(1, requests.queue_declare(queue, passive=True)))
+    peer.wait(keys.QUEUE_DECLARE_OK)
+
+
+def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: Peer) -> None:
+    queue = a_queue(peer)
+    one = message(1, queue, b"")
+    get = method_frame(1, requests.queue_declare(queue, passive=True))
+    for _ in range(5):
+        peer.send(
+            one,
+            get,
+            method_frame(1, requests.consume(queue, b"one", no_wait=True))
+            + method_frame(1, requests.cancel(b"one", True)) * 30_000,
+        )
+    for _ in range(5):
+        peer.wait(keys.QUEUE_DECLARE_OK)
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "one-phase", "unvoted"])
+@pytest.mark.parametrize("kind", ["publish", "consume"])
+def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str, end: str) -> None:
+    queue = a_queue(peer, durable=True)
+    xid = new_xid()
+    ask(peer, calls.encode_call(calls.Select()), calls.DtxMethod.SELECT_OK)
+    if kind == "consume":
+        fill(peer, queue, BRANCH_MESSAGES)
+        peer.say(1, requests.consume(queue, b"all"))
+        take(peer, BRANCH_MESSAGES)
+    ask(peer, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)), calls.DtxMethod.START_OK)
+    if kind == "consume":
+        service.reset()
+        peer.say(1, requests.ack(0, multiple=True))
+    else:
+        peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+    ask(peer, calls.encode_call(calls.End(xid=xid, fail=False, suspend=False)), calls.DtxMethod.END_OK)
+    service.reset()
+    if end in ("commit", "rollback"):
+        ask(peer, calls.encode_call(calls.Prepare(xid=xid)), calls.DtxMethod.PREPARE_OK)
+        service.reset()
+    if end in ("commit", "one-phase"):
+        ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=end == "one-phase")), calls.DtxMethod.COMMIT_OK)
+    else:
+        ask(peer, calls.encode_call(calls.Rollback(xid=xid)), calls.DtxMethod.ROLLBACK_OK)
+    with logged_in(service.url()) as other:
+        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+@pytest.mark.parametrize("how", ["publish", "ack", "nack"])
+def test_the_largest_local_transaction_ends(service: WatchedService, peer: Peer, how: str, end: str) -> None:
+    queue = a_queue(peer, durable=True)
+    if how != "publish":
+        fill(peer, queue, BRANCH_MESSAGES)
+    ask(peer, keys.TX_SELECT.to_bytes(4, "big"), keys.TX_SELECT_OK)
+    if how == "publish":
+        peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+    else:
+        peer.say(1, requests.consume(queue, b"all"))
+        take(peer, BRANCH_MESSAGES)
+        peer.say(1, requests.cancel(b"all"))
+        peer.wait(keys.BASIC_CANCEL_OK)
+        service.reset()
+        peer.say(1, requests.ack(0, multiple=True) if how == "ack" else requests.nack(0, multiple=True))
+    if end == "commit":
+        ask(peer, keys.TX_COMMIT.to_bytes(4, "big"), keys.TX_COMMIT_OK)
+    elif end == "rollback":
+        ask(peer, keys.TX_ROLLBACK.to_bytes(4, "big"), keys.TX_ROLLBACK_OK)
+    else:
+        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+    with logged_in(service.url()) as other:
+        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+# -- topology and headers ----------------------------------------------------------------------------------------------
+
+
+def with_headers(queue: bytes, exchange: bytes, headers: bytes) -> bytes:
+    properties = build({Property.HEADERS: headers})
+    return b"".join(
+        (
+            method_frame(1, requests.publish(exchange, queue)),
+            header_frame(1, 60, 0, properties),
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["many", "nested"])
+def test_a_message_has_as_many_headers_as_may_be(service: WatchedService, peer: Peer, kind: str) -> None:
+    queue = a_queue(peer)
+    table = entry(b"k", b"V", b"")
+    ask(peer, requests.queue_bind(queue, b"amq.headers", b"", table), keys.QUEUE_BIND_OK)
+    headers = b"\x00V" * (tables.MAX_ENTRIES - 2)
+    if kind == "nested":
+        headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x00V" * (tables.MAX_ENTRIES - 4)
+    peer.send(with_headers(b"", b"amq.headers", entry(b"CC", b"A", b"") + headers) * 5)
+    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+MANY = 10_000
+
+
+@pytest.mark.parametrize("kind", [b"headers", b"topic", b"fanout"])
+@pytest.mark.parametrize("end", ["queue", "exchange"])
+def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes, end: str) -> None:
+    queue, exchange = a_queue(peer), secrets.token_hex(6).encode()
+    ask(peer, requests.exchange_declare(exchange, kind), keys.EXCHANGE_DECLARE_OK)
+    for number in range(MANY):
+        table = entry(b"k%d" % number, b"S", b"v") if kind == b"headers" else b""
+        peer.say(1, requests.queue_bind(queue, exchange, b"#.k%d" % number, table))
+    for _ in range(MANY):
+        peer.wait(keys.QUEUE_BIND_OK)
+    service.reset()
+    peer.send(with_headers(b"a.b.k7", exchange, entry(b"k7", b"S", b"v")) * 5)
+    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    service.reset()
+    if end == "exchange":
+        delete = keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(exchange) + b"\x00"
+        ask(peer, delete, keys.EXCHANGE_DELETE_OK)
+    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+
+
+def test_very_many_queues_go_with_their_connection(service: WatchedService, peer: Peer) -> None:
+    names = [secrets.token_hex(6).encode() for _ in range(5000)]
+    for name in names:
+        peer.say(1, requests.queue_declare(name, exclusive=True, no_wait=True))
+        peer.say(1, requests.queue_bind(name, b"amq.fanout", b""))
+    for _ in names:
+        peer.wait(keys.QUEUE_BIND_OK)
+    peer.close()
+
+
+def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer) -> None:
+    names = [secrets.token_hex(6).encode() for _ in range(2000)]
+    for name in names:
+        peer.say(1, requests.queue_declare(name, exclusive=True, no_wait=True))
+        peer.say(1, requests.queue_bind(name, b"amq.fanout", b""))
+        peer.say(1, requests.consume(name, name, no_ack=True, no_wait=True))
+    for _ in names:
+        peer.wait(keys.QUEUE_BIND_OK)
+    service.reset()
+    peer.send(message(1, b"", b"x" * 100, exchange=b"amq.fanout"))
+    take(peer, len(names))
+
+
+@pytest.mark.parametrize("why", ["expired", "rejected"])
+def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Peer, why: str) -> None:
+    grave = a_queue(peer)
+    options: dict[str, int | str] = {"dead_letter_exchange": "", "dead_letter_routing_key": grave.decode()}
+    if why == "expired":
+        options["message_ttl"] = 10_000
+    queue = a_queue(peer, arguments=arguments(**options))
+    fill(peer, queue, MANY)
+    if why != "expired":
+        peer.say(1, requests.consume(queue, b"all"))
+        take(peer, MANY)
+        peer.say(1, requests.nack(0, multiple=True, requeue=False))
+    service.reset()
+    wait_until(lambda: count(service, grave) == MANY, seconds=100, what="the dead letters")
+
+
+def count(service: WatchedService, queue: bytes) -> int:
+    """Messages that are ready."""
+    with logged_in(service.url()) as other:
+        payload = ask(other, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    return int.from_bytes(payload[-8:-4], "big")

@@ -1,0 +1,171 @@
+"""The command ``dtx`` with a watch on its event loop: how long others wait for their turn at most.
+
+What counts is the processor time of the loop's thread between two turns of the watch: other load on the machine makes
+it hardly longer, and whatever is done without a turn for others is in it.
+"""
+
+import asyncio
+import contextlib
+import gc
+import mmap
+import secrets
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from dtx.server import service
+from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09.frames import FrameSplitter
+from tests.support.peer import Peer, logged_in, message
+from tests.support.service import DtxService
+
+MOST_MILLISECONDS: Final = 50
+_LONGEST: Final = "loop-longest"
+"""File in the directory of the process: seconds, as eight octets."""
+_WHERE: Final = "loop-where"
+_BEAT: Final = 0.002
+_LONG: Final = 0.02
+
+
+class _Watch:
+    def __init__(self) -> None:
+        with Path(_LONGEST).open("w+b") as file:
+            file.write(bytes(8))
+            file.flush()
+            self._memory = mmap.mmap(file.fileno(), 8)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._used = time.thread_time()
+        self._began = time.monotonic()
+        self._seen: list[str] = []
+        gc.callbacks.append(self._collected)
+        threading.Thread(target=self._look, daemon=True).start()
+        self._beat()
+
+    def _beat(self) -> None:
+        used = time.thread_time()
+        gap, self._used = used - self._used, used
+        seen, self._seen = self._seen, []
+        self._began = time.monotonic()
+        (longest,) = struct.unpack("d", self._memory[:])
+        if gap > longest:
+            self._memory[:] = struct.pack("d", gap)
+            Path(_WHERE).write_text("\n".join(seen[-8:]))
+        self._loop.call_later(_BEAT, self._beat)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting = time.thread_time()
+        else:
+            took = 1000 * (time.thread_time() - self._collecting)
+            self._seen.append(f"garbage of generation {info['generation']} was collected: {took:.1f} ms")
+
+    def _look(self) -> None:
+        """Note where the loop is when it has been there for long."""
+        while True:
+            time.sleep(_LONG / 4)
+            if time.monotonic() - self._began > _LONG:
+                frame = sys._current_frames()[self._thread]
+                self._seen.append("".join(traceback.format_stack(frame)[-8:]))
+
+
+class WatchedService(DtxService):
+    """A service whose event loop is watched."""
+
+    def command(self) -> list[str]:
+        """As of the base."""
+        words = super().command()
+        return [*words[:2], "tests.support.watched", *words[3:]]
+
+    def reset(self) -> None:
+        """Forget what was seen so far."""
+        with (self.directory / _LONGEST).open("r+b") as file:
+            file.write(bytes(8))
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the processor between two turns of the loop, at most, since the last reset."""
+        (longest,) = struct.unpack("d", (self.directory / _LONGEST).read_bytes())
+        return float(longest)
+
+    @property
+    def where(self) -> str:
+        """What the loop did then."""
+        return (self.directory / _WHERE).read_text()
+
+
+@contextlib.contextmanager
+def not_held(service: WatchedService) -> Iterator[None]:
+    """What is done here must not hold the loop."""
+    service.reset()
+    yield
+    with logged_in(service.url()):  # by then the end of connections that were closed is over, mostly
+        pass
+    longest = service.longest * 1000
+    print(f"LONGEST {longest:.1f} ms")
+    assert longest < MOST_MILLISECONDS, f"the event loop was held for {longest:.0f} ms:\n{service.where}"
+
+
+# -- what fills a service to its limits --------------------------------------------------------------------------------
+
+
+def a_queue(peer: Peer, *, durable: bool = False, arguments: bytes = b"") -> bytes:
+    """A fresh queue, declared on channel 1."""
+    queue = f"long-{secrets.token_hex(6)}".encode()
+    ask(peer, requests.queue_declare(queue, durable=durable, arguments=arguments), keys.QUEUE_DECLARE_OK)
+    return queue
+
+
+def ask(peer: Peer, payload: bytes, answer: int, channel: int = 1) -> bytes:
+    """Say something, and wait for the answer; its payload."""
+    peer.say(channel, payload)
+    return peer.wait(answer, channel=channel).payload
+
+
+def take(peer: Peer, count: int, wanted: int = keys.BASIC_DELIVER) -> None:
+    """Read so many frames of a kind, quickly."""
+    splitter = FrameSplitter()
+    while count > 0:
+        data = peer.socket.recv(1 << 20)
+        assert data, "the server closed"
+        _, frames = splitter.feed(data)
+        for key, *_ in frames:
+            assert key not in (keys.CHANNEL_CLOSE, keys.CONNECTION_CLOSE)
+            count -= key == wanted
+
+
+def fill(peer: Peer, queue: bytes, count: int, channel: int = 9) -> None:
+    """Messages that are there when this returns."""
+    peer.open(channel)
+    ask(peer, keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00", keys.CONFIRM_SELECT_OK, channel)
+    one = message(channel, queue, b"x")
+    for start in range(0, count, 5000):
+        peer.send(one * min(5000, count - start))
+        left = range(start + 1, min(start + 5000, count) + 1)
+        while left:
+            payload = peer.wait(keys.BASIC_ACK, channel=channel).payload
+            if int.from_bytes(payload[4:12], "big") == left[-1]:
+                break
+    ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK, channel)
+
+
+def _main() -> None:
+    from dtx.cli import main
+
+    serve = service.serve
+
+    async def watched(*words: Any) -> int:
+        _Watch()
+        return await serve(*words)
+
+    setattr(service, "serve", watched)  # noqa: B010 - mypy knows it as a function
+    main()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,77 @@
+"""Long work in slices: the event loop's turns between them, their order, and mistakes."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.store.slices import SLICE_SECONDS, Slices
+
+
+class Clock:
+    """It goes on by a third of a slice with each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def work(self, name: str, steps: int, done: list[str]) -> Iterator[None]:
+        for _ in range(steps):
+            done.append(name)
+            self.now += SLICE_SECONDS / 3
+            yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def test_long_work_is_done_in_several_turns(clock: Clock) -> None:
+    done: list[str] = []
+    failures: list[Exception] = []
+    slices = Slices(failures.append)
+    slices.run(clock.work("a", 7, done))
+    assert done == ["a"] * 3
+    await asyncio.sleep(0)
+    assert done == ["a"] * 6
+    await asyncio.sleep(0)
+    assert done == ["a"] * 7
+
+
+async def test_short_work_is_done_at_once(clock: Clock) -> None:
+    done: list[str] = []
+    failures: list[Exception] = []
+    slices = Slices(failures.append)
+    slices.run(clock.work("a", 1, done))
+    slices.then(lambda: done.append("then"))
+    assert done == ["a", "then"]
+
+
+async def test_what_comes_later_is_done_behind_it(clock: Clock) -> None:
+    done: list[str] = []
+    failures: list[Exception] = []
+    slices = Slices(failures.append)
+    slices.run(clock.work("a", 4, done))
+    slices.then(lambda: done.append("then"))
+    slices.run(clock.work("b", 1, done))
+    while len(done) < 6:
+        await asyncio.sleep(0)
+    assert done == ["a", "a", "a", "a", "then", "b"]
+
+
+async def test_work_that_fails_keeps_no_other_from_its_turn(clock: Clock) -> None:
+    done: list[str] = []
+    failures: list[Exception] = []
+    slices = Slices(failures.append)
+
+    def fails() -> Iterator[None]:
+        slices.run(clock.work("behind", 1, done))
+        yield
+        raise RuntimeError("a mistake of ours")
+
+    slices.run(fails())
+    slices.run(clock.work("later", 1, done))
+    assert done == ["behind", "later"]
+    assert [str(failure) for failure in failures] == ["a mistake of ours"]
