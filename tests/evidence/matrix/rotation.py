@@ -38,8 +38,8 @@ def choose(reached: Mapping[str, list[str]]) -> dict[Point, Row]:
 
 
 def _is_slow(row: Row) -> bool:
-    """Whether a cell of it waits for a lease to run out, or for programs of RabbitMQ's."""
-    return row.case.kind in (Kind.TAKEN_OVER, Kind.SEVERED, Kind.MENDED)
+    """Whether a cell of it waits for a lease to run out, for programs of RabbitMQ's, or for dtx to look once more."""
+    return row.case.kind in (Kind.TAKEN_OVER, Kind.SEVERED, Kind.MENDED, Kind.DOUBTED)
 
 
 def _is_open(row: Row) -> bool:
