@@ -20,6 +20,7 @@ _PREFIX: Final = "setting_"
 _METAVARS: Final = {
     "admin_host": "NAME",
     "admin_listen": "ADDRESS",
+    "admin_proxy": "ADDRESS",
     "anonymous_user": "USER",
     "broker": "URL",
     "coordinator": "USER",
