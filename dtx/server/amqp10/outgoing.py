@@ -198,14 +198,21 @@ class Outgoing:
 
     def discharged(self, work: "Work", *, committed: bool) -> None:
         """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
-        self._connection.slices.run(self._discharged(work, committed))
-
-    def _discharged(self, work: "Work", committed: bool) -> Iterator[None]:
-        for number in [number for number, one in self._acquired.items() if one.work is work]:
-            if self._acquired.pop(number, None) is not None and not committed:
-                self.give_back(number, self.unsettled.pop(number))
-            yield
-        yield from self._return_slowly()
+        acquired = self._acquired
+        # At once, whatever takes longer: an outcome that comes now must not be held for a transaction that is over.
+        numbers = [number for number, one in acquired.items() if one.work is work]
+        if len(numbers) == len(acquired):
+            acquired.clear()
+        else:
+            for number in numbers:
+                del acquired[number]
+        if committed or not numbers:
+            return
+        if self._open:
+            self._returning += [(number, self.unsettled.pop(number), False) for number in numbers]
+            self._return()
+        else:
+            self.node.requeue([self.unsettled.pop(number) for number in numbers])
 
     def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
         """A delivery was sent in a transaction that is rolled back: it has not been.

@@ -196,7 +196,7 @@ class Channel:
         until = time.monotonic() + SLICE_SECONDS
         self._going_on = True
         try:
-            while backlog and not self.is_busy:
+            while backlog and not self.is_busy and not self.connection.is_over:
                 if time.monotonic() >= until:
                     self.occupy()
                     asyncio.get_running_loop().call_soon(self.finish)
@@ -228,11 +228,13 @@ class Channel:
         def go_on() -> None:
             self.is_busy = False
             error: XaError | None = None
-            if self.phase is Phase.OPEN:
+            if self.phase is Phase.OPEN and not self.connection.is_over:
                 try:
                     act()
                 except XaError as refusal:
                     error = refusal
+                except Exception as fault:  # noqa: BLE001 - as where a method is handled at once
+                    self.connection.refuse(fault, key)
             if not self.is_busy:
                 self.finish(error or b"", key)
 

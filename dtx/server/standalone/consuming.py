@@ -141,9 +141,10 @@ class Consuming:
             raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
         channel.connection.demand(Permission.READ, "queue", name)
         channel.connection.vhost.find_queue(name, channel.connection)
-        channel.after_writes(lambda: self._consume(name, asked), keys.BASIC_CONSUME)
+        priority = _priority(asked.arguments)
+        channel.after_writes(lambda: self._consume(name, asked, priority), keys.BASIC_CONSUME)
 
-    def _consume(self, name: bytes, asked: content.Consume) -> None:
+    def _consume(self, name: bytes, asked: content.Consume, priority: int) -> None:
         """What was published before is for the consumers that waited for it."""
         channel = self._channel
         queue = channel.connection.vhost.find_queue(name, channel.connection)
@@ -153,7 +154,7 @@ class Consuming:
             self,
             no_ack=asked.no_ack,
             exclusive=asked.exclusive,
-            priority=_priority(asked.arguments),
+            priority=priority,
             credit=Credit(self._prefetch),
             shared=self._shared,
         )
@@ -190,8 +191,9 @@ class Consuming:
 
     def cancelled(self, consumer: Consumer) -> None:
         """The queue of *consumer* is gone."""
+        if self._queues.pop(consumer, None) is None:
+            return  # the client has cancelled it before: its tag may be another one's now
         self.consumers.pop(consumer.tag, None)
-        self._queues.pop(consumer, None)
         channel = self._channel
         if channel.may_go_on() and channel.connection.tells_of_cancelled_consumers:
             channel.send(replies.cancelled(channel.number, consumer.tag))

@@ -9,7 +9,7 @@ from dtx.wire.amqp09.calls import GetTimeout, Prepare, Rollback, Start
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
-from tests.support.broker import Mode
+from tests.support.broker import Mode, only_standalone
 from tests.support.client import new_xid
 from tests.support.raw import ConnectionEnded, RawClient
 
@@ -176,6 +176,17 @@ def test_a_method_within_a_content_ends_the_connection(
         raw.ask(1, Start(xid=xid))
     raw.send_frames(method_frame(1, requests.publish(b"", queue.encode())) + header + method_frame(1, payload))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
+        raw.next_method(1)
+
+
+@only_standalone
+def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient, queue: str) -> None:
+    """It waits until the publish is durable, and is answered all the same."""
+    name = queue.encode()
+    content = header_frame(1, 60, 0, b"\x00\x00")
+    consume = method_frame(1, requests.consume(name, b"", arguments=b"\x05short"))
+    raw.send_frames(method_frame(1, requests.publish(b"", name)) + content + consume)
+    with pytest.raises(ConnectionEnded, match="502 SYNTAX_ERROR"):
         raw.next_method(1)
 
 

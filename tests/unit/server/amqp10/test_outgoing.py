@@ -4,13 +4,13 @@ import asyncio
 from asyncio import Future
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
-from dtx.server.amqp10.outgoing import Outgoing
+from dtx.server.amqp10.outgoing import Outgoing, _InWork
 from dtx.server.standalone.nodes import QueueOrigin
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.slices import Slices
@@ -18,7 +18,7 @@ from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.performatives import Flow
-from dtx.wire.amqp10.states import Modified, Rejected, Released
+from dtx.wire.amqp10.states import Accepted, Modified, Rejected, Released
 
 
 class Link:
@@ -256,3 +256,36 @@ async def test_what_is_modified_returns_when_its_change_was_written_or_cannot_be
     assert place.done == ["returned", "rejected", "told"]
     node.then(lambda: place.done.append("at once"))
     assert place.done[-1] == "at once"
+
+
+class Over:
+    """A transaction that has ended: nothing can be held for it."""
+
+    def retire(self, *_: object, **__: object) -> None:
+        raise AssertionError("an outcome is held for a transaction that is over")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_an_outcome_behind_the_discharge_is_the_clients_own(committed: bool) -> None:
+    """The rest of the discharge takes several turns; a message held for it would be in nobody's hands."""
+    shell, _, _, _ = opened()
+    done: list[tuple[str, object]] = []
+    later: list[Any] = []
+    work: Any = Over()
+    place: Any = shell._connection
+    place.slices = SimpleNamespace(run=later.append)
+    place.abort, place.soon = (lambda _: False), (lambda *_: None)
+    node: Any = SimpleNamespace(
+        accept=lambda taken: done.append(("accept", taken)), requeue=lambda taken: done.append(("requeue", taken))
+    )
+    link: Any = SimpleNamespace(dispose=lambda *_: None)
+    shell.node, shell._link = node, link
+    shell.unsettled[1] = "message"
+    shell._acquired[1] = _InWork(cast("Any", None), work)
+    shell.discharged(work, committed=committed)
+    shell._finish((1,), Accepted(), settled=True)
+    for rest in later:
+        for _ in rest:
+            pass
+    assert done == [("accept" if committed else "requeue", ["message"])]
+    assert not shell.unsettled
