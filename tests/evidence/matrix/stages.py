@@ -179,7 +179,7 @@ class MatrixStage(Scene):
             self._stack.callback(self._delete_vhost, self.node)
             options += ["--management", self.node.management_url]
             options += ["--replay", "always" if self.condition is Condition.REPLAY else "auto"]
-            url = self.node.url()
+            url = self.node.url(vhost=self.vhost)
         self._options = {"broker": url, "database": self.database}
         self._words = tuple(options)
         words = (*options, "--admin-listen", f"127.0.0.1:{self.admin_port}")
