@@ -3,7 +3,7 @@
 import pytest
 
 from dtx.store.postgres import queue
-from tests.unit.store.queue_rig import Channel, Get, Rig
+from tests.unit.store.queue_rig import NOW, Channel, Get, Rig
 
 
 def test_a_waiting_consumer_goes_before_a_later_get() -> None:
@@ -60,3 +60,13 @@ def test_a_get_that_gave_up_hinders_no_consumer(monkeypatch: pytest.MonkeyPatch)
     rig.queue.cancel_get(getter)
     rig.run()
     assert (channel.positions, getter.answers) == ([1, 2, 3, 4], [])
+
+
+def test_a_message_behind_the_one_of_a_get_expires_on_time() -> None:
+    rig = Rig()
+    rig.put(1)
+    rig.put(2, expires_at=NOW + 10)
+    rig.run()
+    assert rig.get().delivery.position == 1
+    rig.at(NOW + 10)
+    assert rig.dropped == [2]
