@@ -1,7 +1,7 @@
 """Branches whose messages live in the log's own database: done or not done, whatever fails."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -9,8 +9,9 @@ import pytest
 from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
-from dtx.log.records import BranchRecord, JournalEvent
+from dtx.log.records import BranchRecord, Fate, JournalEvent, WorkKind
 from dtx.manager import Limits, TransactionManager, Who
+from dtx.manager.operators import Action, Operators, Order
 from dtx.store.api import Plan
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import Metrics
@@ -323,6 +324,16 @@ async def test_a_branch_that_did_not_vote_is_given_back(stand: Stand) -> None:
     assert await stand.ask(Operation.ROLLBACK) is XaFlag.OK
     assert (stand.ledger.seen, stand.ledger.held) == ({CONSUMED}, set())
     assert stand.log.written == []
+
+
+async def test_a_dry_run_of_forget_names_the_fate_of_each_message(stand: Stand) -> None:
+    """No fate would mean that the message goes elsewhere."""
+    await stand.ask(Operation.PREPARE)
+    operators = Operators(stand.manager)
+    order = Order(vhost="/", xid=XID, action=Action.ROLLBACK, actor="olga", reason="the site is lost")
+    await operators.carry_out(order)
+    said = await operators.forecast(replace(order, action=Action.FORGET))
+    assert [(step.kind, step.fate) for step in said.steps] == [(WorkKind.PUBLISH, Fate.DROPPED)]
 
 
 async def test_branches_of_a_broker_are_not_taken_for_local_ones() -> None:

@@ -362,6 +362,8 @@ async def test_a_message_that_is_given_up_makes_the_outcome_mixed(stand: Stand) 
     assert stand.broker.seen == [(b"x", b"a")]
     assert stand.fates == {0: Fate.PUBLISHED, 1: Fate.DISCARDED}
     assert await stand.ask(Operation.COMMIT) is XaFlag.HEURMIX
+    said = await stand.operators.forecast(stand.order(Action.FORGET))
+    assert [(step.position, step.fate) for step in said.steps] == [(1, Fate.DISCARDED)]
     assert await stand.ask(Operation.FORGET) is XaFlag.OK
     assert [(kept.position, kept.fate) for kept in await stand.log.read_archive(stand.branch.xid)] == [
         (1, Fate.DISCARDED)
