@@ -1,5 +1,6 @@
 """Branches whose messages live in the log's own database: done or not done, whatever fails."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -334,6 +335,22 @@ async def test_a_dry_run_of_forget_names_the_fate_of_each_message(stand: Stand) 
     await operators.carry_out(order)
     said = await operators.forecast(replace(order, action=Action.FORGET))
     assert [(step.kind, step.fate) for step in said.steps] == [(WorkKind.PUBLISH, Fate.DROPPED)]
+
+
+async def test_start_and_end_wait_for_the_request_under_way(stand: Stand) -> None:
+    stand.log.running.clear()
+    answers: list[XaFlag | XaError] = []
+    stand.manager.ask(WHO, XID, Operation.PREPARE, answers.append)
+    assert stand.manager.demarcate(WHO, XID, Operation.JOIN, 2) is None
+    waiting = asyncio.ensure_future(stand.manager.settle(WHO, XID))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    stand.log.running.set()
+    await waiting
+    assert answers == [XaFlag.OK]
+    with pytest.raises(XaError, match="illegal in state prepared"):
+        stand.manager.demarcate(WHO, XID, Operation.JOIN, 2)
 
 
 async def test_branches_of_a_broker_are_not_taken_for_local_ones() -> None:
