@@ -97,6 +97,11 @@ class TransactionManager:
             asyncio.create_task(self.disk.watch(), name="dtx-disk"),
         ]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no branch, in the log or before its vote."""
+        return not len(self._branches)
+
     async def drain(self, seconds: float) -> bool:
         """Refuse new branches and wait for the operations that are under way.
 

@@ -41,6 +41,8 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
         await side.send_raw(probe, keys.TX_ROLLBACK_OK)
     except ChannelClosed as closed:
+        for channel in (keeper, side):
+            await channel.close()
         raise XaError(
             ReplyCode.ACCESS_REFUSED,
             f"{what} needs the permissions to configure and read 'dtx.lock.*' and to write 'amq.default': "

@@ -117,7 +117,10 @@ async def open_alongside(
     await _claim_name(broker, identity, vhost_of(settings))
     loaded = asyncio.Event()  # until then nobody knows which receipts of a predecessor are needed
     store = RabbitStore(
-        broker, _lane_settings(settings, broker, identity, lambda: loaded.is_set() and log.lease_valid, metrics)
+        broker,
+        _lane_settings(
+            settings, broker, identity, lambda: loaded.is_set() and log.lease_valid, lambda: manager.is_empty, metrics
+        ),
     )
     stack.push_async_callback(store.close)
     manager = TransactionManager(log, store, limits, metrics)
@@ -165,7 +168,12 @@ async def _claim_name(broker: Broker, identity: Identity, vhost: str) -> None:
 
 
 def _lane_settings(
-    settings: Settings, broker: Broker, identity: Identity, active: Callable[[], bool], metrics: Metrics
+    settings: Settings,
+    broker: Broker,
+    identity: Identity,
+    active: Callable[[], bool],
+    finished: Callable[[], bool],
+    metrics: Metrics,
 ) -> LaneSettings:
     url = settings.management_url
     return LaneSettings(
@@ -174,6 +182,7 @@ def _lane_settings(
         deadline=settings.unit_deadline,
         replay=settings.replay,
         active=active,
+        finished=finished,
         found=lambda outcome: metrics.unit_findings[outcome].inc(),
         management=None if url is None else Management.from_url(url, user=broker.user, password=broker.password),
     )

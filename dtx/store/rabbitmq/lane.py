@@ -72,6 +72,7 @@ class LaneSettings:
         management: to judge receipts; ``None`` when there is none.
         found: told what was found out about each unit whose answer was lost.
         active: whether this dtx is the active one: receipts may be its successor's otherwise, and are left alone.
+        finished: whether the log needs no receipt any more, when lanes are closed.
         room: memory for the messages of units, shared by all lanes that have these settings.
     """
 
@@ -81,6 +82,7 @@ class LaneSettings:
     replay: Replay = "auto"
     management: Management | None = None
     active: Callable[[], bool] = lambda: True
+    finished: Callable[[], bool] = lambda: True
     found: Callable[[UnitOutcome], None] = lambda _: None
     room: Room = field(default_factory=lambda: Room(_MOST_UNDER_WAY))
 
@@ -263,7 +265,8 @@ class Lane:
         channel = await OwnChannel(connection).open()
         frames = hold_lock(channel.number, connection.lock) + method_frame(channel.number, requests.TX_SELECT)
         await channel.send_raw(frames, keys.TX_SELECT_OK)
-        self._opened += 1
+        if connection is self._connection:
+            self._opened += 1
         self._give(channel)
 
     async def _serve(self, connection: ServiceConnection) -> None:
@@ -310,7 +313,7 @@ class Lane:
     async def close(self) -> None:
         """End the lane."""
         connection, control = self._connection, self._control
-        if control is not None and self.settings.active():
+        if control is not None and self.settings.active() and self.settings.finished():
             with suppress(UpstreamLost, ChannelClosed, TimeoutError):
                 async with asyncio.timeout(_FAREWELL):
                     await self.receipts.delete(control)
@@ -441,6 +444,7 @@ class Lane:
         return Refused(
             reason=f"{len(gone)} message(s) could not be put back: {reason}",
             settled=tuple(item.position for item in work if item.position not in gone),
+            partial=result.repeated,
         )
 
     async def _missing(self, queues: Iterable[bytes]) -> set[bytes]:
@@ -500,9 +504,10 @@ class Lane:
             except ChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
-                return Refused(reason=words(closed.close), partial=closed.close.key == keys.TX_COMMIT)
+                return Refused(reason=words(closed.close), partial=repeated or closed.close.key == keys.TX_COMMIT)
             except WireError as error:  # nothing was sent
-                return Refused(reason=f"a message cannot be written as AMQP has it: {error.reason}")
+                reason = f"a message cannot be written as AMQP has it: {error.reason}"
+                return Refused(reason=reason, partial=repeated)
             finally:
                 work = ()
                 share.release()

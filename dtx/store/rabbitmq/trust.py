@@ -6,6 +6,7 @@ Only the management API tells, and only one that is this broker's own.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Literal
 
 from dtx.store.rabbitmq.management import Management, ManagementError
@@ -45,6 +46,7 @@ class Trust:
         self._management: Final = management
         self._receipts: Final = receipts
         self._control: Final = control
+        self._cluster: str | None = None
         self._judging = asyncio.Lock()
         self._judged = float("-inf")
         self._recognised = ""
@@ -74,12 +76,10 @@ class Trust:
 
     async def _ask_cluster(self) -> str | None:
         """Receipts are believed without proof, but not in a cluster, as far as can be seen."""
-        if self._management is None:
-            return None
-        try:
-            return await self._management.cluster()
-        except ManagementError:
-            return None
+        if self._management is not None:
+            with suppress(ManagementError):  # what was seen last holds
+                self._cluster = await self._management.cluster()
+        return self._cluster
 
     async def _ask_management(self) -> str | None:
         management = self._management

@@ -79,6 +79,20 @@ def test_a_restart_has_the_name_and_leaves_no_queue_behind(start: Start, rabbitm
         service.start()
 
 
+def test_receipt_queues_stay_while_the_log_has_a_branch(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
+    """A unit that is logged and was not sent yet may need them at the next start."""
+    service = start(vhost)
+    with connected(service.url(vhost=vhost)) as connection:
+        channel = connection.channel()
+        xa, xid = XAResource(channel), new_xid()
+        xa.start(xid)
+        channel.basic_publish("", "nowhere", b"x")
+        xa.end(xid)
+        xa.prepare(xid)
+    assert service.stop() == 0
+    assert any(name.startswith("dtx.receipts.") for name in queues(rabbitmq, vhost))
+
+
 def test_a_lane_of_a_deleted_vhost_ends(start: Start, rabbitmq: RabbitNode, vhost: str) -> None:
     service = start(vhost)
     other = rabbitmq.add_vhost()

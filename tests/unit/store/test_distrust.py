@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtx.store.rabbitmq.management import Management
+from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.trust import Replay, Trust
 from tests.support.branches import new_identity
@@ -71,3 +71,15 @@ async def test_receipts_can_be_trusted_without_a_management_api() -> None:
     trust = Trust("/", "receipts", None, Receipts(new_identity("t")), lambda: None)
     await trust.judge()
     assert trust.distrust is None
+
+
+async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    trust = Trust("/", "receipts", api(nodes=3), Receipts(new_identity("t")), lambda: None)
+    await trust.judge()
+
+    async def away(_self: Management, _path: str) -> Any:
+        raise ManagementError("away")
+
+    monkeypatch.setattr(Answers, "get", away)
+    await trust.judge()
+    assert trust.distrust == "the broker has 3 nodes"
