@@ -26,7 +26,7 @@ _log = get_logger(part="admin")
 _MOST_CONNECTIONS: Final = 400
 """At the same time: those that have a request answered (see the guard), and as many that do not."""
 _MOST_OF_ADDRESS: Final = 100
-"""The same, of one address."""
+"""Connections of one address that have no request answered."""
 _MOST_HEADERS: Final = 32 * 1024
 """Octets of a request's head."""
 _REQUEST_SECONDS: Final = 30
@@ -65,11 +65,11 @@ class _Connection(H11Protocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._watch()
         others = [one for one in self.connections if isinstance(one, _Connection)]
-        ours = [one for one in others if one.source == self.source]
+        waiting = [one for one in others if one.waits_since is not None]  # this one does
+        ours = [one for one in waiting if one.source == self.source]
         if len(ours) > _MOST_OF_ADDRESS or len(others) > _MOST_CONNECTIONS:
-            crowd = ours if len(ours) > _MOST_OF_ADDRESS else others
-            waiting = [one for one in crowd if one.waits_since is not None]  # this one does
-            min(waiting, key=lambda one: one.waits_since or 0.0).give_up("too many connections")
+            crowd = ours if len(ours) > _MOST_OF_ADDRESS else waiting
+            min(crowd, key=lambda one: one.waits_since or 0.0).give_up("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
