@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -48,9 +49,11 @@ def own_service(
     """A service whose database the test may stop."""
     node: RabbitNode | None = request.getfixturevalue("rabbitmq") if mode == "alongside" else None
     database = own_postgres.create_database()
-    seed(database, [heuristic(forgettable, Heuristic.MIXED, local=node is None)])
+    rm = urlsplit(database).path[1:]
+    seed(database, [heuristic(forgettable, Heuristic.MIXED, local=node is None)], rm=rm)
     broker = None if node is None else node.url()
-    with DtxService(broker=broker, database=database, options=("--lease-ttl", "3")) as running:
+    options = ("--lease-ttl", "3", "--rm", rm)
+    with DtxService(broker=broker, database=database, options=options) as running:
         yield running
 
 

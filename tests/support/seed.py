@@ -16,7 +16,7 @@ from tests.support.branches import a_branch, a_line, a_publish, an_insert
 _LOCAL: Final[dict[str, Any]] = {"published": (), "consumed": ()}
 
 
-def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere") -> None:
+def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere", rm: str = "dtx") -> None:
     """Write *branches* as prepared, each with a publish to *queue* unless its messages are in the same database; those
     with an outcome are heuristic then.
 
@@ -24,13 +24,16 @@ def seed(url: str, branches: Iterable[BranchRecord], queue: str = "nowhere") -> 
         url: of a database that no service uses.
         branches: made by :func:`in_doubt` and :func:`heuristic`.
         queue: routing key of the publish.
+        rm: name of the resource manager.
     """
     migrate.upgrade(url)
-    asyncio.run(_seed(url, tuple(branches), a_publish(exchange=b"", routing_key=queue.encode(), properties=b"\0\0")))
+    asyncio.run(
+        _seed(url, rm, tuple(branches), a_publish(exchange=b"", routing_key=queue.encode(), properties=b"\0\0"))
+    )
 
 
-async def _seed(url: str, branches: Iterable[BranchRecord], work: Work) -> None:
-    log = PostgresLog(url, "dtx")
+async def _seed(url: str, rm: str, branches: Iterable[BranchRecord], work: Work) -> None:
+    log = PostgresLog(url, rm)
     await log.open()
     try:
         await asyncio.gather(*(_write(log, branch, work) for branch in branches))

@@ -70,14 +70,17 @@ def test_a_user_is_made_granted_changed_and_removed(dtx: StandaloneStage, boss: 
     change(boss, "vhosts/remove", name="shop")
     lines = OperatorLog(dtx.database, "dtx").trail()[::-1]
     assert [line.action for line in lines] == [
-        "make-vhost", "make-user", "grant", "grant", "set-tags", "grant-topic", "set-password", "revoke-topic",
-        "revoke", "remove-user", "remove-vhost",
+        "make-vhost", "make-user", "grant", "grant", "set-tags", "grant-topic", "set-password", "sign-in",
+        "revoke-topic", "revoke", "remove-user", "remove-vhost",
     ]  # fmt: skip
     assert [(line.subject, line.reason, line.result) for line in lines[:2]] == [
         ("shop", "a new one", "made"),
         ("alice", "ticket 1", "made"),
     ]
-    assert {(line.actor, line.role, line.address) for line in lines} == {("guest", "coordinator", "127.0.0.1")}
+    assert {(line.actor, line.role, line.address) for line in lines} == {
+        ("guest", "coordinator", "127.0.0.1"),
+        ("alice", "none", "127.0.0.1"),  # the refused sign-in
+    }
     assert json.loads(lines[3].detail) == {"vhost": "/", "read": "x"}
     written = "".join(line.detail for line in lines) + dtx.service.log_path.read_text()
     assert SECRET not in written

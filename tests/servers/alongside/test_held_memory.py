@@ -6,7 +6,7 @@ import pytest
 
 from dtx.client import XaFlag
 from dtx.wire.amqp09 import keys, requests
-from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start
+from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
@@ -43,25 +43,19 @@ def client(stage: Stage, *channels: int) -> RawClient:
 
 
 def fits(observer: RawClient, size: int) -> bool:
-    """Whether a branch may hold a message of that size now; it is rolled back. Its header tells, no body is sent."""
+    """Whether a branch may hold a message of that size now; it is rolled back."""
     xid = new_xid()
     observer.ask(1, Start(xid=xid))
     method, header = requests.publish(b"", b"out"), header_frame(1, _BASIC, size, b"\x00\x00")
-    observer.send_frames(method_frame(1, method) + header)
-    observer.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b""))
-    if method_of(observer.next_method(1)) == keys.CHANNEL_CLOSE_OK:
-        taken = True
-    else:
-        taken = False
-        observer.read_method(1, keys.CHANNEL_CLOSE_OK)  # both sides have closed at once
+    body = body_frames(1, bytes(size), observer.frame_max)
+    observer.send_frames(b"".join((method_frame(1, method), header, *body)))
+    observer.send(1, encode_call(End(xid=xid)))
+    taken = observer.next_method(1)[:4] != keys.CHANNEL_CLOSE.to_bytes(4, "big")
+    if not taken:
         observer.send(1, requests.CHANNEL_CLOSE_OK)
-    observer.open(1, select=True)
+        observer.open(1, select=True)
     observer.ask(1, Rollback(xid=xid))
     return taken
-
-
-def method_of(payload: bytes) -> int:
-    return int.from_bytes(payload[:4], "big")
 
 
 def room(observer: RawClient, size: int) -> Callable[[], bool]:

@@ -62,7 +62,9 @@ def test_publishers_wait_while_others_make_room(full: DtxService) -> None:
         channel.basic_publish("", "q", b"first", PERSISTENT)
         told.wait_for("low on disk")
         channel.basic_publish("", "q", b"second", PERSISTENT)  # nobody reads it
-        xa, xid = work(consumer.channel(), consume={"q": 1})
+        taking = consumer.channel()
+        wait_until(lambda: taking.queue_declare("q", passive=True).method.message_count == 1, what="the first message")
+        xa, xid = work(taking, consume={"q": 1})
         assert xa.prepare(xid) is XaFlag.OK
         assert xa.commit(xid) is XaFlag.OK
         assert take_all(consumer.channel(), "q") == []
