@@ -12,6 +12,7 @@ Three families, as in X/Open CAE "The XA Specification", chapter 6:
 
 from typing import ClassVar, Final
 
+from dtx.wire.amqp09.errors import facts_of
 from dtx.xa.codes import ReplyCode, XaFlag
 
 
@@ -34,6 +35,14 @@ class XAException(Exception):
         self.reply_code = reply_code
         self.call = ""
         """What was tried, for example ``commit of 1:6774:62``; set when the exception is raised by a call."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the server tells programs: ``state`` of the branch (503); how it ``ended``, and ``at`` what time (404).
+
+        Decide on these alone: the sentence behind them is for people, and may change.
+        """
+        return facts_of(self.reason)
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.name, self.call, self.reason)))

@@ -204,12 +204,13 @@ class Branches:
             _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
             self.add(Entry.restored(found.branch))
             return
-        reason = f"unknown xid {xid}"
+        reason, facts = f"unknown xid {xid}", {}
         if found.ending is not None and (who.operator or self.may(found.ending.owner, who.user)):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.ending.at))
             # What a reply text has no room for is cut off its end, and an xid may be longer than all of it.
             reason = f"unknown xid, completed: {found.ending.event} at {at} (xid {xid})"
-        raise XaError(ReplyCode.NOT_FOUND, reason)
+            facts = {"ended": found.ending.event, "at": at}
+        raise XaError(ReplyCode.NOT_FOUND, reason, facts)
 
     async def wait(self, entry: Entry) -> None:
         """Wait until the operation that runs on *entry* is through.

@@ -208,9 +208,7 @@ def _misplaced(branch: Branch, operation: Operation, association: Association) -
     if (branch.state, operation, Vote.ASSOCIATED) not in TRANSITIONS:
         return _illegal(branch, operation)  # an unknown xid, or one that cannot be worked on, comes first
     said = "not associated with" if association is Association.NONE else f"{association} on"
-    return XaError(
-        ReplyCode.COMMAND_INVALID, f"{operation} is illegal: the branch is {said} this channel (xid {branch.xid})"
-    )
+    return _refused(branch, f"{operation} is illegal: the branch is {said} this channel")
 
 
 def _illegal(branch: Branch, operation: Operation) -> XaError:
@@ -221,7 +219,9 @@ def _illegal(branch: Branch, operation: Operation) -> XaError:
         return XaError(code, f"already known, in state {branch.state}; start it with join or resume (xid {branch.xid})")
     if branch.associations and operation in _COMPLETIONS:
         count = len(branch.associations)
-        return XaError(
-            code, f"{operation} is illegal while {count} channel(s) are associated or suspended (xid {branch.xid})"
-        )
-    return XaError(code, f"{operation} is illegal in state {branch.state} (xid {branch.xid})")
+        return _refused(branch, f"{operation} is illegal while {count} channel(s) are associated or suspended")
+    return _refused(branch, f"{operation} is illegal in state {branch.state}")
+
+
+def _refused(branch: Branch, reason: str) -> XaError:
+    return XaError(ReplyCode.COMMAND_INVALID, f"{reason} (xid {branch.xid})", {"state": branch.state})

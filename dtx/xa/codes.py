@@ -4,6 +4,7 @@ Sources: the constants of the AMQP 0-9 dtx preview (``xa-rbrollback`` … ``xa-o
 X/Open CAE "Distributed Transaction Processing: The XA Specification", chapter 6.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 
@@ -85,13 +86,15 @@ class XaError(Exception):
 
     Args:
         code: the AMQP reply code that the peer is told.
-        reason: lower case, no full stop: what was tried, and on what.
+        reason: for people; lower case, no full stop: what was tried, and on what.
+        facts: for programs: ``state`` of the branch (503); how it ``ended``, and ``at`` what time (404).
     """
 
-    def __init__(self, code: ReplyCode, reason: str) -> None:
+    def __init__(self, code: ReplyCode, reason: str, facts: Mapping[str, str] | None = None) -> None:
         super().__init__(code, reason)
         self.code = code
         self.reason = reason
+        self.facts = facts or {}
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.reason}"

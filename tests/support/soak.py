@@ -356,7 +356,7 @@ class Brancher(Worker):
             (coordinator.commit if branch.commits else coordinator.rollback)(xid)
         except XAER_NOTA as error:
             expected = "committed" if branch.commits else "rolled-back"
-            if not asked or f"completed: {expected}" not in str(error):
+            if not asked or error.facts.get("ended") != expected:
                 self.ledger.fault(f"{xid} was to be {expected}: {error}")
         self._ended(xid, committed=branch.commits)
         self.ledger.did("completed after recover")
@@ -377,7 +377,7 @@ class Brancher(Worker):
             except XARollback:
                 pass
             except XAER_NOTA as error:
-                committed = "completed: committed" in str(error)
+                committed = error.facts.get("ended") == "committed"
             break
         if committed and self.open[xid].stage is not Stage.ONE_PHASE:
             self.ledger.fault(f"{xid} was committed, and nobody had asked for that")

@@ -53,12 +53,11 @@ from dtx.client.tm.errors import (
 from dtx.client.tm.points import Point
 from dtx.client.tm.steps import Acquire, Ask, Reach, Release, Steps, Write
 from dtx.xa.codes import Heuristic, XaFlag
+from dtx.xa.model import State
 from dtx.xa.xid import Xid
 
-_ENDED: Final = "completed: "
-"""What dtx says in a 404 before the event by which the branch has ended."""
-_COMMITTING: Final = ("illegal in state committing", "illegal in state taking-one-phase")
-"""What dtx says in a 503 of a branch that it was told to commit, and has not yet."""
+_COMMITTING: Final = frozenset({State.COMMITTING, State.TAKING_ONE_PHASE})
+"""States of a branch that dtx was told to commit, and has not committed yet."""
 
 
 @dataclass(slots=True)
@@ -354,7 +353,7 @@ def _decided_alone(answer: object) -> bool:
     """Whether a resource that is asked to roll an orphan back was asked to commit it in one phase, and does or did."""
     match answer:
         case XAER_PROTO():
-            return any(words in answer.reason for words in _COMMITTING)
+            return answer.facts.get("state") in _COMMITTING
         case XAER_NOTA():
             return ended_as(answer) is Heuristic.COMMITTED
         case _:
@@ -363,12 +362,15 @@ def _decided_alone(answer: object) -> bool:
 
 def ended_as(answer: XAER_NOTA) -> Heuristic | None:
     """How dtx remembers that the branch ended; ``None``: it does not say."""
-    _, found, event = answer.reason.partition(_ENDED)
-    if not found:
-        return None
-    if event.startswith(("committed", "read-only")):
-        return Heuristic.COMMITTED
-    return Heuristic.ROLLED_BACK if event.startswith("rolled-back") else Heuristic.HAZARD
+    match answer.facts.get("ended"):
+        case None:
+            return None
+        case "committed" | "read-only":
+            return Heuristic.COMMITTED
+        case "rolled-back":
+            return Heuristic.ROLLED_BACK
+        case _:
+            return Heuristic.HAZARD
 
 
 def _commit_one_phase(plan: Plan, branch: Branch) -> Steps[Outcome]:

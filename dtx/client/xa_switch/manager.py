@@ -28,10 +28,6 @@ from dtx.client.xa_switch.link import Link
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
-# How dtx says of an xid that it does not know any more how it ended: the answer to an earlier call was lost.
-_COMMITTED = "unknown xid, completed: committed "
-_ROLLED_BACK = "unknown xid, completed: rolled-back "
-
 
 class Manager:
     """What a thread has after ``xa_open``.
@@ -227,9 +223,10 @@ class Manager:
         try:
             self._outcomes.coordinator().commit(xid, one_phase=one_phase)
         except XAER_NOTA as error:
-            if _COMMITTED in error.reason:
+            ended = error.facts.get("ended")
+            if ended == "committed":
                 return XA_OK
-            if one_phase and _ROLLED_BACK in error.reason:
+            if one_phase and ended == "rolled-back":
                 raise XA_RBROLLBACK(error.reason) from error
             raise
         return XA_OK
@@ -245,7 +242,7 @@ class Manager:
         except XARollback:
             return XA_OK
         except XAER_NOTA as error:
-            if _ROLLED_BACK not in error.reason:
+            if error.facts.get("ended") != "rolled-back":
                 raise
         return XA_OK
 

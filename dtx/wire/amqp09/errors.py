@@ -7,6 +7,8 @@ after it nothing that follows in the stream can be trusted, so it closes the con
 own mistake: the peer is told "internal error" and no more.
 """
 
+import re
+from collections.abc import Mapping
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -16,6 +18,12 @@ from dtx.xa.codes import ReplyCode, XaError
 
 MAX_REPLY_TEXT: Final = 255
 """Longest reply text, octets: it is a shortstr."""
+
+_NAME: Final = re.compile("[A-Z_]+ - ")
+_FACT: Final = re.compile("(?P<key>[a-z]+)=(?P<token>[^; ]+); ")
+_OLD_TEXT: Final = re.compile(
+    "unknown xid, completed: (?P<ended>[^ ]+) at (?P<at>[^ ]+)|[a-z -]+ is illegal in state (?P<state>[^ ]+)"
+)
 
 _CLOSE: Final = Struct(">BHIIHB")
 _TAIL: Final = Struct(">IB")
@@ -109,9 +117,28 @@ def connection_close(code: int, text: str, key: int = 0) -> bytes:
     return _close(0, keys.CONNECTION_CLOSE, code, text, key)
 
 
-def describe(code: ReplyCode | HardCode, reason: str) -> str:
-    """The reply text as brokers write it: ``NOT_FOUND - xid 1:6774:62 is not known``."""
-    return f"{code.name} - {reason}"
+def describe(code: ReplyCode | HardCode, reason: str, facts: Mapping[str, str] | None = None) -> str:
+    """The reply text as brokers write it: ``NOT_FOUND - unknown xid 1:6774:62``.
+
+    Facts for programs come first, so that they are never cut off: ``COMMAND_INVALID - state=idle; commit is illegal``.
+    """
+    return f"{code.name} - {''.join(f'{key}={token}; ' for key, token in (facts or {}).items())}{reason}"
+
+
+def facts_of(text: str) -> dict[str, str]:
+    """The facts in a reply text of dtx; none in any other text.
+
+    Servers of dtx 0.1 have no such fields: the sentences in which they said the same are read as well.
+    """
+    start = _NAME.match(text)
+    position = start.end() if start else 0
+    facts = {}
+    while found := _FACT.match(text, position):
+        facts[found["key"]] = found["token"]
+        position = found.end()
+    if not facts and (old := _OLD_TEXT.match(text, position)):
+        facts = {key: token for key, token in old.groupdict().items() if token is not None}
+    return facts
 
 
 def close_frame(error: BaseException, channel: int, key: int = 0) -> bytes:
@@ -127,7 +154,7 @@ def close_frame(error: BaseException, channel: int, key: int = 0) -> bytes:
     """
     match error:
         case XaError():
-            return channel_close(channel, error.code, describe(error.code, error.reason), key)
+            return channel_close(channel, error.code, describe(error.code, error.reason, error.facts), key)
         case WireError():
             return connection_close(error.code, describe(error.code, error.reason), key)
         case _:

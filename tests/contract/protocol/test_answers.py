@@ -201,7 +201,9 @@ def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: 
     for call in (Commit(xid=xid), Rollback(xid=xid), Prepare(xid=xid), GetTimeout(xid=xid)):
         refusal = raw.refusal(2, call)
         assert refusal.code == 404
-        assert f"completed: {outcome.removesuffix(' at once')} at 20" in refusal.text
+        ending = outcome.removesuffix(" at once")
+        assert refusal.text.startswith(f"NOT_FOUND - ended={ending}; at=20")
+        assert f"; unknown xid, completed: {ending} at 20" in refusal.text
 
 
 def test_the_reason_comes_before_an_xid_that_fills_the_whole_reply_text(raw: RawClient, queue: str) -> None:

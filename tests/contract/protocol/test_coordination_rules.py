@@ -73,7 +73,7 @@ def test_completing_on_the_very_channel_that_is_associated(raw: RawClient, xid: 
 def test_command_invalid_of_commit_before_prepare(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule commandInvalid: "two-phase-commit = C:PREPARE S:PREPARE-OK C:COMMIT S:COMMIT-OK"."""
     raw.idle(1, xid, queue=queue)
-    check(raw.refusal(2, Commit(xid=xid)), 503, Commit(xid=xid), "illegal in state idle")
+    check(raw.refusal(2, Commit(xid=xid)), 503, Commit(xid=xid), "state=idle; commit is illegal in state idle")
     assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
 
 

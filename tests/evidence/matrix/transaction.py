@@ -454,7 +454,7 @@ class Transaction:
         except XARollback as error:
             self._rolled_back(error)
         except XAER_NOTA as error:
-            committed = "completed: committed" in error.reason
+            committed = error.facts.get("ended") == "committed"
             if committed and not one_phase:
                 self.faults.append(f"nobody has asked to commit {self.xid}: {error}")
             self._ended(Decision.COMMIT if committed else Decision.ROLLBACK)
@@ -491,12 +491,12 @@ class Transaction:
 
     def _heard(self, error: XAER_NOTA) -> None:
         """It ended earlier."""
-        words = {
-            "completed: committed": Decision.COMMIT,
-            "completed: rolled-back": Decision.ROLLBACK,
-            "completed: forgotten": self.kind.operator,
+        outcomes = {
+            "committed": Decision.COMMIT,
+            "rolled-back": Decision.ROLLBACK,
+            "forgotten": self.kind.operator,
         }
-        outcome = next((outcome for word, outcome in words.items() if word in error.reason), None)
+        outcome = outcomes.get(error.facts.get("ended", ""))
         wanted = self.kind.operator if self.operated else self.decision
         if outcome is not wanted:
             self.faults.append(f"{self.xid} was to be {wanted}: {error}")

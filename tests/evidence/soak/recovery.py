@@ -201,7 +201,7 @@ class Recovery(threading.Thread):
                 try:
                     coordinator.commit(xid_of(gtrid), one_phase=True)
                 except XAER_NOTA as error:
-                    committed = "completed: committed" in error.reason
+                    committed = error.facts.get("ended") == "committed"
                 except XARollback:
                     committed = False
                 except (XAER_RMFAIL, XAER_PROTO):  # not known yet, or an earlier request is still under way
@@ -231,7 +231,7 @@ class Recovery(threading.Thread):
         try:
             (coordinator.commit if commit else coordinator.rollback)(xid_of(gtrid))
         except XAER_NOTA as error:
-            if f"completed: {ending}" not in error.reason:
+            if error.facts.get("ended") != ending:
                 self._fault(f"{gtrid} was to be {ending}: {error}")
         except XAER_RMFAIL:
             self._desk.count("phase two to be repeated")

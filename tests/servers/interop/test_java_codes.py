@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from dtx.client import XAException, XARollback
-from dtx.client.errors import XAER_RMERR, raised_by_flag, raised_by_reply_code
+from dtx.client.errors import XAER_NOTA, XAER_RMERR, raised_by_flag, raised_by_reply_code
 from dtx.xa.codes import ReplyCode, XaFlag
 from tests.servers.interop.java_programs import Program
 from tests.servers.interop.test_java import JOIN, NO_FLAGS, SUCCESS, a_xid
@@ -39,6 +39,7 @@ class Forger:
         self.port: int = self._listener.getsockname()[1]
         self._flags: int | None = None
         self._reply_code: int | None = None
+        self._words: tuple[bytes, bytes] | None = None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -52,10 +53,14 @@ class Forger:
         """Put *flags* into the next answer that has some, *reply_code* into the next refusal."""
         self._flags, self._reply_code = flags, reply_code
 
+    def replace(self, old: bytes, new: bytes) -> None:
+        """Put *new* in the place of *old* in the next refusal; as many bytes."""
+        self._words = old, new
+
     @property
     def done(self) -> bool:
-        """Whether both have been put somewhere."""
-        return self._flags is None and self._reply_code is None
+        """Whether all has been put somewhere."""
+        return self._flags is None and self._reply_code is None and self._words is None
 
     def _accept(self) -> None:
         while True:
@@ -81,6 +86,12 @@ class Forger:
 
     def _forged(self, payload: bytes) -> bytes:
         """The same number of octets."""
+        if payload[:4] == CHANNEL_CLOSE and self._words is not None:
+            old, new = self._words
+            assert old in payload
+            assert len(old) == len(new)
+            self._words = None
+            return payload.replace(old, new)
         if payload[:4] == CHANNEL_CLOSE and self._reply_code is not None:
             code, self._reply_code = self._reply_code, None
             return payload[:4] + struct.pack(">H", code) + payload[6:]
@@ -159,4 +170,28 @@ def test_every_refusal_has_its_code(
     forger.forge(reply_code=reply_code)
     call, *more = words
     assert answer(program, forged, call, a_xid(), *more) == code(raised_by_reply_code(operation, reply_code))
+    assert forger.done
+
+
+@only_standalone
+@pytest.mark.parametrize(
+    ("words", "raised"),
+    [
+        ((b"completed: committed", b"completed: forgotten"), None),
+        ((b"ended=committed", b"ended=forgotten"), XAER_NOTA),
+    ],
+    ids=["the sentence", "the field"],
+)
+def test_the_field_tells_how_a_branch_ended(
+    program: Program, forger: Forger, forged: str, words: tuple[bytes, bytes], raised: type[XAException] | None
+) -> None:
+    """A commit that is repeated, since its answer was lost, has what it was asked for."""
+    xid = a_xid()
+    program(forged, "start", xid, NO_FLAGS)
+    program(forged, "publish", "nowhere", "x")
+    program(forged, "end", xid, SUCCESS)
+    program(forged, "prepare", xid)
+    program(forged, "commit", xid)
+    forger.replace(*words)
+    assert answer(program, forged, "commit", xid) == code(raised)
     assert forger.done

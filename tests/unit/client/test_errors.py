@@ -1,9 +1,12 @@
 """Every answer of the server has one X/Open name."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
+import dtx.client
 from dtx.client import errors
 from dtx.client.errors import (
     XA_HEURMIX,
@@ -103,6 +106,20 @@ def test_an_error_says_what_was_tried_and_what_the_server_said() -> None:
     assert str(error) == "XAER_NOTA: commit of 1:6774:62: unknown xid"
     assert (error.reason, error.reply_code) == ("unknown xid", 404)
     assert XA_HEURMIX("by hand").reply_code is None
+
+
+def test_adapters_decide_on_the_facts_of_an_answer() -> None:
+    assert XAER_NOTA("NOT_FOUND - ended=committed; at=T; gone", 404).facts == {"ended": "committed", "at": "T"}
+    assert XAER_RMFAIL("the server closed the channel: 404 NOT_FOUND - ended=committed; gone").facts == {}
+
+
+def test_no_adapter_looks_at_the_sentence_of_an_answer() -> None:
+    """But one: the Java adapter still reads those of dtx 0.1."""
+    sources = [
+        path for path in Path(dtx.client.__file__).parent.rglob("*") if path.suffix in {".py", ".java", ".c", ".h"}
+    ]
+    looking = [path.name for path in sources if re.search(r"completed: |illegal in state", path.read_text())]
+    assert looking == ["DtxXAException.java"]
 
 
 def test_a_peer_without_dtx_is_an_error_of_the_resource_manager() -> None:

@@ -183,8 +183,8 @@ DAMAGE = [
     (XA_HEURHAZ("x"), HeuristicHazard, "hazard", True),
     (XA_RBROLLBACK("x"), HeuristicMixed, "rolled-back", False),
     (XAER_NOTA("unknown xid"), HeuristicHazard, "hazard", False),
-    (XAER_NOTA("unknown xid, completed: rolled-back at T"), HeuristicMixed, "rolled-back", False),
-    (XAER_NOTA("unknown xid, completed: forgotten at T"), HeuristicHazard, "hazard", False),
+    (XAER_NOTA("NOT_FOUND - ended=rolled-back; at=T; no more"), HeuristicMixed, "rolled-back", False),
+    (XAER_NOTA("NOT_FOUND - ended=forgotten; at=T; no more"), HeuristicHazard, "hazard", False),
 ]
 
 
@@ -236,7 +236,7 @@ def test_a_branch_that_is_gone_after_a_lost_answer_was_committed(stage: Stage) -
 
 def test_a_branch_that_was_rolled_back_after_a_lost_answer_is_damage(stage: Stage) -> None:
     with pytest.raises(HeuristicMixed):
-        stage.commit(commit=[XAER_RMFAIL("gone"), XAER_NOTA("unknown xid, completed: rolled-back at T")])
+        stage.commit(commit=[XAER_RMFAIL("gone"), XAER_NOTA("NOT_FOUND - ended=rolled-back; at=T; no more")])
 
 
 def test_one_that_is_still_out_of_reach_is_left_to_recovery(stage: Stage) -> None:
@@ -275,7 +275,7 @@ def test_nothing_is_forgotten_that_the_log_could_not_record(stage: Stage, monkey
         (XA_HEURCOM("x"), HeuristicMixed),
         (XA_HEURMIX("x"), HeuristicMixed),
         (XA_HEURHAZ("x"), HeuristicHazard),
-        (XAER_NOTA("unknown xid, completed: committed at T"), HeuristicMixed),
+        (XAER_NOTA("NOT_FOUND - ended=committed; at=T; no more"), HeuristicMixed),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -369,7 +369,7 @@ def alone(stage: Stage, *answers: XAException) -> Outcome:
         ((XAER_NOTA("unknown xid"),), OutcomeUnknown),
         ((XAER_RMFAIL("gone"), XAER_RMFAIL("gone")), OutcomeUnknown),
         ((XAER_RMFAIL("gone"), XAER_NOTA("unknown xid")), OutcomeUnknown),
-        ((XAER_RMFAIL("gone"), XAER_NOTA("unknown xid, completed: rolled-back at T")), RolledBack),
+        ((XAER_RMFAIL("gone"), XAER_NOTA("NOT_FOUND - ended=rolled-back; at=T; no more")), RolledBack),
         ((XA_HEURRB("x"),), HeuristicRollback),
         ((XA_HEURHAZ("x"),), HeuristicHazard),
     ],
@@ -388,7 +388,7 @@ def test_a_one_phase_commit_that_may_not_be_one_is_raised(
         (),
         (XA_HEURCOM("x"),),
         (XAER_RMFAIL("gone"),),
-        (XAER_RMFAIL("gone"), XAER_NOTA("unknown xid, completed: committed at T")),
+        (XAER_RMFAIL("gone"), XAER_NOTA("NOT_FOUND - ended=committed; at=T; no more")),
     ],
     ids=str,
 )

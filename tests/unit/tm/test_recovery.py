@@ -18,8 +18,8 @@ from dtx.client.tm.steps import run
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
 """A transaction of a process that is gone."""
-COMMITTING = XAER_PROTO("rollback is illegal in state committing (xid 1:6e:61)")
-COMMITTED = XAER_NOTA("unknown xid, completed: committed at 2026-01-01T00:00:00Z (xid 1:6e:61)")
+COMMITTING = XAER_PROTO("COMMAND_INVALID - state=committing; not now")
+COMMITTED = XAER_NOTA("NOT_FOUND - ended=committed; at=2026-01-01T00:00:00Z; no more")
 
 
 class Died(BaseException):
@@ -165,7 +165,9 @@ def test_an_operator_who_committed_an_orphan_is_damage(node: Node) -> None:
     assert row.decision is Decision.ROLLBACK
 
 
-@pytest.mark.parametrize("answer", [XAER_PROTO("rollback is illegal in state active"), XAER_RMFAIL("gone")], ids=str)
+@pytest.mark.parametrize(
+    "answer", [XAER_PROTO("COMMAND_INVALID - state=active; not committing"), XAER_RMFAIL("gone")], ids=str
+)
 def test_an_orphan_that_cannot_be_rolled_back_yet_stays_decided(node: Node, answer: XAException) -> None:
     node.queue.answer = answer
     report = node.recover()

@@ -11,6 +11,7 @@ from dtx.wire.amqp09.errors import (
     channel_close,
     close_frame,
     closes_connection,
+    facts_of,
     reply_text,
     syntax_error,
 )
@@ -31,6 +32,32 @@ def test_every_error_of_the_core_is_a_channel_exception_with_its_code(code: Repl
     assert answer.channel_number == 9
     assert answer.method == spec.Channel.Close(code, f"{code.name} - commit is illegal in state idle", 105, 10)
     assert not closes_connection(error)
+
+
+def test_facts_come_before_the_sentence_and_are_never_cut_off() -> None:
+    error = XaError(ReplyCode.NOT_FOUND, "x" * 300, {"ended": "rolled-back", "at": "2026-01-01T00:00:00Z"})
+    text = decoded(close_frame(error, 9)).method.reply_text
+    assert text == f"NOT_FOUND - ended=rolled-back; at=2026-01-01T00:00:00Z; {'x' * 300}"[:255]
+    assert facts_of(text) == error.facts
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("COMMAND_INVALID - state=idle; commit is illegal", {"state": "idle"}),
+        ("NOT_FOUND - unknown xid 1:6774:62", {}),
+        ("NOT_FOUND - no queue 'ended=committed; '", {}),
+        ("state=idle; without a name", {"state": "idle"}),
+        # what the sentence says besides does not count
+        ("NOT_FOUND - ended=forgotten; unknown xid, completed: committed at T", {"ended": "forgotten"}),
+        # servers of dtx 0.1
+        ("NOT_FOUND - unknown xid, completed: committed at T (xid 1:61:62)", {"ended": "committed", "at": "T"}),
+        ("COMMAND_INVALID - one-phase commit is illegal in state idle (xid 1:61:62)", {"state": "idle"}),
+        ("COMMAND_INVALID - commit is illegal while 1 channel(s) are associated", {}),
+    ],
+)
+def test_programs_read_the_facts_alone(text: str, facts: dict[str, str]) -> None:
+    assert facts_of(text) == facts
 
 
 @pytest.mark.parametrize("code", HardCode)

@@ -242,9 +242,10 @@ public final class DtxXAConnection implements AutoCloseable {
                 if (reason instanceof AMQP.Channel.Close) {
                     AMQP.Channel.Close close = (AMQP.Channel.Close) reason;
                     if (close.getClassId() == request.protocolClassId()) {
-                        return new DtxXAException(
+                        return DtxXAException.answered(
                                 code(request, close.getReplyCode()),
-                                request.describe() + ": " + close.getReplyText(),
+                                request.describe(),
+                                close.getReplyText(),
                                 close.getReplyCode(),
                                 failed);
                     }

@@ -23,10 +23,6 @@ final class DtxXAResource implements XAResource, Serializable {
     private static final int RDONLY = 7;
     private static final int OK = 8;
 
-    /** How dtx says of an xid that it does not know any more how it ended: the answer to an earlier call was lost. */
-    private static final String COMMITTED = "unknown xid, completed: committed ";
-    private static final String ROLLED_BACK = "unknown xid, completed: rolled-back ";
-
     private final transient DtxXAConnection connection;
     private transient Channel worked; // on which a branch was started last
     private int timeout;
@@ -124,8 +120,9 @@ final class DtxXAResource implements XAResource, Serializable {
         try {
             outcome(connection.coordinate(request), request, false);
         } catch (DtxXAException unknown) {
-            if (!unknown.tells(COMMITTED)) {
-                throw unknown.tells(ROLLED_BACK) && onePhase ? raised(XAException.XA_RBROLLBACK, request) : unknown;
+            String ending = unknown.getEnding(); // known where the answer to an earlier call was lost
+            if (!"committed".equals(ending)) {
+                throw "rolled-back".equals(ending) && onePhase ? raised(XAException.XA_RBROLLBACK, request) : unknown;
             }
         }
     }
@@ -136,7 +133,7 @@ final class DtxXAResource implements XAResource, Serializable {
         try {
             outcome(connection.coordinate(request), request, true);
         } catch (DtxXAException unknown) {
-            if (!unknown.tells(ROLLED_BACK)) {
+            if (!"rolled-back".equals(unknown.getEnding())) {
                 throw unknown;
             }
         }
