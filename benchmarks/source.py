@@ -24,7 +24,7 @@ from dtx.log import migrate
 from dtx.log.embedded_cluster import find_programs
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import register
-from dtx.pipeline.source.jdbc import journal_by_jdbc
+from tests.support.jdbc import journal_by_jdbc
 from tests.support.journal import write
 from tests.support.processes import end, free_port, short_directory, spawn, wait_until
 

@@ -1,4 +1,4 @@
-"""How a global transaction has ended: the rules. :mod:`dtx.pipeline.reference` applies them with nothing but Python.
+"""How a global transaction has ended: the rules.
 
 Theory of operation. A global transaction is (format id, gtrid). What is known of it comes from three sides: lines of
 journals, what participants have in doubt, and what transaction managers have decided. Its *branches* are the places

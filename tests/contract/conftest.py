@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from dtx.log.api import MessageLog
-from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
 from tests.support.broker import MODES, Broker, Mode, StandaloneBroker
 from tests.support.dialogue import Dialogue, connected
+from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService

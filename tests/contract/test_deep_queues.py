@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dtx.log.api import LogUnavailable
-from dtx.log.memory import Fault, MemoryLog
 from dtx.store.postgres import recording, store
 from tests.contract.conftest import OpenLog
+from tests.support.memory_log import Fault, MemoryLog
 from tests.support.standalone import TRANSIENT, Client
 
 COUNT = 23

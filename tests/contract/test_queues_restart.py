@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 
 from dtx.log.changes import Change, Slot, Store
-from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import LogWrite
 from dtx.store.postgres.exchanges import Queue
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.properties import Property, build
+from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.support.standalone import PERSISTENT, Client, OpenClient, gone, rows, until
 
 DEAD: Final[dict[str, Any]] = {"dead_letter_exchange": "", "dead_letter_routing_key": "dead"}

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import Change, Slot, Store, StoredMessage
-from dtx.log.memory import Fault, MemoryLog
+from tests.support.memory_log import Fault, MemoryLog
 from tests.support.standalone import Client, gone
 
 COUNT = 5

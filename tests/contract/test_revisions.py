@@ -4,10 +4,10 @@ import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
-from dtx.log.memory import Fault, MemoryLog
 from dtx.store.postgres import store
 from dtx.store.postgres.consumers import Delivery
 from dtx.wire.amqp09 import properties
+from tests.support.memory_log import Fault, MemoryLog
 from tests.support.standalone import Client, OpenClient
 
 

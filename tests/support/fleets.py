@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.reference import Decision, Event, Judgement, Key, Observation
 from dtx.pipeline.verdicts import STATE_MARK, Choice, Kind, Verdict
 from dtx.xa.codes import Heuristic
+from tests.support.reference import Decision, Event, Judgement, Key, Observation
 
 _TIME = pa.timestamp("us", tz="UTC")
 EVENTS = pa.schema(

@@ -278,7 +278,7 @@ def _words(words: Column) -> Column:
 
 
 def _fingerprint() -> Column:
-    """As :attr:`dtx.pipeline.reference.Judgement.fingerprint`; columns are still as the rules read them."""
+    """Of one verdict; columns are still as the rules read them."""
     manager = sf.coalesce(sf.col("tm"), sf.lit(""))
     canonical = sf.concat_ws(
         "|",

@@ -1,4 +1,4 @@
-"""What the methods share that pika is taught: see :mod:`~dtx.wire.amqp09.methods`, :mod:`~dtx.wire.amqp09.preview`."""
+"""What the methods share that pika is taught: see :mod:`~dtx.wire.amqp09.methods`."""
 
 from typing import Self
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 import structlog
 from pika import frame as pika_frame
 
-from dtx.log.memory import MemoryLog
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.front import ClientSession
 from dtx.server.standalone.connection import Connection, Parts
@@ -25,8 +24,10 @@ from dtx.store.postgres.permissions import Patterns
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.postgres.users import Snapshot, User
 from dtx.telemetry import Metrics
-from dtx.wire.amqp09 import handshake, methods, preview, requests, tables
+from dtx.wire.amqp09 import handshake, methods, requests, tables
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from tests.support import preview
+from tests.support.memory_log import MemoryLog
 
 FRAME_MAX: Final = 65_536
 _GUEST: Final = handshake.StartOk(

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from dtx.log.changes import BindingRow, DestinationKind
 from dtx.store.postgres import matching
 from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue_arguments
-from dtx.wire.amqp09 import content, declarations, handshake, methods, preview, properties, tables
+from dtx.wire.amqp09 import content, declarations, handshake, methods, properties, tables
 from dtx.wire.amqp09.calls import DtxMethod, decode_call, encode_call
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, connection_close, describe
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
@@ -23,6 +23,7 @@ from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import amqp10, server, server10
+from tests.support import preview
 
 FRAME_MAXES: Final = (4096, 8192, 131_072, 0)
 _MALFORMED: Final = (HardCode.SYNTAX_ERROR, HardCode.NOT_IMPLEMENTED)

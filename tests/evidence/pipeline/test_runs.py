@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile import Run, current, run
-from dtx.pipeline.reference import Decision, Observation
 from dtx.pipeline.verdicts import Choice, Kind, Rules
 from tests.servers.pipeline.test_reconcile_runs import Batches, line
 from tests.support.fleets import decisions_frame, events_frame, observations_frame
+from tests.support.reference import Decision, Observation
 
 
 def test_what_is_under_way_is_not_called_unfinished_and_is_looked_at_again(spark: SparkSession, tmp_path: Path) -> None:

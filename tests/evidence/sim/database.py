@@ -21,7 +21,6 @@ from dtx.log import fence, lease
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
-from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, LogWrite, Lookup, Work
 from dtx.log.session import Refused, SessionLost
@@ -30,6 +29,7 @@ from dtx.log.statements import Turn
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process, SimLoop, current
+from tests.support.memory_log import MemoryDatabase, MemoryLog
 
 RM: Final = "dtx"
 LOG: Final = UUID(int=1)

@@ -13,11 +13,11 @@ from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from dtx.wire.amqp09.method import Method
-from dtx.wire.amqp09.preview import Binding, Exchange, Execution
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
+from tests.support.preview import Binding, Exchange, Execution
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService
 

@@ -7,9 +7,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.reconcile import verdicts_of
-from dtx.pipeline.reference import Judgement, Key, reconcile
 from dtx.pipeline.verdicts import Rules, Verdict
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, judgements, observations_frame
+from tests.support.reference import Judgement, Key, reconcile
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 RULES = st.builds(

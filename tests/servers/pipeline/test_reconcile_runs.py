@@ -13,12 +13,12 @@ from dtx.log.reading import LogReader
 from dtx.log.verdicts import found, reconciled
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
-from dtx.pipeline.reference import Decision, Event, Observation
 from dtx.pipeline.report import collect
 from dtx.pipeline.report.page import render
 from dtx.pipeline.verdicts import Choice, Kind, Rules
 from tests.servers.pipeline.test_reconcile import expected, require_same
 from tests.support.fleets import Fleet, decisions_frame, events_frame, fleet_of, observations_frame
+from tests.support.reference import Decision, Event, Observation
 
 pytestmark = pytest.mark.timeout(900)  # a first job of Spark can take a minute where many others compute
 

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.source import register, where
 from dtx.pipeline.source.errors import SourceError
-from dtx.pipeline.source.jdbc import connection, journal_by_jdbc
 from dtx.pipeline.source.options import parse
 from tests.support.debian import install
+from tests.support.jdbc import connection, journal_by_jdbc
 from tests.support.journal import write
 from tests.support.processes import free_port
 from tests.support.proxy import Proxy

@@ -17,7 +17,6 @@ from dtx.wire.amqp09 import (
     handshake,
     keys,
     methods,
-    preview,
     properties,
     replies,
     requests,
@@ -31,6 +30,7 @@ from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import ReplyCode
 from dtx.xa.xid import MAX_WIRE, Xid
 from tests.evidence.fuzz.targets import READERS, nothing_but
+from tests.support import preview
 
 channels = st.integers(0, 0xFFFF)
 octets = st.binary(max_size=200)

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from dtx.log.api import LeaseLost, LogUnavailable
-from dtx.log.memory import Fault, MemoryLog
 from tests.support.branches import a_branch, a_commit, all_of, an_insert
+from tests.support.memory_log import Fault, MemoryLog
 
 
 @pytest.fixture

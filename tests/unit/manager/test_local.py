@@ -9,7 +9,6 @@ import pytest
 
 from dtx.log.api import LogError
 from dtx.log.changes import Change, Slot, StoredMessage
-from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import BranchRecord, Fate, JournalEvent, WorkKind
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.operators import Action, Operators, Order
@@ -20,6 +19,7 @@ from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.branches import a_branch, an_insert
+from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of, took_a_task
 
 WHO = Who("guest", "/")

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from dtx.log.memory import Fault, MemoryDatabase, MemoryLog
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, Work, WorkKind
 from dtx.manager import Limits, TransactionManager, Who, upkeep
 from dtx.manager.operators import Action, Done, Operators, Order
@@ -18,6 +17,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation, State
 from tests.support.branches import a_branch, a_consume, a_publish, a_unit, an_insert
+from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of
 
 TM = Who("guest", "/")

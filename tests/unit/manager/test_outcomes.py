@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.log.memory import Fault, MemoryLog
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
 from dtx.manager.operators import Action, Operators, Order
@@ -16,6 +15,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
+from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker
 from tests.unit.manager.test_quick import Preparing

@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.log.memory import Fault, MemoryLog
 from dtx.log.records import LogState, Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.work import HeldPublish, HeldWork, Holder
@@ -15,6 +14,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
+from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import took_a_task
 from tests.unit.manager.test_operators import Broker
 

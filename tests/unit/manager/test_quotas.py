@@ -8,13 +8,13 @@ from uuid import uuid4
 import pytest
 
 from dtx.config.quotas import Quota, parse_quotas
-from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
+from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.unit.manager.test_quick import Preparing
 
 WHO, OTHER = Who("alice", "/"), Who("bob", "/other")

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, quick, upkeep
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
+from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_local import Ledger
 

@@ -5,7 +5,6 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.log.memory import Fault, MemoryLog
 from dtx.log.records import Fate, LogState, Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.work import Delivery, HeldWork, Holder
@@ -14,6 +13,7 @@ from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.branches import a_publish, a_unit
+from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker, Stand
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dtx.pipeline.reference import reconcile
 from dtx.pipeline.verdicts import Rules
+from tests.support.reference import reconcile
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyspark")

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from dtx.log.records import JournalEvent
-from dtx.pipeline.reference import Decision, Event, Judgement, Observation, reconcile
 from dtx.pipeline.verdicts import (
     EVENT_MARK,
     HEURISTIC_MARK,
@@ -20,6 +19,7 @@ from dtx.pipeline.verdicts import (
     Verdict,
 )
 from dtx.xa.codes import Heuristic
+from tests.support.reference import Decision, Event, Judgement, Observation, reconcile
 
 NOW = 100_000 * MICROS
 RULES_NOW = Rules(as_of=NOW)

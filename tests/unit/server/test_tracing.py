@@ -13,7 +13,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from dtx.config.values import ConfigError
-from dtx.log.memory import MemoryDatabase, MemoryLog
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.coordination import Coordination
 from dtx.server.demarcation import Demarcation
@@ -23,6 +22,7 @@ from dtx.telemetry.traces import MOST_LINKS, Traces
 from dtx.wire.amqp09 import calls, properties, tables
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
+from tests.support.memory_log import MemoryDatabase, MemoryLog
 from tests.unit.manager.test_local import Ledger
 
 WHO = Who("guest", "/")

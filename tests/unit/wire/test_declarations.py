@@ -9,7 +9,7 @@ from pika import amqp_object, frame, spec
 
 from dtx.wire.amqp09 import declarations
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.preview import Binding, Exchange, Execution
+from tests.support.preview import Binding, Exchange, Execution
 
 TABLE = b"\x01aV"
 

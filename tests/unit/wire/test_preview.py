@@ -3,9 +3,9 @@
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.wire.amqp09 import preview
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.preview import METHODS, Binding, Exchange, Execution
+from tests.support import preview
+from tests.support.preview import METHODS, Binding, Exchange, Execution
 
 EXAMPLES: list[tuple[amqp_object.Method, str]] = [
     (Binding.Query(b"e", b"q", b"k", b"\x01aV", ticket=258), "0082 000a 0102 0165 0171 016b 00000003 016156"),

@@ -5,7 +5,7 @@ from pika import amqp_object, frame, spec
 
 from dtx.wire.amqp09 import keys, replies
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.preview import Binding, Exchange, Execution
+from tests.support.preview import Binding, Exchange, Execution
 
 WHERE = replies.address(b"ex", b"key")
 PROPERTIES = b"\x10\x00\x02"

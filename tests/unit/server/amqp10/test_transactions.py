@@ -9,7 +9,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from dtx.log.memory import Fault, MemoryLog
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
@@ -28,6 +27,7 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 from tests.support.branches import a_unit
+from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker
 from tests.unit.manager.test_quick import Preparing

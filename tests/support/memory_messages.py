@@ -22,7 +22,7 @@ from dtx.log.changes import (
 
 
 class MemoryMessages:
-    """What :class:`dtx.log.memory.MemoryDatabase` has of messages; each knows its resource manager."""
+    """What :class:`tests.support.memory_log.MemoryDatabase` has of messages; each knows its resource manager."""
 
     def __init__(self) -> None:
         self.messages: Final[dict[Slot, tuple[str, StoredMessage]]] = {}

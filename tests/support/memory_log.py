@@ -14,7 +14,6 @@ from uuid import UUID
 
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
 from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
-from dtx.log.memory_messages import MemoryMessages
 from dtx.log.records import (
     ENDINGS,
     UNDELIVERED,
@@ -40,6 +39,7 @@ from dtx.log.records import (
     redirected,
 )
 from dtx.xa.xid import Xid
+from tests.support.memory_messages import MemoryMessages
 
 
 class Fault(Enum):
@@ -134,7 +134,7 @@ class MemoryLog:
         if not self.reachable:
             raise LogUnavailable("the database is away")
 
-    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:  # noqa: ARG002 - nothing waits in memory
+    async def write(self, record: LogWrite, *, urgent: bool = True) -> None:
         """Make *record* durable, or fail as :attr:`faults` says.
 
         Raises:
