@@ -86,12 +86,11 @@ class Branches:
         return self._known.get((vhost, xid))
 
     def add(self, entry: Entry) -> None:
-        """A branch that the log had, or that begins."""
-        known = self._known.get((entry.vhost, entry.xid))
-        if known is entry:
-            return
+        """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
+        known = self.get(entry.vhost, entry.xid)
         if known is not None:
-            self._discount(known)
+            assert known is entry
+            return
         self._known[entry.vhost, entry.xid] = entry
         self._quotas.add(entry.branch.owner, entry.vhost, Resource.BRANCHES)
         self._count_doubt(entry)

@@ -14,7 +14,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
-from tests.support.memory_log import MemoryDatabase, MemoryLog
+from tests.support.memory_log import Fault, MemoryDatabase, MemoryLog
 from tests.unit.manager.test_quick import Preparing
 
 WHO, OTHER = Who("alice", "/"), Who("bob", "/other")
@@ -23,11 +23,12 @@ BODY = bytes(1000)
 
 @asynccontextmanager
 async def a_manager(
-    *quotas: str, branches: int = 100, database: MemoryDatabase | None = None
+    *quotas: str, branches: int = 100, database: MemoryDatabase | None = None, store: Preparing | None = None
 ) -> AsyncIterator[TransactionManager]:
     log = MemoryLog("rm", database)
     await log.open()
-    manager = TransactionManager(log, Preparing(), Limits(branches=branches, quotas=parse_quotas(quotas)), Metrics())
+    limits = Limits(branches=branches, quotas=parse_quotas(quotas))
+    manager = TransactionManager(log, store or Preparing(), limits, Metrics())
     await manager.start()
     yield manager
     await manager.close()
@@ -115,6 +116,34 @@ async def test_bytes_are_counted_from_publish_to_commit() -> None:
         assert await manager.drain(30)
         assert usage(manager) == {"user alice": {"branches": 1}, "vhost /": {"branches": 1}}, "the refused one"
         assert manager.budget.used == 0
+
+
+@pytest.mark.parametrize("faults", [(), (Fault.ANSWER_LOST,)])
+async def test_a_branch_counts_once_while_its_xid_starts_again(faults: tuple[Fault, ...]) -> None:
+    """The end is answered and not durable yet: it counts no more, and a start waits for it."""
+    store = Preparing()
+    async with a_manager("user=alice in-doubt=1", store=store) as manager:
+        log, xid, channel = manager.log, begin(manager), object()
+        assert isinstance(log, MemoryLog)
+        assert await ask(manager, xid, Operation.PREPARE) is XaFlag.OK
+        store.answering.clear()
+        commit = asyncio.create_task(ask(manager, xid, Operation.COMMIT))
+        while len(log.written) < 2:
+            await asyncio.sleep(0)
+        log.running.clear()
+        log.faults.extend(faults)
+        store.answering.set()
+        assert await commit is XaFlag.OK
+        assert usage(manager) == {}
+        assert manager.demarcate(WHO, xid, Operation.START, channel) is None
+        log.running.set()
+        while manager.demarcate(WHO, xid, Operation.START, channel) is None:
+            assert usage(manager) == {}
+            await manager.settle(WHO, xid)
+        assert usage(manager)["user alice"] == {"branches": 1}
+        manager.demarcate(WHO, xid, Operation.END, channel)
+        assert await ask(manager, xid, Operation.ROLLBACK) is XaFlag.OK
+        assert usage(manager) == {}
 
 
 async def test_what_a_restart_finds_is_counted_and_not_refused() -> None:
