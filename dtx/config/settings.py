@@ -287,8 +287,8 @@ class Settings(BaseSettings):
         (),
         _Group.LIMITS,
         "What one user or virtual host may hold: 'user=NAME branches=N in-doubt=N bytes=SIZE connections=N "
-        "channels=N', or vhost=NAME, with any of these limits; NAME * is each of them. Channels are those of AMQP 0-9. "
-        "Repeat the flag, or separate by semicolons.",
+        "channels=N', or vhost=NAME, with any of these limits; NAME * is each of them. A session of AMQP 1.0 counts as "
+        "a channel. Repeat the flag, or separate by semicolons.",
     )
     max_held_bytes: Size = _setting(
         1024 * MIB,

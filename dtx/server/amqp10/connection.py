@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from dtx.config import Settings as ServiceSettings
 from dtx.manager import TransactionManager, Who
+from dtx.manager.quotas import Resource
 from dtx.server.amqp10.attaching import Control, Shell, attach
 from dtx.server.amqp10.channels import SessionFacts
 from dtx.server.amqp10.errors import amqp_error
@@ -144,6 +145,8 @@ class Connection(ClientConnection):
         self._late: list[Event] | None = None
         """Events that wait for the end of what the first of them has begun."""
         self._links: dict[tuple[int, int], Shell] = {}
+        self._sessions: set[int] = set()
+        """Those that count."""
         self._awaited = False
         self._resuming = False
         """Links are about to be told that there may be room."""
@@ -276,9 +279,7 @@ class Connection(ClientConnection):
             case Opened():
                 self._enter(event)
             case Begun():
-                session = self._engine.session(event.session)
-                if session is not None:
-                    session.begin()
+                self._begin(event.session)
             case Attached():
                 self._attach(event)
             case Detached():
@@ -289,6 +290,9 @@ class Connection(ClientConnection):
                     self._answer(link.detach)
             case Ended():
                 self._forget_session(event.session, by_client=event.by_peer)
+                if event.session in self._sessions:
+                    self._sessions.remove(event.session)
+                    self._discount_sessions(1)
                 session = self._engine.session(event.session)
                 if session is not None and event.by_peer:
                     self._answer(session.end)
@@ -380,6 +384,25 @@ class Connection(ClientConnection):
         reason = self.nodes.barred() if self.stage is Stage.RUNNING else None
         if reason is not None:
             self.fail(AmqpError(Condition.CONNECTION_FORCED, reason))
+
+    # -- sessions: quotas count them as channels
+
+    def _begin(self, number: int) -> None:
+        session = self._engine.session(number)
+        if session is None or self.stage is not Stage.RUNNING:
+            return
+        quotas, who = self.manager.quotas, self.who
+        reason = quotas.excess(who.user, who.vhost, Resource.CHANNELS)
+        if reason is not None:
+            session.end(told(AmqpError(Condition.RESOURCE_LIMIT_EXCEEDED, f"session refused: {reason}")))
+            return
+        quotas.add(who.user, who.vhost, Resource.CHANNELS)
+        self._sessions.add(number)
+        session.begin()
+
+    def _discount_sessions(self, count: int) -> None:
+        for _ in range(count):
+            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
 
     # -- links
 
@@ -580,6 +603,8 @@ class Connection(ClientConnection):
         self.stage = stage
         if not running:
             return
+        self._discount_sessions(len(self._sessions))
+        self._sessions.clear()
         self.slices.run(self._forget_all(self._links))
         self.slices.then(lambda: self.nodes.leave(then))
 

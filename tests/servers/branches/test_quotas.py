@@ -2,6 +2,9 @@
 
 import pytest
 
+from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.events import Closed, Ended
+from tests.servers.amqp10.raw import Raw
 from tests.servers.branches.conftest import MakeScene
 from tests.support.crash import Scene
 from tests.support.raw import ConnectionEnded, RawClient
@@ -31,3 +34,39 @@ def test_a_channel_beyond_the_quota_ends_its_connection(stage: Scene) -> None:
         with pytest.raises(ConnectionEnded, match="has 3 channels, its quota is 3"):
             first.open(3)
         second.open(3)
+
+
+def test_sessions_count_as_channels(stage: Scene) -> None:
+    """One that is too much is refused; the connection goes on."""
+    with (
+        Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw,
+        RawClient(stage.service.url(vhost=stage.vhost)) as client,
+    ):
+        sessions = [raw.opened().begin(), raw.begin()]
+        client.open(1)
+        refused = raw.engine.new_session()
+        refused.begin()
+        ended = raw.expect(Ended)
+        assert ended.error is not None
+        assert ended.error.condition == Condition.RESOURCE_LIMIT_EXCEEDED
+        assert "has 3 channels, its quota is 3" in (ended.error.description or "")
+        sessions[0].end()
+        raw.flush()
+        raw.begin()
+    with RawClient(stage.service.url(vhost=stage.vhost)) as client:
+        for number in (1, 2, 3):
+            client.open(number)
+
+
+def test_a_connection_beyond_the_quota_is_told_so_in_amqp_10(stage: Scene) -> None:
+    url = stage.service.url(vhost=stage.vhost)
+    with RawClient(url), RawClient(url), Raw(stage.service, hostname=f"vhost:{stage.vhost}") as raw:
+        assert refusal(raw) == Condition.NOT_ALLOWED
+
+
+def refusal(raw: Raw) -> str:
+    """Why the server closes the connection."""
+    raw.until(lambda: any(isinstance(event, Closed) for event in raw.events))
+    error = next(event.error for event in raw.events if isinstance(event, Closed))
+    assert error is not None
+    return error.condition
