@@ -203,9 +203,13 @@ class Upkeep:
                 continue
             if entry.doubt:
                 self._spawn(self._recheck(entry))
-            elif entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
-                entry.busy = True
-                self._spawn(self._take_up(entry))
+            else:
+                self._resume(entry)
+
+    def _resume(self, entry: Entry) -> None:
+        if entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
+            entry.busy = True
+            self._spawn(self._take_up(entry))
 
     async def _recheck(self, entry: Entry) -> None:
         try:
@@ -213,6 +217,9 @@ class Upkeep:
                 await self._branches.reread(entry)
         except XaError as error:
             _log.warning("branch is still in doubt", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
+        else:
+            if not entry.busy and not entry.doubt and self._branches.get(entry.vhost, entry.xid) is entry:
+                self._resume(entry)
 
 
 def _log_error(entry: Entry) -> Reply:

@@ -1,12 +1,13 @@
 """A branch that consumed, between the log's "taking" and its vote: what a roll-back does then."""
 
 from collections.abc import Sequence
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from dtx.log.records import Fate, LogState, Unit
 from dtx.manager import Limits, TransactionManager, Who
+from dtx.store.api import UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
@@ -38,9 +39,9 @@ class Taking(Broker):
         return {holder: a_unit(number) for number, holder in enumerate(work.holders(), 1)}
 
 
-async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> None:
-    """The answer to "taking" was lost, so nothing was asked of the broker yet: the message never leaves its queue."""
-    log, broker, queue, xid = MemoryLog("rm"), Taking(), Queue(), Xid(1, uuid4().bytes, b"taking")
+async def a_consumer(broker: Broker, queue: Queue) -> tuple[MemoryLog, TransactionManager, Xid, Delivery]:
+    """An idle branch that has consumed one message."""
+    log, xid = MemoryLog("rm"), Xid(1, uuid4().bytes, b"taking")
     await log.open()
     manager = TransactionManager(log, broker, Limits(), Metrics())
     await manager.start()
@@ -53,6 +54,35 @@ async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> Non
     )  # fmt: skip
     started[1].work.add_consume(delivery)
     manager.demarcate(WHO, xid, Operation.END, log)
+    return log, manager, xid, delivery
+
+
+async def test_a_vote_that_the_log_refused_is_taken_up_at_the_next_look() -> None:
+    class Refusing(Taking):
+        async def take(
+            self, branch_id: UUID, vhost: str, units: Sequence[Unit], work: HeldWork
+        ) -> dict[int, UnitOutcome]:
+            log.faults.append(Fault.REFUSED)
+            return {unit.number: UnitOutcome.HAPPENED for unit in units}
+
+        async def resolve(self, vhost: str, unit: Unit) -> UnitOutcome:
+            return UnitOutcome.HAPPENED
+
+    log, manager, xid, _ = await a_consumer(Refusing(), Queue())
+    assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
+    assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
+    assert await manager.drain(30)
+    manager._upkeep._revive()
+    while not await manager.drain(30):
+        pass
+    assert [row.branch.state for row in log.database.rows.values()] == [LogState.PREPARED]
+    await manager.close()
+
+
+async def test_a_roll_back_of_what_was_not_taken_leaves_it_in_its_place() -> None:
+    """The answer to "taking" was lost, so nothing was asked of the broker yet: the message never leaves its queue."""
+    broker, queue = Taking(), Queue()
+    log, manager, xid, delivery = await a_consumer(broker, queue)
     log.faults.append(Fault.ANSWER_LOST)
     assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
