@@ -107,9 +107,13 @@ class Verifier:
             if known is not None:
                 return known
             turn.pause = PAUSE
-            right = await self._run(password, stored)
-            if right:
-                turn.pause = 0.0
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
+            try:
+                right = await asyncio.shield(running)
+            finally:  # also of a client that has gone: the turn lasts as long as the thread is busy
+                await asyncio.wait((running,))
+                if not running.cancelled() and running.result():
+                    turn.pause = 0.0
         answers = self._answers[right]
         answers[digest] = None
         if len(answers) > REMEMBERED:
@@ -122,14 +126,6 @@ class Verifier:
                 digests.move_to_end(digest)
                 return answer
         return None
-
-    async def _run(self, password: bytes, stored: str | None) -> bool:
-        running = asyncio.get_running_loop().run_in_executor(self._threads, self._verify, password, stored)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait((running,))  # the turn lasts as long as the thread is busy
-            raise
 
     def _verify(self, password: bytes, stored: str | None) -> bool:
         right = is_password(password, self._decoy if stored is None else stored)

@@ -179,6 +179,30 @@ async def test_who_goes_away_while_its_password_is_verified_keeps_its_turn_till_
     assert most == 1
 
 
+@pytest.mark.parametrize("right", [True, False])
+async def test_an_attempt_that_was_given_up_counts_by_its_result(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    """A client that has gone is no failure; but going early is no way to try many passwords."""
+    monkeypatch.setattr(passwords, "PAUSE", 60.0)
+    begun, may_end, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def verify(*_: object) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(20)
+        return right
+
+    monkeypatch.setattr(verifier, "_verify", verify)
+    attempt = asyncio.create_task(verifier.verify(b"u", b"x", None, source="here"))
+    await begun.wait()
+    attempt.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    assert (len(verifier._turns) == 0) is right
+
+
 async def test_a_changed_password_is_not_found_among_those_that_were_verified(verifier: Verifier) -> None:
     assert await verifier.verify(b"u", b"right", STORED)
     changed = hash_password(b"new")
