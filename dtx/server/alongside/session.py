@@ -574,9 +574,6 @@ class Session:
     def client_gone(self) -> None:
         """The client's socket is closed."""
         self._client = self._goodbye = None
-        if self._admitted:
-            self._admitted = False
-            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CONNECTIONS)
         if self.stage is not Stage.DETACHED:
             opening = self.stage is Stage.OPENING
             self.stage = Stage.DETACHED
@@ -612,7 +609,14 @@ class Session:
         elif not self._takings() and not self._left:
             # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
             self._left = True
+            self._discount_connection()
             self.upstream.write(method_frame(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye")))
+
+    def _discount_connection(self) -> None:
+        """A client that has left counts as long as branches need its connection to the broker."""
+        if self._admitted:
+            self._admitted = False
+            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CONNECTIONS)
 
     def upstream_lost(self, reason: str) -> None:
         """The connection to the broker is gone: associations and held deliveries went with it."""
@@ -631,5 +635,6 @@ class Session:
             self._finish()
 
     def _finish(self) -> None:
+        self._discount_connection()
         if not self.ended.done():
             self.ended.set_result(None)

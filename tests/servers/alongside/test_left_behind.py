@@ -23,11 +23,12 @@ def queue(rabbitmq: RabbitNode) -> Iterator[str]:
         yield name
 
 
+@pytest.mark.parametrize("limit", [("--max-connections", "2"), ("--quota", "user=* connections=2")])
 def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
-    dtx_service: ServiceFactory, rabbitmq: RabbitNode, queue: str
+    dtx_service: ServiceFactory, rabbitmq: RabbitNode, queue: str, limit: tuple[str, str]
 ) -> None:
-    """--max-connections bounds the sockets of dtx: a client may not have more of them by closing its own."""
-    service = dtx_service("--max-connections", "2", "--default-timeout", "0")
+    """The limits bound the sockets of dtx: a client may not have more of them by closing its own."""
+    service = dtx_service(*limit, "--default-timeout", "0")
     xid = new_xid()
     leaver = RawClient(service.url())
     leaver.open(1, select=True)
