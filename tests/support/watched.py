@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from dtx.server import service
+import pytest
+
+from dtx.server import service as served
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support.peer import Peer, logged_in, message
+from tests.support.postgres import PostgresServer
 from tests.support.service import DtxService
 
 MOST_MILLISECONDS: Final = 50
@@ -111,6 +114,22 @@ def not_held(service: WatchedService) -> Iterator[None]:
     assert longest < MOST_MILLISECONDS, f"the event loop was held for {longest:.0f} ms:\n{service.where}"
 
 
+@pytest.fixture(scope="module")
+def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
+    """A service of its own: nobody else is to be measured."""
+    database = postgres.create_database()
+    with WatchedService(database=database) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+@pytest.fixture
+def service(watched: WatchedService) -> Iterator[WatchedService]:
+    """The same; the test fails if its loop was held."""
+    with not_held(watched):
+        yield watched
+
+
 # -- what fills a service to its limits --------------------------------------------------------------------------------
 
 
@@ -157,13 +176,13 @@ def fill(peer: Peer, queue: bytes, count: int, channel: int = 9) -> None:
 def _main() -> None:
     from dtx.cli import main
 
-    serve = service.serve
+    serve = served.serve
 
     async def watched(*words: Any) -> int:
         _Watch()
         return await serve(*words)
 
-    setattr(service, "serve", watched)  # noqa: B010 - mypy knows it as a function
+    setattr(served, "serve", watched)  # noqa: B010 - mypy knows it as a function
     main()
 
 

@@ -1,7 +1,5 @@
 """No request of AMQP 1.0 holds the event loop for more than 50 ms, whatever its size; see the same of AMQP 0-9."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from dtx.server.standalone.limits import MAX_UNACKED
@@ -17,9 +15,10 @@ from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState
 from dtx.wire.amqp10.terminus import Source, Target
 from tests.servers.amqp10.raw import Raw
 from tests.support.peer import Peer, logged_in
-from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.watched import WatchedService, a_queue, ask, fill, not_held
+from tests.support.watched import WatchedService, a_queue, ask, fill, service, watched
+
+__all__ = ["service", "watched"]
 
 WINDOW = 2 * MAX_UNACKED
 
@@ -29,22 +28,6 @@ class Shut(set[Session]):
 
     def add(self, _: Session) -> None:
         """It stays as it is."""
-
-
-@pytest.fixture(scope="module")
-def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
-    """A service of its own: nobody else is to be measured."""
-    database = postgres.create_database()
-    with WatchedService(database=database) as running:
-        yield running
-    postgres.drop_database(database)
-
-
-@pytest.fixture
-def service(watched: WatchedService) -> Iterator[WatchedService]:
-    """The same; the test fails if its loop was held."""
-    with not_held(watched):
-        yield watched
 
 
 @pytest.fixture(scope="module")

@@ -16,31 +16,16 @@ from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message
-from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.standalone import arguments
-from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, take
+from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, service, take, watched
+
+__all__ = ["service", "watched"]
 
 PATIENCE: Final = 120.0
 SINGLE: Final = entry(b"x-single-active-consumer", b"t", b"\x01")
 BRANCH_MESSAGES: Final = 10_000
 """The default of --max-branch-messages."""
-
-
-@pytest.fixture(scope="module")
-def watched(postgres: PostgresServer) -> Iterator[WatchedService]:
-    """A service of its own: nobody else is to be measured."""
-    database = postgres.create_database()
-    with WatchedService(database=database) as running:
-        yield running
-    postgres.drop_database(database)
-
-
-@pytest.fixture
-def service(watched: WatchedService) -> Iterator[WatchedService]:
-    """The same; the test fails if its loop was held."""
-    with not_held(watched):
-        yield watched
 
 
 @pytest.fixture
