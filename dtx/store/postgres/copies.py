@@ -30,11 +30,11 @@ def sender_selected(raw: bytes) -> tuple[tuple[bytes, ...], bytes]:
     """
     if CC not in raw:  # as in nearly every message: no need to look any closer; BCC has it too
         return (), raw
-    view = properties.read(raw)
+    found = {entry.key: entry for entry in reversed(properties.read(raw).headers) if entry.key in (CC, BCC)}
     keys: list[bytes] = []
     hidden = False
     for name in (CC, BCC):
-        entry = view.header(name)
+        entry = found.get(name)  # of a repeated name the first counts
         if entry is None:
             continue
         if entry.kind != b"A":
