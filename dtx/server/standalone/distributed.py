@@ -167,10 +167,13 @@ class Distributed:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """The branch is rolled back before it voted: its deliveries return to their places."""
         now = self._channel.connection.now()
+        queues: dict[QueueIndex, list[int]] = {}
         for delivery in cast("Sequence[HeldDelivery]", deliveries):
             assert delivery.index is not None
             assert delivery.slot is not None
-            delivery.index.rollback((delivery.slot.position,), now)
+            queues.setdefault(delivery.index, []).append(delivery.slot.position)
+        for queue, positions in queues.items():
+            queue.rollback(positions, now)
 
     def _overflow(self, entry: Entry, reason: str) -> None:
         self._channel.connection.manager.doom(entry, reason)
