@@ -182,9 +182,7 @@ def link_of(session: Session, handle: int) -> Link:
 
 @only_standalone
 @pytest.mark.parametrize("how", ["detached", "their queue deleted"])
-def test_many_links_end_with_less_work_than_they_began(
-    service: DtxService, channel: BlockingChannel, queue: str, how: str
-) -> None:
+def test_many_links_end_with_little_work(service: DtxService, channel: BlockingChannel, queue: str, how: str) -> None:
     """Thousands at once: what each of them would cost for each of the others, all clients would wait for."""
     sessions, links = 15, 250
     name = f"{queue}-many"
@@ -212,7 +210,7 @@ def test_many_links_end_with_less_work_than_they_began(
             for _ in range(sessions * links):
                 raw.expect(Detached)
         raw.close()
-        assert processor_seconds(service.pid) - began < began - begin
+        assert processor_seconds(service.pid) - began < 2 * (began - begin)  # what is quadratic takes many times that
     channel.queue_delete(name)
 
 
