@@ -206,20 +206,29 @@ class Local:
                 reason = "the outcome of tx.commit is not known: the database failed"
                 done(XaError(ReplyCode.INTERNAL_ERROR, reason))
                 return
-            now = channel.connection.now()
-            for _, delivery, how in settled:
-                if how is not Settlement.ACK:
-                    give_back((delivery,), how, now)
-            for message in publishes:
-                if not message.queues:
-                    channel.unrouted(message)
-            done(None)
+            channel.connection.slices.run(self._committed(settled, publishes, done))
 
         if not routed and not acked:
             written(None)
         elif not channel.connection.writes.apart(routed, acked, written):
             self._settled = settled  # given back when the channel ends, which is now
             done(XaError(ReplyCode.PRECONDITION_FAILED, "a queue is full (reject-publish): nothing was committed"))
+
+    def _committed(
+        self,
+        settled: Sequence[tuple[int, Delivery, Settlement]],
+        publishes: Sequence[HeldPublish],
+        done: Callable[[XaError | None], None],
+    ) -> Iterator[None]:
+        """It goes on when the channel or the client is gone."""
+        for wanted in (Settlement.REQUEUE, Settlement.REJECT):
+            deliveries = [delivery for _, delivery, how in settled if how is wanted]
+            yield from give_back_slowly(deliveries, wanted, self._channel.connection.now)
+        for message in publishes:
+            if not message.queues:
+                self._channel.unrouted(message)
+                yield
+        done(None)
 
     def rollback(self) -> None:
         """tx.rollback: "acknowledged messages will not be redelivered by rollback"; they can be settled again."""
@@ -234,7 +243,10 @@ class Local:
 
     def let_go(self) -> None:
         """What is not committed is rolled back: acknowledged messages return to their queues."""
-        give_back([delivery for _, delivery, _ in self._settled], Settlement.REQUEUE, self._channel.connection.now())
+        connection = self._channel.connection
+        returning = return_slowly([delivery for _, delivery, _ in self._settled], connection.now)
+        next(returning)  # nothing is handed out before all have returned
+        connection.slices.run(returning)
         self._publishes.clear()
         self._settled.clear()
         self._free()

@@ -13,6 +13,7 @@ is dropped after it was settled here: what dies in between is handed out again, 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 from dtx.log.changes import StoredMessage
@@ -41,7 +42,7 @@ def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) ->
     Returns:
         The steps; from the first one on nothing is handed out, before the second nothing is given back.
     """
-    queues = dict.fromkeys(delivery.queue for delivery in deliveries)
+    queues = dict.fromkeys(map(attrgetter("queue"), deliveries))
     for queue in queues:
         queue.suspend()
     try:
