@@ -77,6 +77,10 @@ class ClientConnection(ABC):
         self._admitted = who
         self.budget = quotas.budget(who.user, who.vhost)
 
+    def behind_all(self, act: Callable[[], None]) -> None:
+        """Do *act* when all that ends has returned what it has: some begin that behind what runs already."""
+        self.slices.then(lambda: self.slices.then(act))
+
     # -- patience
 
     def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:

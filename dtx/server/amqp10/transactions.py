@@ -252,7 +252,8 @@ class Transactions:
             saying(DtxMethod.COMMIT_OK if asked.commit and failure is None else DtxMethod.ROLLBACK_OK)
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
-        self._connection.slices.then(lambda: self._say_late(answer, control))
+        # Behind what returns: links give messages back to their queue when those wait for no window any more.
+        self._connection.behind_all(lambda: self._say_late(answer, control))
 
     # -- the end
 

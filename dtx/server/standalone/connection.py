@@ -7,7 +7,7 @@ is not read from until that has changed.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -281,7 +281,7 @@ class Connection(ClientConnection):
             self.writes.flush()
             if self._leaving and not any(channel.waits for channel in self.channels.values()):
                 self._leave(Stage.LEAVING)
-                self._behind_all(lambda: self.writes.then(self._confirm_close))
+                self.behind_all(lambda: self.writes.then(self._confirm_close))
 
     def _frames(self, buffer: bytes, frames: Iterator[Frame]) -> bool:
         """Handle *frames* as far as a slice goes; whether that was all."""
@@ -432,16 +432,12 @@ class Connection(ClientConnection):
         channels = list(self.channels.values())
         self.channels.clear()
         self.slices.run(self._let_go(channels))
-        self._behind_all(lambda: self.slices.run(remove_own(self.broker, self.manager, self.vhost, self)))
+        self.behind_all(lambda: self.slices.run(remove_own(self.broker, self.manager, self.vhost, self)))
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more is done for the client: its channels have returned what they have, or are about to."""
         return self.stage is not Stage.RUNNING
-
-    def _behind_all(self, act: Callable[[], None]) -> None:
-        """Do *act* when all channels have returned what they have: each begins that behind what runs already."""
-        self.slices.then(lambda: self.slices.then(act))
 
     def _discount_channel(self) -> None:
         self.metrics.channels.dec()
@@ -473,7 +469,7 @@ class Connection(ClientConnection):
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
-        self._behind_all(super()._gone)
+        self.behind_all(super()._gone)
 
     def now(self) -> float:
         """Seconds since the epoch, as the queues count."""
