@@ -23,6 +23,11 @@ class Slices:
         self._failed = failed
         self._works: deque[Iterator[None]] = deque()
 
+    @property
+    def busy(self) -> bool:
+        """Whether some work is not done."""
+        return bool(self._works)
+
     def run(self, work: Iterator[None]) -> None:
         """Run *work* behind all that runs already; where nothing does, a first slice of it at once.
 

@@ -148,7 +148,7 @@ def ask(peer: Peer, payload: bytes, answer: int, channel: int = 1) -> bytes:
 
 def take(peer: Peer, count: int, wanted: int = keys.BASIC_DELIVER) -> None:
     """Read so many frames of a kind, quickly."""
-    splitter = FrameSplitter()
+    splitter = FrameSplitter(0)
     while count > 0:
         data = peer.socket.recv(1 << 20)
         assert data, "the server closed"

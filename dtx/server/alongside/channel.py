@@ -4,6 +4,7 @@ Its frames are passed on unseen; what a proxy must know of them (open, close, mo
 broker may ever see, come through here. dtx-coordination needs no select, so any channel can coordinate.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -186,6 +187,11 @@ class Channel:
         """
         closes = key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog
         return closes or self._running is Running.NOTHING
+
+    def rest(self) -> None:
+        """Let others have their turn before the next frame."""
+        if self._running is Running.NOTHING:
+            self._begin(asyncio.sleep(0, b""), 0)
 
     def wait(self, backlog: Backlog) -> None:
         """Frames for which it is not the turn yet; behind those that wait here already."""

@@ -1,7 +1,10 @@
 """The way from the broker to the client: frames are passed on as slices of what was read."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from dtx.server.alongside.reading import Reading, kept
@@ -21,6 +24,9 @@ _TO_CLIENT: Final = ANSWERS | {
     keys.QUEUE_DECLARE_OK,
 }
 """Methods of the broker that do not pass unseen."""
+_AT_ONCE: Final = 0.001
+"""Seconds for which frames are handed on before others may have their turn."""
+_END: Final = itemgetter(3)
 
 
 class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
@@ -46,25 +52,39 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Octets from the broker."""
-        self._received(self._reading.take, nbytes)
+        if self._slices.busy:  # TLS has some more
+            self._received(self.splitter.feed, self._reading.copy(nbytes))
+        else:
+            self._received(self._reading.take, nbytes)
 
-    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
         """Hand frames on, and keep dtx's own answers out of the midst of a message."""
-        contents = self._session.contents
-        contents.passing = True
-        try:
-            self._pass_on(buffer, frames)
-        finally:
-            contents.passing = False
-        if self._session.unsettled.by_upstream:
-            self._session.unsettled.from_broker(buffer, frames)
-        contents.passed(buffer, frames)
+        contents, unsettled = self._session.contents, self._session.unsettled
+        passing = self._pass_on(buffer, frames)
+        begin = 0
+        while begin < len(frames):
+            contents.passing = True
+            try:
+                buffer, end = next(passing, (buffer, frames[-1][3]))
+            finally:
+                contents.passing = False
+            passed = frames[begin : bisect_right(frames, end, key=_END)]
+            begin += len(passed)
+            if unsettled.by_upstream:
+                unsettled.from_broker(buffer, passed)
+            contents.passed(buffer, passed)
+            yield
 
-    def _pass_on(self, buffer: bytes, frames: Sequence[Frame]) -> None:
-        """Pass on what has no handler, as slices."""
+    def _pass_on(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[tuple[bytes, int]]:
+        """Pass on what has no handler, as slices.
+
+        Yields:
+            After long work, a buffer with all *frames*, and where those that are not handed on begin.
+        """
+        until = time.monotonic() + _AT_ONCE
         handlers = self.handlers
         session = self._session
-        begin = end_of_run = 0
+        begin = end_of_run = frames[0][2]
         for key, channel, start, end in frames:
             if channel not in handlers and key not in _TO_CLIENT:
                 end_of_run = end
@@ -76,6 +96,9 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
             if handler is not None:
                 buffer = kept(buffer, frames)
                 handler.frame(key, buffer, start, end)
+                if time.monotonic() >= until:
+                    yield buffer, end
+                    until = time.monotonic() + _AT_ONCE
         if end_of_run > begin:
             session.pass_to_client(buffer, begin, end_of_run)
 

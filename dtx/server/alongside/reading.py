@@ -70,6 +70,10 @@ class Reading:
         self._behind = behind
         return memoryview(self._buffer)[self._offset : self._offset + _ROOM_BEHIND if behind else ROOM]
 
+    def copy(self, count: int) -> bytes:
+        """What was read there, while an earlier read is not dealt with."""
+        return bytes(memoryview(self._buffer)[self._offset : self._offset + count])
+
     def take(self, count: int) -> tuple[bytes, list[Frame]]:
         """Take what was read there.
 
@@ -87,7 +91,7 @@ class Reading:
         pending = self._splitter.pending
         # The start of a frame moves only in front of at least as much: each octet once, however slowly it comes.
         if count < _LARGE or count < pending or offset != pending or self._behind:
-            return self._splitter.feed(bytes(memoryview(buffer)[offset : offset + count]))
+            return self._splitter.feed(self.copy(count))
         return cast("bytes", buffer), self._splitter.feed_behind(buffer, offset + count)
 
 

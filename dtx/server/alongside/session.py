@@ -5,10 +5,12 @@ frames of channels that did not select dtx are passed on as slices of what was r
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -26,7 +28,9 @@ from dtx.server.failpoints import replying
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.rabbitmq.validation import Judgement
+from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import answers, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
@@ -132,7 +136,9 @@ class Session:
         self._selecting = Selecting(self)
         self._client: ClientTransport | None = transport
         self._header = header
-        self._splitter = FrameSplitter(min(limits.frame_max or OPENING_FRAME, OPENING_FRAME))
+        self._splitter = FrameSplitter(min(limits.frame_max or OPENING_FRAME, OPENING_FRAME), MOST_AT_ONCE)
+        self._slices = Slices(self.refuse)
+        """What was read from the client and is not handled yet."""
         self._plain: set[int] = set()
         self._holding: set[object] = set()
         self._slow = False
@@ -247,28 +253,40 @@ class Session:
         self._pulse.read = True
         if self._slow and self._client is not None and self._client.unsent > _MAX_UNSENT:
             self.hold_client(self)
-        try:
-            buffer, frames = self._splitter.feed(data)
-        except FrameError as error:
-            self._handle(error.buffer, error.frames)
-            self.refuse(error)
-        else:
-            self._handle(buffer, frames)
+        self._slices.run(self._read(data))
+        if self._slices.busy:
+            self.hold_client(self._slices)
+            self._slices.then(lambda: self.release_client(self._slices))
 
-    def _handle(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+    def _read(self, data: bytes) -> Iterator[None]:
+        split = partial(self._splitter.feed, data)
+        while True:
+            try:
+                buffer, frames = split()
+            except FrameError as error:
+                yield from self._handle(error.buffer, error.frames)
+                self.refuse(error)
+                return
+            if not frames:
+                return
+            yield from self._handle(buffer, frames)
+            yield
+            split = partial(self._splitter.more)
+
+    def _handle(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
         try:
-            self._client_frames(buffer, frames)
+            yield from self._client_frames(buffer, frames)
         except NotOffered as error:
             _log.info("login refused", connection=self.id, reason=str(error))
             self._end_client()
         except Exception as error:  # noqa: BLE001 - what is no WireError is logged
             self.refuse(error)
 
-    def _client_frames(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+    def _client_frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
         if self.unsettled.by_number:
             self.unsettled.from_client(buffer, frames)
         plain = self._plain
-        begin = end_of_run = 0
+        begin = end_of_run = frames[0][2] if frames else 0
         for key, channel, start, end in frames:
             if channel in plain and key not in _TO_BROKER and key < _NO_BROKERS:
                 end_of_run = end
@@ -277,6 +295,7 @@ class Session:
                 self._pass_to_broker(buffer, begin, end_of_run)
             begin = end_of_run = end
             self._client_frame(key, channel, buffer, start, end)
+            yield
         if end_of_run > begin:
             self._pass_to_broker(buffer, begin, end_of_run)
 
@@ -381,9 +400,12 @@ class Session:
 
     def replay(self, channel: Channel, backlog: Backlog) -> None:
         """Frames that waited behind a call of their channel, until one makes those behind it wait again."""
+        until = time.monotonic() + SLICE_SECONDS
         try:
             while backlog:
                 current = self.channels.get(channel.number)
+                if current is not None and time.monotonic() >= until:
+                    current.rest()
                 if current is not None and not current.takes(backlog.first):
                     current.wait(backlog)
                     break
@@ -480,13 +502,13 @@ class Session:
     def client_is_slow(self) -> None:
         """The client takes no more for now: neither does dtx from the broker."""
         self._slow = True
-        self.upstream.pause_reading()
+        self.upstream.pause_reading(self)
 
     def client_has_caught_up(self) -> None:
         """The client takes data again."""
         self._slow = False
         self.release_client(self)
-        self.upstream.resume_reading()
+        self.upstream.resume_reading(self)
 
     def _client_is_dead(self) -> None:
         _log.info("client missed its heartbeats", connection=self.id)
@@ -574,13 +596,16 @@ class Session:
     def client_gone(self) -> None:
         """The client's socket is closed."""
         self._client = self._goodbye = None
+        self._slices.then(self._detach)  # what the client has sent comes first
+
+    def _detach(self) -> None:
         if self.stage is not Stage.DETACHED:
             opening = self.stage is Stage.OPENING
             self.stage = Stage.DETACHED
             self._pulse.stop()
             if self._timer is not None:
                 self._timer.cancel()
-            self.upstream.resume_reading()
+            self.upstream.resume_reading(self)
             if opening:
                 _log.debug("the client left during the handshake", connection=self.id)
                 self.upstream.end("the client left during the handshake")

@@ -6,13 +6,14 @@ Channels have handlers; frames of channels without one are the proxy's to pass o
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar, cast
 
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
+from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, declarations, keys, requests
 from dtx.wire.amqp09.content import Close
@@ -29,6 +30,8 @@ _MOST_EXCLUSIVE: Final = 10_000
 """Exclusive queues that one connection remembers."""
 MOST_UNSENT: Final = 1 << 20
 """Octets that wait to be sent on one socket before whoever writes is stopped: several frames of the usual size."""
+MOST_AT_ONCE: Final = 1000
+"""Frames that are cut out of what was read before the first of them is handled: a millisecond's work."""
 
 
 class UpstreamLost(Exception):
@@ -125,7 +128,7 @@ class Upstream(asyncio.BaseProtocol):
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
         self.used: set[int] = {0}
-        self.splitter = FrameSplitter(0)
+        self.splitter = FrameSplitter(0, MOST_AT_ONCE)
         self.frame_max = 0
         self.channel_max = 0xFFFF
         self.blocked = False
@@ -134,6 +137,10 @@ class Upstream(asyncio.BaseProtocol):
         self.exclusive = ExclusiveQueues()
         self.is_lost = False
         self._transport: asyncio.Transport | None = None
+        self._slices = Slices(self._failed)
+        """What was read and is not handled yet."""
+        self._unread_for: set[object] = set()
+        """Why nothing is read."""
         self._pulse = Pulse(lambda: self.write(HEARTBEAT_FRAME), lambda: self.abort("the broker missed its heartbeats"))
 
     # -- asyncio.Protocol, but no subclass of it: to those uvloop hands copies, whatever buffer they offer
@@ -152,24 +159,40 @@ class Upstream(asyncio.BaseProtocol):
         return False
 
     def _received(self, split: Callable[[_Octets], tuple[bytes, list[Frame]]], octets: _Octets) -> None:
-        """Octets from the broker, which *split* makes frames of."""
+        """Octets from the broker, which *split* makes frames of; more are read when these are handled."""
         self._pulse.read = True
-        try:
-            self.frames(*split(octets))
-        except WireError as error:
-            self.abort(f"the broker sent something that is not AMQP 0-9-1: {error}")
+        self._slices.run(self._handle(split, octets))
+        if self._slices.busy:
+            self.pause_reading(self._slices)
+            self._slices.then(lambda: self.resume_reading(self._slices))
 
-    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> None:
-        """Hand frames to their handlers."""
+    def _handle(self, split: Callable[[_Octets], tuple[bytes, list[Frame]]], octets: _Octets) -> Iterator[None]:
+        buffer, frames = split(octets)
+        while frames:
+            yield from self.frames(buffer, frames)
+            yield
+            buffer, frames = self.splitter.more()
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, WireError):
+            self.abort(f"the broker sent something that is not AMQP 0-9-1: {error}")
+        else:
+            _log.error("upstream connection failed", exc_info=error)
+            self.abort("internal error")
+
+    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
+        """Hand frames to their handlers, and yield often."""
         handlers = self.handlers
         for key, channel, start, end in frames:
             handler = handlers.get(channel)
             if handler is not None and key != HEARTBEAT:
                 handler.frame(key, buffer, start, end)
+                yield
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        self._gone(str(exc) if exc else "the broker closed the connection")
+        """The connection is gone: what it has brought comes first."""
+        self._transport = None
+        self._slices.then(lambda: self._gone(str(exc) if exc else "the broker closed the connection"))
 
     def _gone(self, reason: str) -> None:
         if self.is_lost:
@@ -220,15 +243,17 @@ class Upstream(asyncio.BaseProtocol):
             self.write(method_frame(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye")))
             self._transport.close()
 
-    def pause_reading(self) -> None:
-        """Stop reading from the broker: whoever takes its frames is slow."""
+    def pause_reading(self, reason: object) -> None:
+        """Read no more from the broker until *reason* is resumed: whoever takes its frames is slow."""
+        self._unread_for.add(reason)
         if not self._pulse.paused and self._transport is not None:
             self._pulse.paused = True
             self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Read on."""
-        if self._pulse.paused and self._transport is not None and not self.is_lost:
+    def resume_reading(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        self._unread_for.discard(reason)
+        if self._pulse.paused and not self._unread_for and self._transport is not None and not self.is_lost:
             self._pulse.paused = False
             self._pulse.read = True
             self._transport.resume_reading()

@@ -9,6 +9,7 @@ the negotiated size by its own eight octets ("off-by 1 or 8 are typical", Rabbit
 """
 
 from enum import Enum
+from itertools import repeat
 from struct import Struct
 from typing import Final
 
@@ -74,11 +75,15 @@ class FrameSplitter:
 
     Args:
         max_frame: negotiated frame-max in octets, 0 for none.
+        most: frames that are cut at once, see :meth:`more`.
     """
 
-    __slots__ = ("_have", "_max_payload", "_need", "_parts")
+    __slots__ = ("_have", "_max_payload", "_most", "_need", "_parts", "_uncut")
 
-    def __init__(self, max_frame: int = MIN_FRAME) -> None:
+    def __init__(self, max_frame: int = MIN_FRAME, most: int = _UNLIMITED) -> None:
+        self._most = most
+        self._uncut: tuple[bytes, int] | None = None
+        """A buffer that has more frames, and where they begin."""
         self._parts: list[bytes | bytearray] = []
         self._have = 0
         self._need = 0
@@ -105,7 +110,8 @@ class FrameSplitter:
             chunk: any number of octets.
 
         Returns:
-            A buffer and the complete frames in it; *chunk* itself when it starts with a frame.
+            A buffer and the complete frames in it, or the first of them (see :meth:`more`); *chunk* itself when it
+            starts with a frame.
 
         Raises:
             FrameError: 501 for a bad frame end, type, size or heartbeat, 502 for a method frame without a method. The
@@ -117,7 +123,18 @@ class FrameSplitter:
                 return b"", []
             chunk = b"".join(self._parts)
             self._parts.clear()
-        return chunk, self._split(chunk, len(chunk))
+        return chunk, self._split(chunk, 0, len(chunk))
+
+    def more(self) -> tuple[bytes, list[Frame]]:
+        """The next frames of what was fed last: all have to be asked for, up to an empty list, before more is fed.
+
+        Raises:
+            FrameError: as for :meth:`feed`.
+        """
+        if self._uncut is None:
+            return b"", []
+        (buffer, start), self._uncut = self._uncut, None
+        return buffer, self._split(buffer, start, len(buffer))
 
     def feed_behind(self, buffer: bytearray, end: int) -> list[Frame]:
         """Take what was read behind room for the incomplete frame, which is put there: nothing else is copied.
@@ -127,7 +144,7 @@ class FrameSplitter:
             end: of what was read.
 
         Returns:
-            The complete frames in *buffer*.
+            The complete frames in *buffer*, or the first of them (see :meth:`more`, whose buffer is another one).
 
         Raises:
             FrameError: as for :meth:`feed`; its buffer is a copy.
@@ -138,7 +155,7 @@ class FrameSplitter:
                 view[position : position + len(part)] = part
                 position += len(part)
         self._parts.clear()
-        return self._split(buffer, end)
+        return self._split(buffer, 0, end)
 
     def _keep(self, chunk: bytes) -> None:
         """Add to the pieces of the incomplete frame; small pieces share one, else each octet could cost fifty."""
@@ -149,16 +166,17 @@ class FrameSplitter:
         else:
             self._parts.append(bytearray(chunk) if len(chunk) < _SMALL else chunk)
 
-    def _split(self, buffer: _Buffer, length: int) -> list[Frame]:
+    def _split(self, buffer: _Buffer, position: int, length: int) -> list[Frame]:
         frames: list[Frame] = []
         append = frames.append
         unpack = _HEAD_KEY.unpack_from
         content = _CONTENT_KINDS
         max_payload = self._max_payload
-        position = 0
         # A header that has four more octets behind it is read together with the class and method that those may be.
         last = length - _HEAD_KEY.size
-        while position <= last:
+        for _ in repeat(None, self._most):
+            if position > last:
+                break
             kind, channel, size, key = unpack(buffer, position)
             end = position + size + OVERHEAD
             if end > length or size > max_payload:
@@ -174,16 +192,28 @@ class FrameSplitter:
             else:
                 break
             position = end
+        else:
+            self._leave(buffer, position, length)
+            return frames
         if position < length:
             self._rest(buffer, position, length, frames)
         else:
             self._have = self._need = 0
         return frames
 
+    def _leave(self, buffer: _Buffer, position: int, length: int) -> None:
+        if type(buffer) is bytes:
+            self._uncut = buffer, position
+        else:
+            self._uncut = bytes(memoryview(buffer)[position:length]), 0
+
     def _rest(self, buffer: _Buffer, position: int, length: int, frames: list[Frame]) -> None:
         """What the loop leaves: short frames, heartbeats, bad frames, and the start of an incomplete one."""
         need = _HEAD.size
         while length - position >= _HEAD.size:
+            if len(frames) >= self._most:
+                self._leave(buffer, position, length)
+                return
             kind, channel, size = _HEAD.unpack_from(buffer, position)
             end = position + size + OVERHEAD
             problem = self._problem(kind, channel, size)

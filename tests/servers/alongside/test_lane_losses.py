@@ -72,7 +72,7 @@ class Cutter:
         self.attempts += 1
         if self._happens(self.attempts):
             self._write(upstream, *steps)
-            upstream.frames = lambda *_: upstream.abort("cut behind commit-ok")  # type: ignore[method-assign]
+            upstream.frames = lambda *_: iter([upstream.abort("cut behind commit-ok")])  # type: ignore[method-assign,func-returns-value]
         else:
             self._write(upstream, *steps[:-1])
             upstream.abort("cut before tx.commit")

@@ -113,6 +113,29 @@ def test_a_read_behind_room_for_the_incomplete_frame_gives_the_same_frames(size:
     assert splitter.pending == 0
 
 
+@pytest.mark.parametrize("most", range(1, len(KEYS) + 2))
+@pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
+@pytest.mark.parametrize("in_place", [False, True])
+def test_frames_that_are_cut_a_few_at_once_are_the_same(most: int, size: int, in_place: bool) -> None:
+    splitter = FrameSplitter(most=most)
+    found = []
+    for place in range(0, len(STREAM), size):
+        chunk = STREAM[place : place + size]
+        if in_place:
+            scratch = bytearray(b"?" * splitter.pending + chunk + b"more room")
+            frames = splitter.feed_behind(scratch, splitter.pending + len(chunk))
+            buffer = bytes(scratch)
+            scratch[:] = bytes(len(scratch))
+        else:
+            buffer, frames = splitter.feed(chunk)
+        while frames:
+            assert len(frames) <= most
+            found += [(key, channel, buffer[start:end]) for key, channel, start, end in frames]
+            buffer, frames = splitter.more()
+    assert found == WHOLE
+    assert splitter.pending == 0
+
+
 def test_pieces_and_reads_behind_them_make_one_frame() -> None:
     (large,) = body_frames(4, bytes(range(256)) * 400, 0)
     splitter = FrameSplitter(131_072)

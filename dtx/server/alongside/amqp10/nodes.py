@@ -416,12 +416,12 @@ class BrokerNodes:
     def pause(self) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
         if self._running:
-            self.upstream.pause_reading()
+            self.upstream.pause_reading(self)
 
     def go_on(self) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Nodes`."""
         if self._running:
-            self.upstream.resume_reading()
+            self.upstream.resume_reading(self)
 
     # -- the keeper of its channels
 
@@ -463,7 +463,7 @@ class BrokerNodes:
         upstream = self._upstream
         if upstream is not None:
             if self._running:
-                upstream.resume_reading()
+                upstream.resume_reading(self)
             else:
                 upstream.end("the client left during the handshake")
         self._go_if_done()
