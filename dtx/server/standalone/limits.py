@@ -23,7 +23,7 @@ MAX_UNREAD_REPLIES: Final = 16 << 20
 and who sends them does not wait for it."""
 MAX_CONSUMERS: Final = 10_000
 """Consumers of one channel: each costs memory that no other limit bounds."""
-MAX_UNACKED: Final = 100_000
+MAX_UNACKED: Final = 50_000
 """Deliveries of one channel that are not settled. Consumers get no more until some are, and basic.get is refused: a
 client would otherwise take a queue of any length into the memory of dtx."""
 
