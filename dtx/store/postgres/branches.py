@@ -141,36 +141,29 @@ class Branches:
             for entry in found:
                 if entry.spec.id in unsure:
                     raise XaError(ReplyCode.INTERNAL_ERROR, f"the database does not have {entry.spec.where} yet")
-                puts.append(
-                    registry.stored(
-                        entry,
-                        item.exchange,
-                        item.routing_key,
-                        item.properties,
-                        item.body,
-                        facts,
-                        now,
-                        blind=item.blind,
-                        shared=shared,
-                    )
-                )
-        for message in puts:
-            queue = registry.find(message.queue)
-            if queue is not None and queue.spec.settings.expires is not None:
-                self._promise(message.slot)
-            self._keep(message)
+                puts.append(registry.stored(entry, item, facts, now, shared))
+        published = tuple([message.slot for message in puts])
+        self._keep(published, puts)
         return Plan(
             change=Change(puts=puts),
-            published=tuple([message.slot for message in puts]),
+            published=published,
             consumed=tuple(consumed),
             unroutable=tuple(unroutable),
         )
 
-    def _keep(self, message: StoredMessage) -> None:
+    def _keep(self, published: Sequence[Slot], puts: Sequence[StoredMessage]) -> None:
         hidden, contents = self._hidden, self._contents
-        hidden[message.slot] = contents.add(message)
-        while contents.used > self._limit:
-            self._let_go(hidden.popitem(last=False)[1])
+        expiring = {
+            queue
+            for queue in {message.queue for message in puts}
+            if (entry := self._registry.find(queue)) is not None and entry.spec.settings.expires is not None
+        }
+        for slot, message in zip(published, puts, strict=True):
+            if message.queue in expiring:
+                self._promise(slot)
+            hidden[slot] = contents.add(message)
+            while contents.used > self._limit:
+                self._let_go(hidden.popitem(last=False)[1])
 
     def _let_go(self, message: StoredMessage) -> None:
         self._contents.remove(message)

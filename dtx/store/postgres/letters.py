@@ -214,16 +214,14 @@ class DeadLetters:
     def address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
         exchange, key, raw, blind, targets = self._seal(spec, message, reason)
+        letter, facts = HeldPublish(exchange, key, False, raw, message.body, blind=blind), traits(raw)
         now = self._clock()
         shared = self._registry.share(message.body, len(targets))
         found: list[tuple[Entry, StoredMessage]] = []
         for entry in targets:
             if entry.refuses and not entry.index.admit(len(message.body)):
                 continue
-            stored = self._registry.stored(
-                entry, exchange, key, raw, message.body, traits(raw), now, blind=blind, shared=shared
-            )
-            found.append((entry, stored))
+            found.append((entry, self._registry.stored(entry, letter, facts, now, shared)))
         return found
 
     def _seal(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> _Sealed:

@@ -13,6 +13,7 @@ from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.exchanges import QueueSpec
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.traits import Traits
+from dtx.store.work import HeldPublish
 
 _PERSISTENT: Final = int(MessageFlag.PERSISTENT)
 _BLIND: Final = int(MessageFlag.BLIND)
@@ -74,34 +75,21 @@ class Registry:
         return next(self._bodies) if queues > 1 and len(body) >= SHARED_BYTES else None
 
     def stored(
-        self,
-        entry: Entry,
-        exchange: bytes,
-        routing_key: bytes,
-        properties: bytes,
-        body: bytes,
-        traits: Traits,
-        now: float,
-        *,
-        blind: bool = False,
-        shared: int | None = None,
+        self, entry: Entry, publish: HeldPublish, traits: Traits, now: float, shared: int | None = None
     ) -> StoredMessage:
         """A message in a new slot of a queue.
 
         Args:
             entry: the queue.
-            exchange: as published, and so the following.
-            routing_key: see there.
-            properties: see there.
-            body: see there.
-            traits: of *properties*.
+            publish: the message; its queues do not matter.
+            traits: of its properties.
             now: seconds since the epoch: it begins to expire.
-            blind: *properties* have BCC.
             shared: see :meth:`share`.
         """
         self.position += 1
+        properties = publish.properties
         flags = _PERSISTENT if traits.persistent else 0
-        if blind:
+        if publish.blind:
             if entry.keeps_blind:
                 flags |= _BLIND
             else:
@@ -113,7 +101,15 @@ class Registry:
         if entry.expires or traits.expiration is not None:
             expires_at = expiry(traits.expiration, settings.message_ttl, now)
         return StoredMessage(
-            entry.spec.id, self.position, exchange, routing_key, flags, properties, body, expires_at, shared
+            entry.spec.id,
+            self.position,
+            publish.exchange,
+            publish.routing_key,
+            flags,
+            properties,
+            publish.body,
+            expires_at,
+            shared,
         )
 
 

@@ -31,7 +31,7 @@ from dtx.store.postgres.queue import QueueIndex
 from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import Entry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.postgres.traits import Traits, traits
+from dtx.store.postgres.traits import traits
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 
@@ -278,14 +278,15 @@ class PostgresStore:
             return ()
         for number, publish in enumerate(publishes):
             entries = [entry for entry in map(registry.queues.get, publish.queues) if entry is not None]
-            if not self._admit(entries, len(publish.body)):
+            if registry.some_refuse and not self._admit(entries, len(publish.body)):
                 refused.append(number)
                 if not whole:
                     puts += self._buried(entries, publish, now)
                 continue
             facts = traits(publish.properties)
             shared = registry.share(publish.body, len(entries))
-            puts += [(entry, self._stored(entry, publish, facts, now, shared)) for entry in entries]
+            for entry in entries:
+                puts.append((entry, registry.stored(entry, publish, facts, now, shared)))
         if whole and refused:
             self._withdraw(puts)
             return refused
@@ -301,27 +302,12 @@ class PostgresStore:
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 
-    def _stored(
-        self, entry: Entry, publish: HeldPublish, facts: Traits, now: float, shared: int | None = None
-    ) -> StoredMessage:
-        return self._registry.stored(
-            entry,
-            publish.exchange,
-            publish.routing_key,
-            publish.properties,
-            publish.body,
-            facts,
-            now,
-            blind=publish.blind,
-            shared=shared,
-        )
-
     def _buried(self, entries: Sequence[Entry], publish: HeldPublish, now: float) -> list[Put]:
         """The dead letters of a publish that some of *entries* refuse (reject-publish-dlx)."""
         letters: list[Put] = []
         for entry in entries:
             if entry.buries_refused and not entry.index.fits(1, len(publish.body)):
-                message = self._stored(entry, publish, traits(publish.properties), now)
+                message = self._registry.stored(entry, publish, traits(publish.properties), now)
                 letters += self._letters.address(entry.spec, message, Reason.MAXLEN)
         return letters
 
