@@ -86,8 +86,8 @@ class RawConnection:
         start_ok = handshake.StartOk(
             client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US"
         )
-        self.call(handshake.encode_start_ok(start_ok), keys.CONNECTION_TUNE, channel=0)
-        tune = handshake.Tune(channel_max=2047, frame_max=FRAME_MAX, heartbeat=0)
+        offer = handshake.decode_tune(self.call(handshake.encode_start_ok(start_ok), keys.CONNECTION_TUNE, channel=0))
+        tune = handshake.Tune(channel_max=offer.channel_max, frame_max=FRAME_MAX, heartbeat=0)
         self.send(handshake.encode_tune_ok(tune), channel=0)
         self.call(handshake.encode_open(address.vhost.encode()), keys.CONNECTION_OPEN_OK, channel=0)
         self.call(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)

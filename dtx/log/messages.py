@@ -82,8 +82,10 @@ _EXPIRIES: Final = _of_each(
 )
 _IN_SLOTS: Final = """
 FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[])) AS u(queue, position)
-JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position
+CROSS JOIN LATERAL (
+    SELECT * FROM dtx.message m WHERE m.queue = u.queue AND m.position = u.position OFFSET 0) AS m
 """
+"""OFFSET 0: a planner that has last seen an empty table would read all of it, and compare each row with each slot."""
 _MESSAGES: Final = Query(
     # Sizes are known without reading what is stored beside the row.
     text(f"""
@@ -95,7 +97,8 @@ FROM (
         SELECT m.*, {_SIZE} AS size, u.ordinal
         FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[]))
             WITH ORDINALITY AS u(queue, position, ordinal)
-        JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position
+        CROSS JOIN LATERAL (
+            SELECT * FROM dtx.message m WHERE m.queue = u.queue AND m.position = u.position OFFSET 0) AS m
     ) AS m
 ) AS m
 WHERE m.before < :octets ORDER BY m.ordinal
