@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from dtx.log import binary
 from dtx.log.changes import Change, Define
-from dtx.log.statement import Bound, Column, Statement, in_pieces, insert, ours, unnest
+from dtx.log.statement import Bound, Column, Statement, in_pieces, insert, ours, ours_by_row, unnest
 
 MESSAGE: Final[tuple[Column, ...]] = (
     ("queue", "", "bigint", binary.int8s),
@@ -92,7 +92,7 @@ MARK_DELIVERED: Final = Statement(
 )
 BINDING_GONE: Final = Statement(
     b"binding_gone",
-    f"DELETE FROM dtx.binding b USING {unnest(BINDING)} WHERE b.rm = $1::text AND $2::bigint >= 0 AND "
+    f"DELETE FROM dtx.binding b USING {unnest(BINDING)} WHERE {ours_by_row('b')} AND $2::bigint >= 0 AND "
     + " AND ".join(f"b.{column[0]} = u.{column[0]}" for column in BINDING)
     + " AND sha256(b.arguments) = sha256(u.arguments)",
     BINDING,
@@ -105,7 +105,7 @@ QUEUE_GONE: Final = Statement(
 EXCHANGE_GONE: Final = Statement(
     b"exchange_gone",
     f"DELETE FROM dtx.exchange e USING {unnest(EXCHANGE[:2])} "
-    "WHERE e.rm = $1::text AND e.vhost = u.vhost AND e.name = u.name AND $2::bigint >= 0",
+    f"WHERE {ours_by_row('e')} AND e.vhost = u.vhost AND e.name = u.name AND $2::bigint >= 0",
     EXCHANGE[:2],
 )
 PUT_EXCHANGE: Final = Statement(

@@ -133,6 +133,11 @@ def ours(table: str) -> str:
     return f"{table}.rm || '' = $1::text"
 
 
+def ours_by_row(table: str) -> str:
+    """The same where the key begins with ``rm``: the index is of use together with a row of ``u`` alone."""
+    return f"{table}.rm = CASE WHEN u.vhost IS NOT NULL THEN $1::text END"
+
+
 def _names(columns: Iterable[Column]) -> str:
     return ", ".join(column[0] for column in columns)
 
