@@ -5,13 +5,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
+from weakref import WeakKeyDictionary
 
 SLICE_SECONDS: Final = 0.005
 """What one turn of the event loop spends on long work, by ``time.monotonic``: in a turn uvloop's own time stands."""
 
 
+_waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Slices]]"] = WeakKeyDictionary()
+"""Clients whose work goes on; the first one has the next turn, or has it now."""
+
+
 class Slices:
-    """Work of one client: in order, a slice in each turn of the event loop.
+    """Work of one client: in order, a slice in a turn of the event loop. Clients with long work take turns.
 
     Args:
         failed: told what a work has raised; the others go on.
@@ -52,11 +57,28 @@ class Slices:
             try:
                 for _ in works[0]:
                     if time.monotonic() >= until:
-                        asyncio.get_running_loop().call_soon(self._go_on)
+                        _later(self)
                         return
             except Exception as error:  # noqa: BLE001 - told
                 self._failed(error)
             works.popleft()
+
+
+def _later(slices: Slices) -> None:
+    loop = asyncio.get_running_loop()
+    waiting = _waiting.setdefault(loop, deque())
+    waiting.append(slices)
+    if len(waiting) == 1:
+        loop.call_soon(_take_turn, loop, waiting)
+
+
+def _take_turn(loop: asyncio.AbstractEventLoop, waiting: deque[Slices]) -> None:
+    try:
+        waiting[0]._go_on()  # noqa: SLF001 - of this module
+    finally:
+        waiting.popleft()
+        if waiting:
+            loop.call_soon(_take_turn, loop, waiting)
 
 
 def _once(act: Callable[[], None]) -> Iterator[None]:

@@ -75,3 +75,38 @@ async def test_work_that_fails_keeps_no_other_from_its_turn(clock: Clock) -> Non
     slices.run(clock.work("later", 1, done))
     assert done == ["behind", "later"]
     assert [str(failure) for failure in failures] == ["a mistake of ours"]
+
+
+async def test_clients_with_long_work_take_turns(clock: Clock) -> None:
+    """Together they take no more of a turn of the loop than one of them."""
+    done: list[str] = []
+    clients = [Slices(_fail) for _ in range(3)]
+    for name, slices in zip("abc", clients, strict=True):
+        slices.run(clock.work(name, 7, done))
+    assert done == [*"aaabbbccc"]
+    turns = []
+    while len(done) < 21:
+        before = len(done)
+        await asyncio.sleep(0)
+        turns.append("".join(done[before:]))
+    assert turns == ["aaa", "bbb", "ccc", "a", "b", "c"]
+
+
+async def test_a_client_that_fails_leaves_the_turn_to_others(clock: Clock) -> None:
+    def failing() -> Iterator[None]:
+        yield from clock.work("a", 3, done)
+        raise ValueError
+
+    done: list[str] = []
+    broken, sound = Slices(_fail), Slices(_fail)
+    broken.run(failing())
+    sound.run(clock.work("b", 4, done))
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    while len(done) < 7:
+        await asyncio.sleep(0)
+    assert [type(error) for error in failed] == [ValueError]
+
+
+def _fail(error: Exception) -> None:
+    raise error
