@@ -15,6 +15,19 @@ _waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Slices]]"] =
 """Clients whose work goes on; the first one has the next turn, or has it now."""
 
 
+async def finish(work: Iterator[object]) -> None:
+    """Do *work*, a slice in each turn of the event loop.
+
+    Args:
+        work: yields at least once in a millisecond.
+    """
+    until = time.monotonic() + SLICE_SECONDS
+    for _ in work:
+        if time.monotonic() >= until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + SLICE_SECONDS
+
+
 class Slices:
     """Work of one client: in order, a slice in a turn of the event loop. Clients with long work take turns.
 

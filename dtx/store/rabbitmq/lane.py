@@ -6,7 +6,7 @@ lane may know about a unit whose connection is lost, it finds out in :meth:`Lane
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -24,6 +24,7 @@ from dtx.store.rabbitmq.room import Room, Share
 from dtx.store.rabbitmq.service import Broker, LoginRefused, ServiceConnection
 from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
+from dtx.store.slices import finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.errors import HardCode, WireError
@@ -57,7 +58,7 @@ default. Each octet is there up to three times, as it came from the log, in its 
 _GROWTH: Final = 8
 """How often a lane may multiply its channels while dead queues hold the others."""
 
-Build = Callable[[int, int, UUID, Sequence[Work]], list[bytes]]
+Build = Callable[[int, int, UUID, Sequence[Work]], Iterator[list[bytes]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,8 +526,10 @@ class Lane:
     ) -> Applied:
         number = channel.number
         upstream = channel.upstream
+        frames: list[bytes] = []
         try:
-            frames = build(number, upstream.frame_max, branch_id, work)
+            # All of them, before the first one is sent: each message can be written.
+            await finish(map(frames.extend, build(number, upstream.frame_max, branch_id, work)))
         except BaseException:
             self._give(channel)
             raise

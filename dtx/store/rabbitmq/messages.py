@@ -3,7 +3,7 @@
 Every message carries ``x-dtx-id``: should it ever be repeated, both copies have the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 from uuid import UUID
 
@@ -78,19 +78,19 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
     )
 
 
-def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> list[bytes]:
-    """The publishes of a branch."""
-    frames: list[bytes] = []
+def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[list[bytes]]:
+    """The publishes of a branch, message by message."""
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
-        frames.append(
-            method_frame(channel, requests.publish(item.exchange, item.routing_key, (item.flags or 0) & MANDATORY))
-        )
-        frames.append(header_frame(channel, _BASIC, len(item.body), raw))
-        frames.extend(body_frames(channel, item.body, frame_max))
-    return frames
+        publish = requests.publish(item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
+        yield _message(channel, frame_max, publish, raw, item.body)
+
+
+def _message(channel: int, frame_max: int, publish: bytes, raw: bytes, body: bytes) -> list[bytes]:
+    header = header_frame(channel, _BASIC, len(body), raw)
+    return [method_frame(channel, publish), header, *body_frames(channel, body, frame_max)]
 
 
 def _unmarked(raw: bytes) -> bytes:
@@ -102,17 +102,13 @@ def _unmarked(raw: bytes) -> bytes:
     )
 
 
-def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> list[bytes]:
+def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[list[bytes]]:
     """The consumed messages of a branch, each back to its queue and to no other."""
-    frames: list[bytes] = []
     for item in work:
         if item.kind is not WorkKind.CONSUME:
             continue
-        raw = _marked(branch_id, item)
-        frames.append(method_frame(channel, requests.publish(b"", item.queue or b"", MANDATORY)))
-        frames.append(header_frame(channel, _BASIC, len(item.body), raw))
-        frames.extend(body_frames(channel, item.body, frame_max))
-    return frames
+        publish = requests.publish(b"", item.queue or b"", MANDATORY)
+        yield _message(channel, frame_max, publish, _marked(branch_id, item), item.body)
 
 
 def _marked(branch_id: UUID, item: Work) -> bytes:

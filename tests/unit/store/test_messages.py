@@ -29,7 +29,7 @@ def copied() -> bytes:
 def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
     """They mean the message that they were copied from: "the lane removes every x-dtx-* header"."""
     branch, work = uuid4(), a_publish(properties=copied())
-    assert headers(messages.commit_frames(1, 4096, branch, [work])) == {
+    assert headers(*messages.commit_frames(1, 4096, branch, [work])) == {
         "x-own": "theirs",
         "x-dtx-id": messages.message_id(branch, 0).decode(),
     }
@@ -37,6 +37,6 @@ def test_marks_that_an_application_has_copied_are_removed_at_commit() -> None:
 
 def test_a_message_that_is_put_back_keeps_what_was_written_on_it() -> None:
     work: Work = a_consume(properties=copied())
-    found = headers(messages.put_back_frames(1, 4096, uuid4(), [work]))
+    found = headers(*messages.put_back_frames(1, 4096, uuid4(), [work]))
     assert found["x-dtx-id"] == found["x-dtx-original-exchange"] == "theirs"
     assert found["x-dtx-put-back"] != "theirs"
