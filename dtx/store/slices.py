@@ -15,17 +15,16 @@ _waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Slices]]"] =
 """Clients whose work goes on; the first one has the next turn, or has it now."""
 
 
-async def finish(work: Iterator[object]) -> None:
-    """Do *work*, a slice in each turn of the event loop.
-
-    Args:
-        work: yields at least once in a millisecond.
-    """
+def advance(work: Iterator[object]) -> bool:
+    """Do a slice of *work*, which yields at least once in a millisecond; returns whether that was all of it."""
     until = time.monotonic() + SLICE_SECONDS
-    for _ in work:
-        if time.monotonic() >= until:
-            await asyncio.sleep(0)
-            until = time.monotonic() + SLICE_SECONDS
+    return all(time.monotonic() < until for _ in work)
+
+
+async def finish(work: Iterator[object]) -> None:
+    """Do *work*, a slice in each turn of the event loop."""
+    while not advance(work):  # noqa: ASYNC110 - nothing is waited for
+        await asyncio.sleep(0)
 
 
 class Slices:

@@ -5,7 +5,7 @@ broker may ever see, come through here. dtx-coordination needs no select, so any
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
+from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import calls, content, declarations, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
@@ -485,6 +486,15 @@ class Channel:
         self._occupy(Running.WAIT)
         self.session.manager.spawn(self._finish_after(work, key))
 
+    def _run(self, work: Iterator[None], key: int) -> None:
+        """Do *work* in slices, the first one at once; later frames of the channel wait.
+
+        Raises:
+            XaError: as *work* does in its first slice; later, the channel is refused.
+        """
+        if not advance(work):
+            self._begin(_finished(work), key)
+
     async def _finish_after(self, work: Awaitable[bytes], key: int) -> None:
         try:
             frame = await work
@@ -544,3 +554,10 @@ class Channel:
     def close_upstream(self) -> None:
         """Close what the channel has at the broker."""
         Drain(self.session, self.upstream_number)
+
+
+async def _finished(work: Iterator[None]) -> bytes:
+    """The rest of *work*, in later turns; there is nothing to answer."""
+    await asyncio.sleep(0)
+    await finish(work)
+    return b""

@@ -5,7 +5,7 @@ start and end, publishes and settlements are captured instead of passed on; outs
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,7 @@ from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settl
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
-from dtx.store.work import Delivery, HeldPublish
+from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import answers, calls, content, keys, properties, requests
 from dtx.wire.amqp09.calls import DtxMethod
@@ -341,16 +341,24 @@ class SelectedChannel(Channel):
         if entry is None:
             self._taking.ack(deliveries)
             return
-        work = entry.work
-        if work is None:
-            return
+        if entry.work is not None:
+            self._run(self._consume_in(entry, entry.work, deliveries), keys.BASIC_ACK)
+
+    def _consume_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery]) -> Iterator[None]:
+        """All of them or none: each is looked at first."""
         size = 0
         for count, delivery in enumerate(deliveries, 1):
             size += delivery.size
             self._consumable(entry, delivery, count, size)
-        self._taking.hold(deliveries, entry)
-        for delivery in deliveries:
-            work.add_consume(delivery)
+            yield
+        if self._works_for(entry, work):
+            self._taking.hold(deliveries, entry)
+            for delivery in deliveries:
+                work.add_consume(delivery)
+
+    def _works_for(self, entry: Entry, work: HeldWork) -> bool:
+        """Whether nothing has ended the branch, or the channel, while deliveries were looked at."""
+        return self.phase is Phase.OPEN and self._demarcation.branch is entry and entry.work is work
 
     def _consumable(self, entry: Entry, delivery: Delivery, count: int, size: int) -> None:
         """Whether *delivery* may be consumed in the branch, as the last of *count* with *size* octets together."""
@@ -372,14 +380,20 @@ class SelectedChannel(Channel):
         if entry is None or work is None:
             self._taking.nack(deliveries, requeue=settle.requeue)
             return
+        self._run(self._reject_in(entry, work, deliveries, settle.requeue), keys.BASIC_NACK)
+
+    def _reject_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery], requeue: bool) -> Iterator[None]:
         for delivery in deliveries:
             check_settle(delivery)
+            yield
+        if not self._works_for(entry, work):
+            return
         if not work.fits(0, len(deliveries)) and entry.branch.state is State.ACTIVE:
             self._overflow(entry, work.excess(0, len(deliveries)))
         self._taking.drop_contents(deliveries)
         self._taking.hold(deliveries, entry)
         for delivery in deliveries:
-            work.add_outcome(partial(self._rejected, delivery, settle.requeue))
+            work.add_outcome(partial(self._rejected, delivery, requeue))
 
     def _rejected(self, delivery: Delivery, requeue: bool, committed: bool) -> None:
         """The branch that rejected *delivery* has ended."""

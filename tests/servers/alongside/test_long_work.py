@@ -4,26 +4,32 @@ Each limit is driven to its maximum; see the same of standalone mode.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
 import pytest
 
-from dtx.wire.amqp09 import calls, keys, requests
+from dtx.wire.amqp09 import calls, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.properties import Property, build
+from dtx.wire.amqp09.tables import entry
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
 from tests.support.peer import NO_PROPERTIES, Peer, logged_in, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitNode
-from tests.support.watched import WatchedService, a_queue, ask, not_held, take
+from tests.support.watched import WatchedService, a_queue, ask, fill, not_held, take
 
 PATIENCE: Final = 120.0
 BRANCH_MESSAGES: Final = 10_000
 """The default of --max-branch-messages."""
 MANY: Final = 20_000
 """Deliveries, frames and consumers, for which RabbitMQ sets no limit."""
+TX_SELECT: Final = keys.TX_SELECT.to_bytes(4, "big")
+RECOVER: Final = keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"
 CLOSE: Final = requests.close(keys.CHANNEL_CLOSE, 200, b"")
 
 
@@ -61,6 +67,15 @@ def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
         ask(direct, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
 
 
+@pytest.fixture
+def filled(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
+    """A queue with as many messages as a branch may consume."""
+    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+        direct.log_in()
+        fill(direct, queue, BRANCH_MESSAGES)
+    return queue
+
+
 def settled(peer: Peer, queue: bytes) -> int:
     """Messages that are ready, once all that was said before is done."""
     return int.from_bytes(ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)[-8:-4], "big")
@@ -74,6 +89,19 @@ def start(peer: Peer) -> Xid:
     xid = new_xid()
     ask(peer, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)), DtxMethod.START_OK)
     return xid
+
+
+def end(peer: Peer, xid: Xid) -> None:
+    ask(peer, calls.encode_call(calls.End(xid=xid, fail=False, suspend=False)), DtxMethod.END_OK)
+
+
+def publish_largest(peer: Peer, queue: bytes) -> None:
+    peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
+
+
+def consume_largest(peer: Peer, queue: bytes) -> None:
+    peer.say(1, requests.consume(queue, b"all"))
+    take(peer, BRANCH_MESSAGES)
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
@@ -117,12 +145,85 @@ def test_frames_that_wait_behind_a_call_are_little_work_together(peer: Peer, que
     ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
 
 
-@pytest.mark.parametrize("how", ["channel", "connection", "disconnect"])
-def test_a_client_leaves_the_branch_with_most_publishes(peer: Peer, queue: bytes, how: str) -> None:
+@pytest.mark.parametrize("kind", ["many", "nested"])
+def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: Peer, queue: bytes, kind: str) -> None:
     select(peer)
-    start(peer)
-    peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
-    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    xid = start(peer)
+    headers = b"\x01aV" * (tables.MAX_ENTRIES - 2)
+    if kind == "nested":
+        headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x01aV" * (tables.MAX_ENTRIES - 4)
+    properties = build({Property.HEADERS: headers})
+    peer.send((method_frame(1, requests.publish(b"", queue)) + header_frame(1, 60, 0, properties)) * 20)
+    end(peer, xid)
+    ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=True)), DtxMethod.COMMIT_OK)
+
+
+@pytest.mark.parametrize("end_of_it", ["commit", "rollback"])
+def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, queue: bytes, end_of_it: str) -> None:
+    properties = build({Property.HEADERS: b"\x01aV" * (tables.MAX_ENTRIES - 10)})
+    peer.send((method_frame(1, requests.publish(b"", queue)) + header_frame(1, 60, 0, properties)) * 50)
+    settled(peer, queue)
+    select(peer)
+    peer.say(1, requests.consume(queue, b"all"))
+    take(peer, 50)
+    xid = start(peer)
+    peer.say(1, requests.ack(0, multiple=True))
+    end(peer, xid)
+    ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
+    conclude(peer, xid, end_of_it)
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+def conclude(peer: Peer, xid: Xid, how: str) -> None:
+    if how in ("commit", "one-phase"):
+        ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=how == "one-phase")), DtxMethod.COMMIT_OK)
+    else:
+        ask(peer, calls.encode_call(calls.Rollback(xid=xid)), DtxMethod.ROLLBACK_OK)
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "one-phase", "unvoted"])
+@pytest.mark.parametrize("kind", ["publish", "consume", "reject"])
+def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kind: str, how: str) -> None:
+    queue = request.getfixturevalue("queue" if kind == "publish" else "filled")
+    select(peer)
+    if kind != "publish":
+        consume_largest(peer, queue)
+        peer.say(1, requests.cancel(b"all"))
+        peer.wait(keys.BASIC_CANCEL_OK)
+    xid = start(peer)
+    if kind == "publish":
+        publish_largest(peer, queue)
+    elif kind == "consume":
+        peer.say(1, requests.ack(0, multiple=True))
+    else:
+        peer.say(1, requests.nack(0, multiple=True, requeue=False))
+    end(peer, xid)
+    if how in ("commit", "rollback"):
+        ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
+    conclude(peer, xid, how)
+    left = {"publish": ("commit", "one-phase"), "consume": ("rollback", "unvoted"), "reject": ("rollback", "unvoted")}
+    wanted = BRANCH_MESSAGES if how in left[kind] else 0
+    wait_until(lambda: settled(peer, queue) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
+
+
+@pytest.mark.parametrize("how", ["channel", "connection", "disconnect"])
+@pytest.mark.parametrize("kind", ["publish", "consume", "reject", "deliveries"])
+def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str, how: str) -> None:
+    select(peer)
+    if kind != "publish":
+        consume_largest(peer, filled)
+    if kind != "deliveries":
+        start(peer)
+    if kind == "publish":
+        publish_largest(peer, filled)
+        peer.send(method_frame(1, requests.queue_declare(filled, passive=True)))
+        peer.wait(keys.QUEUE_DECLARE_OK)
+    elif kind == "consume":
+        peer.say(1, requests.ack(0, multiple=True))
+    elif kind == "reject":
+        peer.say(1, requests.nack(0, multiple=True, requeue=False))
     if how == "channel":
         ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
         peer.open(1)
@@ -130,3 +231,75 @@ def test_a_client_leaves_the_branch_with_most_publishes(peer: Peer, queue: bytes
         peer.close()
     else:
         peer.socket.close()
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "reject", "recover"])
+def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: bytes, how: str) -> None:
+    select(peer)
+    consume_largest(peer, filled)
+    peer.say(1, requests.cancel(b"all"))
+    peer.wait(keys.BASIC_CANCEL_OK)
+    said = {
+        "ack": requests.ack(0, multiple=True),
+        "nack": requests.nack(0, multiple=True),
+        "reject": requests.nack(0, multiple=True, requeue=False),
+        "recover": RECOVER,
+    }
+    peer.say(1, said[how])
+    if how == "recover":
+        peer.wait(keys.BASIC_RECOVER_OK)
+    wanted = 0 if how in ("ack", "reject") else BRANCH_MESSAGES
+    wait_until(lambda: settled(peer, filled) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
+
+
+# -- channels and consumers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "disconnect"])
+@pytest.mark.parametrize("mode", ["passing", "selected"])
+def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str) -> None:
+    numbers = range(2, min(peer.offered.channel_max, 1022) + 1)
+    peer.send(*(method_frame(number, requests.CHANNEL_OPEN) for number in numbers))
+    take(peer, len(numbers), keys.CHANNEL_OPEN_OK)
+    if mode == "selected":
+        peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
+        take(peer, len(numbers), DtxMethod.SELECT_OK)
+    if how == "close":
+        peer.send(*(method_frame(number, CLOSE) for number in numbers))
+        take(peer, len(numbers), keys.CHANNEL_CLOSE_OK)
+    else:
+        peer.socket.close()
+
+
+@pytest.mark.parametrize("how", ["close", "disconnect"])
+@pytest.mark.parametrize("mode", ["passing", "selected"])
+def test_a_channel_has_very_many_consumers(peer: Peer, queue: bytes, mode: str, how: str) -> None:
+    if mode == "selected":
+        select(peer)
+    peer.send(*(method_frame(1, requests.consume(queue, b"%d" % number, no_wait=True)) for number in range(MANY // 4)))
+    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    if how == "close":
+        ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
+    else:
+        peer.socket.close()
+
+
+def test_the_broker_leaves_the_largest_branch(
+    shared_rabbitmq: RabbitNode, postgres: PostgresServer, filled: bytes
+) -> None:
+    """It takes the deliveries with it: the branch can only be rolled back."""
+    database = postgres.create_database()
+    url = shared_rabbitmq.url()
+    with Proxy("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])) as between:
+        broker = url.replace(f":{url.rpartition(':')[2].partition('/')[0]}", f":{between.port}")
+        with WatchedService(broker=broker, database=database) as service, not_held(service), ExitStack() as stack:
+            peer = stack.enter_context(Peer(service.url(), patience=PATIENCE))
+            peer.log_in()
+            peer.open(1)
+            select(peer)
+            consume_largest(peer, filled)
+            start(peer)
+            peer.say(1, requests.ack(0, multiple=True))
+            between.cut()
+            peer.end()
+    postgres.drop_database(database)
