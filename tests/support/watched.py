@@ -38,6 +38,8 @@ _LONGEST: Final = "loop-longest"
 _PAIR: Final = struct.Struct("dd")
 _WHERE: Final = "loop-where"
 _BEAT: Final = 0.002
+_EVERYTHING: Final = 2
+"""The generation of all objects."""
 _LONG: Final = 0.02
 
 
@@ -71,8 +73,10 @@ class _Watch:
         if phase == "start":
             self._collecting = time.thread_time()
         else:
-            took = 1000 * (time.thread_time() - self._collecting)
-            self._seen.append(f"garbage of generation {info['generation']} was collected: {took:.1f} ms")
+            took = time.thread_time() - self._collecting
+            if info["generation"] == _EVERYTHING:
+                self._used += took  # seldom, and for no request: see dtx.server.memory
+            self._seen.append(f"garbage of generation {info['generation']} was collected: {1000 * took:.1f} ms")
 
     def _look(self) -> None:
         """Note where the loop is when it has been there for long."""
