@@ -11,13 +11,19 @@ SLICE_SECONDS: Final = 0.005
 """What one turn of the event loop spends on long work, by ``time.monotonic``: in a turn uvloop's own time stands."""
 
 
-_waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Slices]]"] = WeakKeyDictionary()
+_waiting: Final["WeakKeyDictionary[asyncio.AbstractEventLoop, deque[Callable[[], None]]]"] = WeakKeyDictionary()
 """Clients whose work goes on; the first one has the next turn, or has it now."""
 
 
-def advance(work: Iterator[object]) -> bool:
-    """Do a slice of *work*, which yields at least once in a millisecond; returns whether that was all of it."""
-    until = time.monotonic() + SLICE_SECONDS
+def advance(work: Iterator[object], until: float | None = None) -> bool:
+    """Do a slice of *work*; returns whether that was all of it.
+
+    Args:
+        work: yields at least once in a millisecond.
+        until: when the slice ends, by ``time.monotonic``; by default after :data:`SLICE_SECONDS`.
+    """
+    if until is None:
+        until = time.monotonic() + SLICE_SECONDS
     return all(time.monotonic() < until for _ in work)
 
 
@@ -67,26 +73,25 @@ class Slices:
         works = self._works
         while works:
             try:
-                for _ in works[0]:
-                    if time.monotonic() >= until:
-                        _later(self)
-                        return
+                if not advance(works[0], until):
+                    _later(self._go_on)
+                    return
             except Exception as error:  # noqa: BLE001 - told
                 self._failed(error)
             works.popleft()
 
 
-def _later(slices: Slices) -> None:
+def _later(go_on: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     waiting = _waiting.setdefault(loop, deque())
-    waiting.append(slices)
+    waiting.append(go_on)
     if len(waiting) == 1:
         loop.call_soon(_take_turn, loop, waiting)
 
 
-def _take_turn(loop: asyncio.AbstractEventLoop, waiting: deque[Slices]) -> None:
+def _take_turn(loop: asyncio.AbstractEventLoop, waiting: deque[Callable[[], None]]) -> None:
     try:
-        waiting[0]._go_on()  # noqa: SLF001 - of this module
+        waiting[0]()
     finally:
         waiting.popleft()
         if waiting:

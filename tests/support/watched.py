@@ -97,7 +97,7 @@ class WatchedService(DtxService):
         return [*words[:2], "tests.support.watched", *words[3:]]
 
     def start(self, *, wait: bool = True) -> None:
-        """As of the base. Its coverage is not measured, by which each step would take twice as long."""
+        """As of the base. Measuring its coverage would make each step two or three times as long."""
         with unmeasured():
             super().start(wait=wait)
 

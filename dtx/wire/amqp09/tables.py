@@ -13,7 +13,7 @@ MAX_DEPTH: Final = 64
 """Tables and arrays within each other; deeper than any program needs, far from the interpreter's own limit."""
 MAX_ENTRIES: Final = 4_096
 """Entries of one table, or values of an array; as many may be nested in it. A walk takes some 5 ms, in which all
-clients wait, and a message needs several: one octet may be a value.
+clients wait, and a message needs several: one byte may be a value.
 """
 MAX_SHORT: Final = 255
 """Octets of a short string: its length is one octet."""
