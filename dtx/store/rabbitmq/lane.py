@@ -285,6 +285,7 @@ class Lane:
                 await self.receipts.turn(control)
             if loop.time() - declared > _USE:
                 await self.receipts.declare(control)
+                await self.receipts.renew_inherited(connection)
                 declared = loop.time()
             await self._trust.judge(since=loop.time() - _TRUST)
         raise UpstreamLost("the connection to the broker is gone")

@@ -15,6 +15,7 @@ and deletes them when the log has all their outcomes.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
@@ -23,7 +24,7 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, receipt_queues, stem_of
+from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
 from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.frames import method_frame
@@ -166,6 +167,16 @@ class Receipts:
         """
         for queue in self.queues:
             await channel.call(requests.queue_declare(queue, durable=True, arguments=_ARGUMENTS), keys.QUEUE_DECLARE_OK)
+
+    async def renew_inherited(self, upstream: Upstream) -> None:
+        """Ask for the queues of predecessors whose units are open, which the broker counts as use.
+
+        They are read when the predecessor's lock is free, and that may last longer than the broker keeps unused queues.
+        """
+        for stem in [stem for stem, units in self._inherited.items() if units]:
+            for queue in receipt_queues(stem):
+                with suppress(ChannelClosed):  # they are read all the same, and then it counts
+                    await consumers_of(queue, upstream)
 
     async def delete(self, channel: OwnChannel) -> None:
         """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""

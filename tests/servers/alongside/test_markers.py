@@ -12,7 +12,7 @@ from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumer
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Content, OwnChannel
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
@@ -164,4 +164,25 @@ async def test_receipt_queues_that_are_gone_prove_nothing(rabbitmq: RabbitNode) 
     found = await receipts.left_by(replace(identity, instance=uuid4()).new_lock(), connection)
     assert not found.nonces
     assert not found.markers
+    connection.end("the test is over")
+
+
+async def test_queues_of_a_predecessor_whose_unit_is_open_stay_while_they_are_renewed(
+    rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await connected(rabbitmq)
+    short = CLASSIC + tables.entry(b"x-expires", b"I", (1500).to_bytes(4, "big"))
+    monkeypatch.setattr("dtx.store.rabbitmq.receipts._ARGUMENTS", short)
+    open_one, closed_one = new_identity("markers"), new_identity("markers")
+    for identity in (open_one, closed_one):
+        await made(connection, identity)
+    successor = Receipts(new_identity("markers"))
+    unit = Unit(number=0, lock=open_one.new_lock(), nonce=uuid4(), incarnation="")
+    successor.expect(unit)
+    async with asyncio.timeout(30):
+        while await consumers_of(receipt_queues(closed_one.stem)[0], connection) is not None:
+            for _ in range(4):  # asking for the other one's queue keeps that one too
+                await asyncio.sleep(0.6)
+                await successor.renew_inherited(connection)
+    assert [await consumers_of(queue, connection) for queue in receipt_queues(open_one.stem)] == [0] * GENERATIONS
     connection.end("the test is over")
