@@ -169,13 +169,14 @@ class Receipts:
             await channel.call(requests.queue_declare(queue, durable=True, arguments=_ARGUMENTS), keys.QUEUE_DECLARE_OK)
 
     async def renew_inherited(self, upstream: Upstream) -> None:
-        """Ask for the queues of predecessors whose units are open, which the broker counts as use.
+        """Ask for the queues of predecessors whose units are open: the broker counts that as use.
 
-        They are read when the predecessor's lock is free, and that may last longer than the broker keeps unused queues.
+        They are read only when the predecessor's lock is free. The broker may keep unused queues for less time than
+        that takes.
         """
         for stem in [stem for stem, units in self._inherited.items() if units]:
             for queue in receipt_queues(stem):
-                with suppress(ChannelClosed):  # they are read all the same, and then it counts
+                with suppress(ChannelClosed):  # a refusal: this is only upkeep, who reads the queue reports it
                     await consumers_of(queue, upstream)
 
     async def delete(self, channel: OwnChannel) -> None:
