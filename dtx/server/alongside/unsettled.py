@@ -109,8 +109,7 @@ class Tally:
         if tag > self._last or self._blind:
             return  # an unknown one: the broker closes the channel
         if multiple:
-            self._through = max(self._through, tag or self._last)
-            self._beyond = {tag for tag in self._beyond if tag > self._through}
+            self._settle_through(tag or self._last)
         elif tag == self._through + 1:
             self._through = tag
         elif tag > self._through:
@@ -121,6 +120,14 @@ class Tally:
         while self._through + 1 in self._beyond:
             self._through += 1
             self._beyond.discard(self._through)
+
+    def _settle_through(self, tag: int) -> None:
+        settled = range(self._through + 1, tag + 1)
+        self._through = max(self._through, tag)
+        if len(settled) < len(self._beyond):  # a tag is looked for once, however many settlements come
+            self._beyond.difference_update(settled)
+        else:
+            self._beyond = {tag for tag in self._beyond if tag > self._through}
 
     # -- from the broker
 
