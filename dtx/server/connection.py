@@ -166,9 +166,6 @@ class ClientConnection(ABC):
                 self._login.cancel()  # verifying passwords for nobody would keep others waiting
             self._cancel_timer()
             self.outbox.abort()
-            who, self._admitted = self._admitted, None
-            if who is not None:
-                self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
             self._gone()
 
     @abstractmethod
@@ -180,5 +177,8 @@ class ClientConnection(ABC):
         self._over()
 
     def _over(self) -> None:
+        who, self._admitted = self._admitted, None
+        if who is not None:
+            self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
         if not self.ended.done():
             self.ended.set_result(None)

@@ -1,17 +1,21 @@
 """Clients that have left branches behind: their connections to the broker live on, and count."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtx.client import XaFlag
+from dtx.client import XaFlag, Xid
 from dtx.wire.amqp09.calls import End, Rollback, Start
+from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
 from tests.conftest import ServiceFactory
+from tests.servers.amqp10.raw import Raw
 from tests.support.client import bodies, fresh_queue, new_xid
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.service import DtxService
 
 
 @pytest.fixture
@@ -23,19 +27,41 @@ def queue(rabbitmq: RabbitNode) -> Iterator[str]:
         yield name
 
 
+def leave_a_branch(service: DtxService, queue: str, xid: Xid) -> None:
+    """A client of AMQP 0-9 consumes in a branch, and goes."""
+    with RawClient(service.url()) as leaver:
+        leaver.open(1, select=True)
+        leaver.ask(1, Start(xid=xid))
+        leaver.consume_one(1, queue)
+        assert leaver.ask(1, End(xid=xid)) is XaFlag.OK
+
+
+def leave_a_transaction(service: DtxService, queue: str, xid: Xid) -> None:
+    """So does one of AMQP 1.0."""
+    with Raw(service) as leaver:
+        session = leaver.opened().begin()
+        leaver.receiver(session, queue)
+        delivery = leaver.take()
+        control = leaver.control(session)
+        txn_id = leaver.declare(session, control, xid.to_wire())
+        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        session.dispose(Role.RECEIVER, [delivery.delivery_id], state, settled=True)
+        assert leaver.discharge(session, control, txn_id) == ACCEPTED
+
+
+@pytest.mark.parametrize("leave", [leave_a_branch, leave_a_transaction])
 @pytest.mark.parametrize("limit", [("--max-connections", "2"), ("--quota", "user=* connections=2")])
 def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
-    dtx_service: ServiceFactory, rabbitmq: RabbitNode, queue: str, limit: tuple[str, str]
+    dtx_service: ServiceFactory,
+    rabbitmq: RabbitNode,
+    queue: str,
+    limit: tuple[str, str],
+    leave: Callable[[DtxService, str, Xid], None],
 ) -> None:
     """The limits bound the sockets of dtx: a client may not have more of them by closing its own."""
     service = dtx_service(*limit, "--default-timeout", "0")
     xid = new_xid()
-    leaver = RawClient(service.url())
-    leaver.open(1, select=True)
-    leaver.ask(1, Start(xid=xid))
-    leaver.consume_one(1, queue)
-    assert leaver.ask(1, End(xid=xid)) is XaFlag.OK
-    leaver.close()
+    leave(service, queue, xid)
 
     def let_in() -> bool:
         with contextlib.suppress(ConnectionEnded, OSError), RawClient(service.url()):
