@@ -5,7 +5,7 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import h11
 import uvicorn
@@ -19,6 +19,7 @@ from dtx.admin.guard import PAGES, Guard
 from dtx.admin.routes import api
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.site import website
+from dtx.server.tls import TlsServer
 from dtx.store.postgres.turns import source_of
 from dtx.telemetry import get_logger
 
@@ -56,14 +57,30 @@ class _Connection(H11Protocol):
     503 to everybody while slow sockets use it up.
     """
 
+    accepted: socket.socket | None = None
+    """Within a TLS handshake: the socket."""
+    waits_since: float | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def shake_hands(self, accepted: socket.socket, address: str) -> None:
+        """The socket is accepted, and TLS begins: until :meth:`connection_made`."""
+        self.accepted = accepted
+        self.source = source_of(address)
+        self.waits_since = self.loop.time()
+        self.connections.add(self)
+        self._make_room()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The socket is accepted. Beyond a limit, the connection that has waited longest for a request is closed."""
+        """The client may ask."""
         super().connection_made(transport)
         self.source = source_of(self.client[0] if self.client else "")
-        self.waits_since: float | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self.accepted = self.waits_since = None
         self._watch()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Beyond a limit, the connection that has waited longest for a request is closed."""
         others = [one for one in self.connections if isinstance(one, _Connection)]
         waiting = [one for one in others if one.waits_since is not None]  # this one does
         ours = [one for one in waiting if one.source == self.source]
@@ -113,11 +130,44 @@ class _Connection(H11Protocol):
         """Close at once."""
         _log.debug("operator's connection closed", peer=self.source, reason=reason)
         self.connections.discard(self)  # counts no more, though connection_lost comes later
-        self.transport.abort()
+        if self.accepted is None:
+            self.transport.abort()
+        else:
+            with contextlib.suppress(OSError):  # closed already
+                self.accepted.shutdown(socket.SHUT_RDWR)  # ends the handshake
 
 
 class _Server(uvicorn.Server):
-    """Signals are the service's."""
+    """Signals are the service's, and TLS is dtx's own: connections count within their handshake, too."""
+
+    _tls: TlsServer | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept clients on *sockets*."""
+        certificate = self.config.ssl
+        if certificate is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._tls = TlsServer(certificate, _REQUEST_SECONDS, self._admit, self._dismiss)
+        for listening in sockets or ():
+            self._tls.take(listening)
+        self._tls.start_serving(self.config.backlog)
+
+    def _admit(self, accepted: socket.socket, address: str) -> _Connection:
+        connection = _Connection(self.config, self.server_state, self.lifespan.state)
+        connection.shake_hands(accepted, address)
+        return connection
+
+    def _dismiss(self, connection: asyncio.Protocol) -> None:
+        self.server_state.connections.discard(cast("_Connection", connection))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no clients any more; what is being answered goes on for some seconds."""
+        if self._tls is not None:
+            self._tls.close()
+            await asyncio.sleep(0)  # those within a handshake are dismissed
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -63,12 +63,16 @@ class TlsServer:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             listening = socket.socket(family, kind, protocol)
-            self.sockets.append(listening)
-            listening.setblocking(False)
+            self.take(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind(address)
+
+    def take(self, listening: socket.socket) -> None:
+        """Use a socket of the caller's, too."""
+        listening.setblocking(False)
+        self.sockets.append(listening)
 
     def start_serving(self, backlog: int) -> None:
         """Accept clients; *backlog* of them may wait."""

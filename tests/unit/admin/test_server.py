@@ -1,9 +1,11 @@
 """The operators' port with clients that send nothing, little, or read nothing; without the application behind it."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -19,8 +21,8 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Port:
     """The port, with an application that answers at once, except for ``/late``."""
 
-    def __init__(self, *proxies: str) -> None:
-        self.admin = AdminServer("127.0.0.1", 0, proxies=proxies)
+    def __init__(self, *proxies: str, **options: Any) -> None:
+        self.admin = AdminServer("127.0.0.1", 0, proxies=proxies, **options)
         self.may_end = asyncio.Event()
         self.begun = asyncio.Semaphore(0)
         self._stack = AsyncExitStack()
@@ -40,11 +42,11 @@ class Port:
             more = begin + (1 << 20) < len(body)
             await send({"type": "http.response.body", "body": body[begin : begin + (1 << 20)], "more_body": more})
 
-    async def connect(self) -> Stream:
-        host, port = self.admin.url.removeprefix("http://").split(":")
+    async def connect(self, tls: ssl.SSLContext | None = None) -> Stream:
+        host, port = self.admin.url.partition("://")[2].split(":")
         while True:
             try:
-                stream = await asyncio.open_connection(host, int(port))
+                stream = await asyncio.open_connection(host, int(port), ssl=tls)
             except ConnectionRefusedError:
                 await asyncio.sleep(0)
                 continue
@@ -92,6 +94,42 @@ async def test_slow_sockets_leave_the_health_reachable(
     assert await port.get(b"/healthz") == 200
     assert await port.get(b"/") == 200
     assert await end_of(slow[0]) == b"", "the one that waited longest made room"
+
+
+@pytest.fixture
+async def tls_port(certificates: Path) -> AsyncIterator[Port]:
+    made = Port(certificate=certificates / "server.pem", key=certificates / "server.key")
+    yield made
+    await made.close()
+
+
+async def test_sockets_that_begin_no_tls_leave_the_health_reachable(
+    tls_port: Port, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop's own TLS servers count a socket when its handshake is over, and hold as many as there are."""
+    monkeypatch.setattr(server, "_MOST_OF_ADDRESS", 10)
+    slow = [await tls_port.connect() for _ in range(40)]
+    trusting = ssl.create_default_context(cafile=certificates / "ca.pem")
+    assert await status_of(await tls_port.connect(trusting), HEAD % b"/" + b"\r\n") == 200
+    assert [await end_of(one) for one in slow[:30]] == [b""] * 30, "they made room"
+    assert await status_of(await tls_port.connect(trusting), HEAD % b"/" + b"\r\n") == 200
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is made now waits shortly."""
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_tls_handshake_ends_in_time(tls_port: Port) -> None:
+    assert await end_of(await tls_port.connect()) == b""
+
+
+async def test_a_tls_handshake_ends_when_dtx_does(tls_port: Port) -> None:
+    slow = await tls_port.connect()
+    await tls_port.close()
+    assert await end_of(slow) == b""
 
 
 async def test_all_addresses_together_have_a_limit(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
