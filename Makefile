@@ -12,8 +12,8 @@ ARGS ?=
 JOBS ?= 3
 # the benchmarks of `make bench`
 BENCH ?= branches passthrough restart queue
-# what `make test-servers` measures too, for the floors
-CORE := tests/unit --ignore tests/unit/test_simulation.py
+# unit tests that `make test-servers` runs, too: they reach every branch of the core and the wire, for which the floor is 100 %
+CORE := $(addprefix tests/unit/,fuzz manager server wire xa)
 # parts of `make evidence`, and minutes for each one that has no fixed size
 PARTS ?= sim matrix tm soak overload fuzz pipeline walkthrough
 MINUTES ?= 10
@@ -74,7 +74,6 @@ pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, rec
 test: install $(PIPELINE) ## the tests to run while you work, in minutes; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
 
-# The unit tests run with them: they reach every branch of the core and the wire, for which the floor is 100 %.
 test-servers: install $(PIPELINE) ## the tests that start servers of their own, each failpoint once, and coverage floors
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report= $(CORE) tests/servers $(ARGS)
 	@$(BIN)/coverage report --include='dtx/xa/*,dtx/wire/*' --fail-under=100 --precision=2

@@ -82,7 +82,7 @@ def left_out(record_property: Callable[[str, object], None]) -> Callable[[str], 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The PostgreSQL server that tests share; those that kill it use ``own_postgres``."""
-    with PostgresServer() as server:
+    with PostgresServer(in_memory=True) as server:
         yield server
 
 
@@ -105,14 +105,14 @@ def migrated_postgres_url(postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server for one test alone, to be killed, stopped and paused."""
-    with PostgresServer("own") as server:
+    with PostgresServer("own", in_memory=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def shared_rabbitmq() -> Iterator[RabbitNode]:
     """The node behind ``rabbitmq``."""
-    with RabbitNode() as node:
+    with RabbitNode(in_memory=True) as node:
         yield node
 
 
@@ -126,7 +126,7 @@ def rabbitmq(shared_rabbitmq: RabbitNode) -> RabbitNode:
 @pytest.fixture
 def own_rabbitmq() -> Iterator[RabbitNode]:
     """A RabbitMQ node for one test alone."""
-    with RabbitNode() as node:
+    with RabbitNode(in_memory=True) as node:
         yield node
 
 

@@ -1,8 +1,7 @@
 """Processes that begin as copies of one that has imported all of dtx: a start takes a third of the time.
 
 Tests start dtx more than a thousand times. A copy runs the same program with the same words; what is left out is
-loading the same modules once more. Where a process is measured, so are its copies: what the tracer has counted before
-the copy is in the data of each.
+loading the same modules once more. Where a process is measured, so are its copies.
 """
 
 import atexit
@@ -153,6 +152,9 @@ def _serve(path: str, *more: str) -> None:
     """Make copies, and tell how they ended."""
     for module in (*_MODULES, *more):
         importlib.import_module(module)
+    measuring = coverage.Coverage.current()
+    if measuring is not None:
+        measuring.save()  # once, and not by each copy
     gc.freeze()  # a copy's collections leave shared pages alone
     children: dict[int, socket.socket] = {}
     wakes, woken = socket.socketpair()

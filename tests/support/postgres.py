@@ -25,18 +25,20 @@ class PostgresServer:
     Args:
         name: for people.
         place: an empty directory for it; ``None``: one of its own, which is removed afterwards.
+        in_memory: that one is in memory, if there is room.
     """
 
-    def __init__(self, name: str = "pg", *, place: Path | None = None) -> None:
+    def __init__(self, name: str = "pg", *, place: Path | None = None, in_memory: bool = False) -> None:
         self._name = name
         self._place = place
+        self._in_memory = in_memory
         self._stack = contextlib.ExitStack()
         self._embedded: EmbeddedPostgres | None = None
         self._template: str | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        directory = self._place or self._stack.enter_context(short_directory(self._name))
+        directory = self._place or self._stack.enter_context(short_directory(self._name, in_memory=self._in_memory))
         self._embedded = EmbeddedPostgres(directory / "data")
         self._stack.callback(self._embedded.stop)
         self.start()

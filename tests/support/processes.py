@@ -25,6 +25,9 @@ _PORTS = random.SystemRandom()
 _NOT_EPHEMERAL = range(20_000, 32_768)
 
 _LONGEST_PAUSE = 0.1
+_MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp is safe there
+_ROOM = 8 << 30
+"""Octets that the servers of one test run may well need."""
 _logs: dict[str, Path] = {}
 
 
@@ -112,12 +115,17 @@ def wait_until(condition: Callable[[], object], *, seconds: float = 30.0, what: 
 
 
 @contextlib.contextmanager
-def short_directory(name: str) -> Iterator[Path]:
+def short_directory(name: str, *, in_memory: bool = False) -> Iterator[Path]:
     """A directory with a short path that other accounts may enter; removed afterwards.
 
     pytest's own are too deep for a Unix socket, and closed to the account that PostgreSQL runs as under root.
+
+    Args:
+        name: for people.
+        in_memory: on a file system in memory, if there is one with room: tests kill processes, and no machine.
     """
-    directory = Path(tempfile.mkdtemp(prefix=f"dtx-{name}-"))
+    place = _MEMORY if in_memory and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None
+    directory = Path(tempfile.mkdtemp(prefix=f"dtx-{name}-", dir=place))
     directory.chmod(0o711)
     try:
         yield directory

@@ -44,9 +44,12 @@ class RabbitNode(QueueAccess):
     Args:
         config: lines of ``rabbitmq.conf`` beyond the defaults, e.g. ``{"consumer_timeout": "10000"}``.
         tls: directory with ``server.pem``, ``server.key`` and ``ca.pem``; the node then listens for amqps too.
+        in_memory: its files are in memory, if there is room.
     """
 
-    def __init__(self, *, config: Mapping[str, str] | None = None, tls: Path | None = None) -> None:
+    def __init__(
+        self, *, config: Mapping[str, str] | None = None, tls: Path | None = None, in_memory: bool = False
+    ) -> None:
         self.name = f"dtx-{secrets.token_hex(4)}"
         self.port = free_port()
         self.management_port = free_port()
@@ -55,6 +58,7 @@ class RabbitNode(QueueAccess):
         self._epmd_port = free_port()
         self._config = {**DEFAULTS, **(config or {})}
         self._tls = tls
+        self._in_memory = in_memory
         self._stack = contextlib.ExitStack()
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,7 +69,7 @@ class RabbitNode(QueueAccess):
 
     def __enter__(self) -> Self:
         self._kind, self._programs = find_rabbitmq()
-        self._directory = self._stack.enter_context(short_directory("mq"))
+        self._directory = self._stack.enter_context(short_directory("mq", in_memory=self._in_memory))
         self._write_files()
         show_on_failure(f"RabbitMQ {self.name}", self.log_path)
         self._stack.callback(forget_log, f"RabbitMQ {self.name}")
