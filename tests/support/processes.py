@@ -25,7 +25,7 @@ _PORTS = random.SystemRandom()
 _NOT_EPHEMERAL = range(20_000, 32_768)
 
 _LONGEST_PAUSE = 0.1
-_MEMORY = Path("/dev/shm")  # noqa: S108 - mkdtemp is safe there
+_MEMORY = Path("/dev/shm")
 _ROOM = 8 << 30
 """Octets that the servers of one test run may well need."""
 _logs: dict[str, Path] = {}
