@@ -122,7 +122,7 @@ class Branches:
 
     def _count_doubt(self, entry: Entry) -> None:
         """It counts as in doubt while the log may have it, with its messages when they are in memory no more."""
-        if entry in self._answered or (entry.record is None and not entry.doubt):
+        if entry in self._answered or (entry.record is None and not entry.uncertain):
             self._settle(entry)
             return
         self.prepare(entry)
@@ -174,7 +174,7 @@ class Branches:
         while True:
             while (entry := self.get(who.vhost, xid)) is not None:
                 self.authorise(entry, who)
-                if not entry.busy and not entry.doubt:
+                if entry.idle:
                     return entry
                 over = entry.busy and entry.over  # whoever comes behind the answer finds the branch gone
                 if entry.busy:
@@ -219,7 +219,7 @@ class Branches:
         """
         try:
             async with asyncio.timeout(self._limits.patience):
-                await entry.idle()
+                await entry.through()
         except TimeoutError:
             raise XaError(
                 ReplyCode.INTERNAL_ERROR, f"another operation is still under way, try again (xid {entry.xid})"
@@ -231,7 +231,7 @@ class Branches:
         Raises:
             XaError: 541, the log cannot be read.
         """
-        entry.busy = True
+        entry.reread()
         try:
             await self._durable.reread(entry)
         finally:
@@ -256,7 +256,7 @@ class Branches:
             Whether its work is over: nobody will decide anything about it any more.
         """
         state = entry.branch.state
-        gone = entry.ended is not None or (state is State.UNKNOWN and not entry.doubt)
+        gone = entry.ended is not None or (state is State.UNKNOWN and not entry.uncertain)
         if gone:
             if self.get(entry.vhost, entry.xid) is entry:
                 del self._known[entry.vhost, entry.xid]
@@ -264,18 +264,18 @@ class Branches:
             self.open.pop(entry, None)
             self._cache.drop(entry)
             _let_work_go(entry)
-        elif state in LOGGED and not entry.doubt:
+        elif state in LOGGED and not entry.uncertain:
             self.open.pop(entry, None)
             if state not in TAKING:
                 _let_work_go(entry)
                 self._cache.keep(entry)
         if not gone:
             self._count_doubt(entry)
-        return gone or (state is State.HEURISTIC and not entry.doubt)
+        return gone or (state is State.HEURISTIC and not entry.uncertain)
 
     def befall(self, entry: Entry, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
-        if entry.busy or entry.doubt:
+        if not entry.idle:
             entry.befallen.append(event)
             return
         operation = Operation.CHANNEL_LOST if isinstance(event, ChannelLost) else event.operation

@@ -168,7 +168,8 @@ class Durable(ABC):
     def failed(self, entry: Entry, record: LogWrite, what: str, error: LogError) -> XaError:
         """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
         # A lost lease wrote nothing, but what this dtx remembers is worth nothing either.
-        entry.doubt = not isinstance(record, Note) or record.change is not None
+        if not isinstance(record, Note) or record.change is not None:
+            entry.lost_track()
         return log_failed(error, what, entry.xid)
 
     async def reread(self, entry: Entry) -> bool:
@@ -196,9 +197,9 @@ class Durable(ABC):
             ):
                 state = core_state(found.branch)
                 entry.branch = replace(entry.branch, state=state, outcome=found.branch.outcome, deadline=None)
-            entry.doubt = False
+            entry.known()
             return True
-        entry.doubt = False
+        entry.known()
         ending = found.ending if found.ending is not None and found.ending.branch_id == entry.id else None
         if entry.record is None and ending is None:
             self._never(entry)

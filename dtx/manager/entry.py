@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from typing import Final
 from uuid import UUID
 
@@ -77,24 +78,35 @@ class Decision:
     fates: tuple[tuple[int, Fate], ...] = ()
 
 
+class Activity(Enum):
+    """Whether an operation runs on a branch, and whether the branch is known or only the log knows its state."""
+
+    IDLE = auto()
+    RUNNING = auto()
+    FAILING = auto()
+    """An operation runs, and a write of it may or may not have happened."""
+    UNCERTAIN = auto()
+    """It has ended so: the branch is read from the log before anything else is done with it."""
+    REREADING = auto()
+
+
 class Entry:
     """A branch that is known: open, in doubt or heuristic.
 
-    One operation at a time runs on it (*busy*); others wait for their turn. What befalls it meanwhile is kept in
-    *befallen* and happens afterwards.
+    One operation at a time runs on it; others wait for their turn. What befalls it meanwhile is kept in *befallen* and
+    happens afterwards.
     """
 
     __slots__ = (
+        "_activity",
         "_waiters",
         "applied",
         "asked",
         "befallen",
         "branch",
-        "busy",
         "cached",
         "committed",
         "decision",
-        "doubt",
         "ended",
         "id",
         "local",
@@ -122,9 +134,7 @@ class Entry:
         self.work = work
         self.record: BranchRecord | None = None
         self.cached: Sequence[Work] | None = None
-        self.busy = False
-        self.doubt = False
-        """A write failed so that only the log knows the state: it is read again before anything else."""
+        self._activity = Activity.IDLE
         self.applied = False
         """Phase two is known to have happened, though the log may not have it yet."""
         self.over = False
@@ -231,7 +241,44 @@ class Entry:
             except Exception:  # noqa: BLE001 - logged; the others, and whoever ends the branch, have no part in it
                 _log.exception("an outcome was not applied", xid=self.xid, vhost=self.vhost)
 
-    async def idle(self) -> None:
+    # -- whose turn
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs on it, and nothing about it is uncertain."""
+        return self._activity is Activity.IDLE
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation runs on it."""
+        return self._activity not in {Activity.IDLE, Activity.UNCERTAIN}
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether only the log knows its state."""
+        return self._activity not in {Activity.IDLE, Activity.RUNNING}
+
+    def _move(self, to: Activity, *after: Activity) -> None:
+        assert self._activity in after, f"{self._activity} -> {to} (xid {self.xid})"
+        self._activity = to
+
+    def claim(self) -> None:
+        """An operation begins."""
+        self._move(Activity.RUNNING, Activity.IDLE)
+
+    def lost_track(self) -> None:
+        """A write of the running operation may or may not have happened."""
+        self._move(Activity.FAILING, Activity.RUNNING, Activity.FAILING)
+
+    def reread(self) -> None:
+        """The branch, which is uncertain, is being read from the log."""
+        self._move(Activity.REREADING, Activity.UNCERTAIN)
+
+    def known(self) -> None:
+        """What was read says what the branch is."""
+        self._move(Activity.RUNNING, Activity.REREADING)
+
+    async def through(self) -> None:
         """Wait until the running operation is through."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -239,7 +286,10 @@ class Entry:
 
     def done(self) -> None:
         """The running operation is through."""
-        self.busy = False
+        if self._activity is Activity.RUNNING:
+            self._activity = Activity.IDLE
+        else:
+            self._move(Activity.UNCERTAIN, Activity.FAILING, Activity.REREADING)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

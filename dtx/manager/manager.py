@@ -166,9 +166,9 @@ class TransactionManager:
             entry = self._begin(who, xid)
         elif operation is not Operation.START:  # a second start is refused as 530, whoever asks
             self._branches.authorise(entry, who)
-            if entry.busy or entry.doubt:
+            if not entry.idle:
                 return None
-        elif entry.over and (entry.busy or entry.doubt):
+        elif entry.over and not entry.idle:
             return None  # it is known no more, as soon as the log knows
         branch, effects = step(entry.branch, Demarcation(operation=operation, channel=channel), self._clock())
         self._branches.add(entry)
@@ -214,7 +214,7 @@ class TransactionManager:
             return
         if entry.busy:
             await self._branches.wait(entry)
-        elif entry.doubt:
+        elif entry.uncertain:
             await self._branches.reread(entry)
 
     def channel_lost(self, channel: ChannelId, entries: Sequence[Entry]) -> None:
@@ -238,7 +238,7 @@ class TransactionManager:
             reply: gets the answer, or why there is none as the table says; never before this returns.
         """
         entry = self._branches.get(who.vhost, xid)
-        if entry is None or entry.busy or entry.doubt or not self.may_control(entry, who.user):
+        if entry is None or not entry.idle or not self.may_control(entry, who.user):
             self._answer(self._find_and_request(who, xid, operation, reply), xid, operation, reply)
             return
         if not self._begun(entry, operation, reply, who.user):
@@ -252,7 +252,7 @@ class TransactionManager:
                 self._prepare(entry)
         if self._quick.begin(entry, operation, reply, actor):
             return True
-        entry.busy = True
+        entry.claim()
         return False
 
     def _prepare(self, entry: Entry) -> None:
@@ -297,8 +297,7 @@ class TransactionManager:
             raise
 
     async def _run(self, entry: Entry, event: Event, reply: Reply, actor: str) -> None:
-        """Step the branch and run the effects, until nothing is left to do."""
-        entry.busy = True
+        """Step the branch, which is claimed, and run the effects until nothing is left to do."""
         try:
             await self._effects.run(entry, event, reply, actor)
         except XaError as error:
@@ -338,9 +337,9 @@ class TransactionManager:
         """
         mine = [entry for entry in self._branches if entry.vhost == who.vhost and not entry.over]
         for entry in mine:
-            if entry.doubt and entry.busy:
+            if entry.uncertain and entry.busy:
                 await self._branches.wait(entry)
-            if entry.doubt and not entry.busy:
+            if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
         if not self.log.lease_valid:
             raise XaError(ReplyCode.INTERNAL_ERROR, "recover failed: this dtx is not the active one")
@@ -360,7 +359,7 @@ class TransactionManager:
         """Run what an operator has decided.
 
         Args:
-            entry: as :meth:`find` found it; nothing has been awaited since.
+            entry: claimed.
             event: the decision.
             reply: gets the answer.
             actor: who decides.
@@ -379,7 +378,6 @@ class TransactionManager:
             XaError: 541; the write may or may not have happened.
         """
         assert isinstance(self._durable, BrokerDurable), "local work is never stuck"
-        entry.busy = True
         try:
             await self._durable.redirect(entry, to, reason, time.time(), actor)
         finally:

@@ -159,7 +159,7 @@ class Operators:
                 failed.append(answer)
 
         failpoint.at(Point.ORDER_JUDGED)
-        entry.busy = True  # nothing has been awaited since the branch was judged
+        entry.claim()  # nothing has been awaited since the branch was judged
         if order.redirect is not None:
             task = self._manager.spawn(self._redirect(entry, order, reply))
         else:
@@ -221,7 +221,7 @@ class Operators:
             _require_version(order, record)
             work = await self._work(entry, record)
             # What the branch holds was read meanwhile: it is judged as it was read, or looked at again.
-            if entry.record is record and not entry.busy and not entry.doubt:
+            if entry.record is record and entry.idle:
                 return self._weigh(order, entry, record, work)
 
     async def _work(self, entry: Entry, record: BranchRecord) -> Sequence[Work]:

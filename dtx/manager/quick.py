@@ -76,7 +76,7 @@ class Quick:
                 return False
         except XaError:
             return False  # the long way says so
-        entry.busy = True
+        entry.claim()
         self._log.post(record, _Rest(self, entry, branch, record, ending, answer.flag, reply))
         self.under_way.begin()
         return True

@@ -105,7 +105,7 @@ class Upkeep:
             failpoint.at(Point.RESTART_ROW)
             self._restore(entry, record)
             if entry.branch.state in UNFINISHED:
-                entry.busy = True  # nobody else may touch it until its fate is known
+                entry.claim()  # nobody else may touch it until its fate is known
                 pending.append(entry)
         if strangers:
             mode, remedy = ("a broker", "with") if local else ("dtx's own store", "without")
@@ -129,7 +129,7 @@ class Upkeep:
                     self._store.expect(record.vhost, unit)
 
     async def _take_up(self, entry: Entry) -> None:
-        """Go on where the predecessor ended (the entry is busy already)."""
+        """Go on where the predecessor ended (the entry is claimed)."""
         failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
             if entry.branch.state in TAKING and entry.cached is None:
@@ -153,7 +153,7 @@ class Upkeep:
             await asyncio.sleep(_TICK)
             now = self._clock()
             for entry in list(self._branches.open):
-                if not entry.busy and not entry.doubt:
+                if entry.idle:
                     self._age(entry, now)
             if now >= revive_at:
                 revive_at = now + _REVIVE
@@ -189,7 +189,7 @@ class Upkeep:
             self._quiet_until = self._clock() + _REVIVE  # a log that is away is not asked for each branch in each tick
             log_error(answer)
 
-        entry.busy = True  # now, not when the task gets its turn
+        entry.claim()  # now, not when the task gets its turn
         self._spawn(self._run(entry, Happened(operation=operation, vote=entry.vote), reply, DTX))
 
     def _revive(self) -> None:
@@ -201,24 +201,24 @@ class Upkeep:
         for entry in list(self._branches):
             if entry.busy:
                 continue
-            if entry.doubt:
+            if entry.uncertain:
                 self._spawn(self._recheck(entry))
             else:
                 self._resume(entry)
 
     def _resume(self, entry: Entry) -> None:
         if entry.branch.state in UNFINISHED and (entry.applied or not (entry.record and entry.record.stuck)):
-            entry.busy = True
+            entry.claim()
             self._spawn(self._take_up(entry))
 
     async def _recheck(self, entry: Entry) -> None:
         try:
-            if not entry.busy and entry.doubt:
+            if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
         except XaError as error:
             _log.warning("branch is still in doubt", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
         else:
-            if not entry.busy and not entry.doubt and self._branches.get(entry.vhost, entry.xid) is entry:
+            if entry.idle and self._branches.get(entry.vhost, entry.xid) is entry:
                 self._resume(entry)
 
 

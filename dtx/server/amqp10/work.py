@@ -119,7 +119,7 @@ class Work:
             AmqpError, XaError: it cannot be; nothing has changed.
         """
         entry, own = self.entry, self.entry.work
-        if entry.busy or entry.doubt:
+        if not entry.idle:
             return False
         if own is None or not self.is_active:
             raise rolled_back(XaFlag.RBTIMEOUT if entry.branch.state is State.TIMED_OUT else XaFlag.RBROLLBACK)

@@ -14,7 +14,7 @@ from dtx.log.statements import Turn
 from dtx.manager import effects, quick
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import BrokerDurable
-from dtx.manager.entry import Entry
+from dtx.manager.entry import Activity, Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.manager.upkeep import Upkeep
@@ -247,7 +247,7 @@ def _no_doubt() -> Sequence[Change]:
 
     def sure(self: BrokerDurable, entry: Entry, *rest: Any) -> Any:
         error = failed(self, entry, *rest)
-        entry.doubt = False
+        entry._activity = Activity.RUNNING
         return error
 
     return [(BrokerDurable, "failed", sure)]
@@ -321,8 +321,8 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
 
     def impatient(self: Upkeep) -> None:
         for entry in list(self._branches):
-            if entry.branch.state is state and not entry.busy and not entry.doubt:
-                entry.busy = True
+            if entry.branch.state is state and entry.idle:
+                entry.claim()
                 event = Request(operation=operation, vote=entry.vote)
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
         revive(self)

@@ -92,7 +92,7 @@ async def declared(
 async def discharging(global_id: bytes | None) -> AsyncIterator[tuple[Place, Transactions, DischargeAsked, Entry]]:
     """The same, while something else runs on its branch for too long."""
     async with declared(global_id, Limits(patience=0.01), Preparing()) as found:
-        found[-1].busy = True
+        found[-1].claim()
         yield found
 
 
