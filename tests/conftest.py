@@ -102,10 +102,15 @@ def migrated_postgres_url(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(url)
 
 
+def _is_evidence(request: pytest.FixtureRequest) -> bool:
+    """Whether what is measured is what users have: on a disk."""
+    return "evidence" in request.path.parts
+
+
 @pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
+def own_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A PostgreSQL server for one test alone, to be killed, stopped and paused."""
-    with PostgresServer("own", in_memory=True) as server:
+    with PostgresServer("own", in_memory=not _is_evidence(request)) as server:
         yield server
 
 
@@ -124,9 +129,9 @@ def rabbitmq(shared_rabbitmq: RabbitNode) -> RabbitNode:
 
 
 @pytest.fixture
-def own_rabbitmq() -> Iterator[RabbitNode]:
+def own_rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
     """A RabbitMQ node for one test alone."""
-    with RabbitNode(in_memory=True) as node:
+    with RabbitNode(in_memory=not _is_evidence(request)) as node:
         yield node
 
 
