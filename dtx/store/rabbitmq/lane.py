@@ -274,6 +274,7 @@ class Lane:
         control = self._control
         assert control is not None
         canary = await self._tx_channel(connection)
+        await self.receipts.renew_inherited(connection)  # connections may come and go without living for an hour
         loop = asyncio.get_running_loop()
         declared = loop.time()
         while not connection.is_lost:

@@ -130,3 +130,20 @@ async def test_channels_that_the_broker_has_closed_are_replaced(lane: Lane, rabb
         assert isinstance(result, Applied)
         assert lane.channels == len(idle)
         assert bodies(rabbitmq, queue) == [b"one"]
+
+
+async def test_each_connection_renews_what_predecessors_left(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that last for less than an hour would leave their queues to expire."""
+    renewed = asyncio.Event()
+
+    async def renew(_upstream: Upstream) -> None:
+        renewed.set()
+
+    monkeypatch.setattr(lane.receipts, "renew_inherited", renew)
+    with fresh_queue(rabbitmq) as queue:
+        Cutter(monkeypatch, b"one", lambda attempt: attempt == 1)
+        assert isinstance(await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one")), Applied)
+    async with asyncio.timeout(30):
+        await renewed.wait()
