@@ -9,8 +9,9 @@ import math
 import os
 import resource
 import signal
+import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -22,7 +23,7 @@ from dtx.log.embedded import EmbeddedPostgres
 from dtx.log.keeping import Keep
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
-from dtx.server import memory, notify
+from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
 from dtx.telemetry import LaneNumbers, Metrics, get_logger
 from dtx.telemetry.traces import open_traces
@@ -73,7 +74,7 @@ async def serve(settings: Settings) -> int:
         service = await starting
         await stop.asked.wait()
         stopping.cancel()
-        notify.notify("STOPPING=1")
+        _notify("STOPPING=1")
         # Without the lease nothing can be finished, and the successor waits for our connections to end.
         await service.stop(settings.drain_timeout if stop.code == OK else 0.0)
         return stop.code
@@ -156,7 +157,7 @@ async def _start(settings: Settings, stack: AsyncExitStack, stop: _Stop) -> _Ser
     if operating is not None:
         operating.activate(manager, listener, lanes, log)
     failpoint.at(Point.READY_BEFORE)
-    notify.say_ready(addresses, None if operating is None else operating.url)
+    _say_ready(addresses, None if operating is None else operating.url)
     failpoint.at(Point.READY_AFTER)
     listen = [f"{host}:{port}" for host, port in addresses]
     _log.info("serving", listen=listen, broker=broker, rm=settings.rm)
@@ -240,7 +241,7 @@ async def _open_log(settings: Settings, url: str, stack: AsyncExitStack, stop: _
         on_failed=stop.log_failed,
     )
     _log.info("taking the lease", rm=settings.rm, database=redact(url))
-    await log.open(on_standby=notify.say_standing_by)
+    await log.open(on_standby=_say_standing_by)
     stack.push_async_callback(log.close)
     return log
 
@@ -283,3 +284,36 @@ def _raise_open_files(settings: Settings) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < wanted:
             _log.warning("few open files are allowed", allowed=limit, wanted=wanted)
+
+
+def _say_ready(addresses: Sequence[tuple[str, int]], admin: str | None) -> None:
+    """Print the line with ``READY`` that scripts wait for, and notify systemd.
+
+    Args:
+        addresses: where clients connect.
+        admin: where the operators' API is.
+    """
+    listen = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
+    api = "" if admin is None else f" admin={admin}"
+    print(f"READY listen={listen}{api} pid={os.getpid()}", flush=True)  # noqa: T201 - this is the interface
+    _notify(f"READY=1\nSTATUS=serving at {listen}")
+
+
+def _say_standing_by(holder: str) -> None:
+    """Notify systemd that all is well here, and that another dtx serves: whoever waits for a start must not kill it."""
+    _notify(f"READY=1\nSTATUS=standing by, {holder} is active")
+
+
+def _notify(state: str) -> None:
+    """sd_notify: one datagram to ``$NOTIFY_SOCKET``, if there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.connect(address)
+            channel.sendall(state.encode())
+    except OSError:
+        return  # who asked to be told is not there any more

@@ -3,10 +3,13 @@
 Nothing here keeps a transaction open: each look is a statement of its own.
 """
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -15,7 +18,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dtx.pipeline.source.errors import SourceAway, SourceError, passes, sentence
 from dtx.pipeline.source.options import Waits
 from dtx.pipeline.source.snapshot import Snapshot
-from dtx.pipeline.source.versions import newest_revision
 
 _KEEPALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _FLUSH_SECONDS: Final = 2.0
@@ -123,7 +125,7 @@ class Server:
             raise SourceError(f"{self.name}: there is no journal of dtx here, or its schema may not be used")
         if versioned:
             found = self.rows("SELECT max(version_num) FROM dtx.alembic_version")[0][0]
-            newest = newest_revision()
+            newest = _newest_revision()
             if found is not None and str(found) > newest:
                 raise SourceError(
                     f"{self.name}: the journal is that of a newer dtx (revision {found}, this one knows up to "
@@ -185,3 +187,18 @@ def explained(name: str) -> Iterator[None]:
         state = getattr(error, "sqlstate", None)
         refused = SourceAway if passes(state) else SourceError
         raise refused(f"{name}: {sentence(error)}") from None
+
+
+@functools.cache
+def _newest_revision() -> str:
+    """The newest revision that this dtx has a migration for.
+
+    Raises:
+        SourceError: the migrations are missing from this installation.
+    """
+    package = Path(str(files("dtx")))
+    for place in (package / "migrations", package.parent / "migrations"):
+        found = [path.name.partition("_")[0] for path in (place / "versions").glob("[0-9]*_*.py")]
+        if found:
+            return max(found)
+    raise SourceError("the migrations are missing from this installation")

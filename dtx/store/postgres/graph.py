@@ -3,7 +3,7 @@
 What an operation changed of durable things is gathered in :class:`Changes`, for the log.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +11,6 @@ from dtx.log.changes import BindingRow, Define, DestinationKind, ExchangeKey, Ex
 from dtx.store.postgres.exchanges import Destination, Exchange, Owner, Queue, QueueSpec
 from dtx.store.postgres.matching import ExchangeType
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.routing import walk
 
 MAX_ROUTES: Final = 100_000
 """Answers of :meth:`Graph.route` that are remembered, some 30 MB: clients choose routing keys, so there may be any
@@ -71,7 +70,7 @@ class Graph:
             exchange: where it is published to; none of that name leads nowhere, see ``VirtualHost.publishable``.
             routing_key: as published.
             headers: its headers table, without the length.
-            more: further keys, see :func:`~dtx.store.postgres.routing.sender_selected`.
+            more: further keys, see :func:`~dtx.store.postgres.copies.sender_selected`.
 
         Raises:
             WireError: 502 when an exchange looks at headers, and they are malformed.
@@ -89,7 +88,7 @@ class Graph:
         start = self.exchanges.get(exchange)
         if start is None:
             return ()
-        found, by_keys = walk(start, (routing_key,), headers, self.exchanges)
+        found, by_keys = _walk(start, (routing_key,), headers, self.exchanges)
         if by_keys:
             if len(self._routes) >= MAX_ROUTES:
                 self._routes.clear()
@@ -101,7 +100,7 @@ class Graph:
             found = (self.queues.get(key) for key in dict.fromkeys(keys))
             return tuple(queue for queue in found if queue is not None)
         start = self.exchanges.get(exchange)
-        return () if start is None else walk(start, keys, headers, self.exchanges)[0]
+        return () if start is None else _walk(start, keys, headers, self.exchanges)[0]
 
     def destination(self, kind: DestinationKind, name: bytes) -> Destination | None:
         """The thing of that name, where there is one."""
@@ -168,3 +167,43 @@ class Graph:
         for binding, source in list(queue.into.items()):
             self._unlink(binding, source, queue, unused, changes)
         self._drop_exchanges(unused, changes)
+
+
+def _walk(
+    start: Exchange, keys: Sequence[bytes], headers: bytes, exchanges: Mapping[bytes, Exchange]
+) -> tuple[tuple[Queue, ...], bool]:
+    """Follow the bindings from *start*. Each exchange is passed once, so bindings may form cycles.
+
+    Args:
+        start: where the message was published to.
+        keys: its routing keys.
+        headers: its headers table, without the length.
+        exchanges: by name, for the alternate exchange of one that matches nothing.
+
+    Returns:
+        The queues, each once, and whether the keys alone decided: no exchange on the way looks at headers.
+
+    Raises:
+        WireError: 502 when an exchange looks at headers, and they are malformed.
+    """
+    found: dict[Queue, None] = {}
+    seen = {start}
+    waiting = [start]
+    by_keys = True
+    while waiting:
+        exchange = waiting.pop()
+        by_keys = by_keys and exchange.kind is not ExchangeType.HEADERS
+        matched = False
+        for destination in exchange.matcher.match(keys, headers):
+            matched = True
+            if isinstance(destination, Queue):
+                found[destination] = None
+            elif destination not in seen:
+                seen.add(destination)
+                waiting.append(destination)
+        if not matched and exchange.alternate is not None:
+            alternate = exchanges.get(exchange.alternate)
+            if alternate is not None and alternate not in seen:
+                seen.add(alternate)
+                waiting.append(alternate)
+    return tuple(found), by_keys
