@@ -134,9 +134,14 @@ def not_held(service: WatchedService) -> Iterator[None]:
     with logged_in(service.url()):  # by then the end of connections that were closed is over, mostly
         pass
     longest = service.longest * 1000
-    most = MOST_MILLISECONDS * max(1.0, max(service.counting, _counting()) / _COUNT_MILLISECONDS)
+    most = MOST_MILLISECONDS * slowness(service.counting)
     print(f"LONGEST {longest:.1f} ms of {most:.0f} ms")
     assert longest < most, f"the event loop was held for {longest:.0f} ms, not at most {most:.0f}:\n{service.where}"
+
+
+def slowness(counting: float = 0.0) -> float:
+    """How many times longer the processor takes than a usual one, now or when a count took *counting* milliseconds."""
+    return max(1.0, max(counting, _counting()) / _COUNT_MILLISECONDS)
 
 
 def _counting() -> float:

@@ -6,6 +6,7 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final, Self
@@ -122,7 +123,8 @@ class Crowd:
         """
         total: Counter[str] = Counter()
         for pipe in self._pipes:
-            pipe.send("done")
+            with suppress(BrokenPipeError):  # it has ended, and said why
+                pipe.send("done")
         for pipe in self._pipes:
             found = self._receive(pipe, 30)
             assert isinstance(found, Counter)

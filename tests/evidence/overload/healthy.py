@@ -1,4 +1,4 @@
-"""A client that does everything right, in a process of its own, and how long it waits."""
+"""Clients that do everything right, each in a process of its own, and how long they wait."""
 
 import multiprocessing
 import time
@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final, Self
 
+from dtx.wire.amqp09 import keys
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Select, Start, encode_call
+from dtx.wire.amqp09.requests import TX_COMMIT, TX_SELECT
 from dtx.xa.xid import Xid
 from tests.evidence.overload.members import BODY, new_xid
 from tests.support.peer import logged_in, message
 
 QUEUE: Final = b"overload-healthy"
+BESIDE: Final = b"overload-beside"
 ANSWERS: Final = {
     "start": DtxMethod.START_OK,
     "end": DtxMethod.END_OK,
@@ -72,19 +75,38 @@ def _run(pipe: Connection, url: str) -> None:
                 waits = Waits()
 
 
+def _run_beside(pipe: Connection, url: str) -> None:
+    with logged_in(url) as peer:
+        peer.socket.settimeout(120)
+        peer.say(1, TX_SELECT)
+        peer.wait(keys.TX_SELECT_OK)
+        pipe.send(None)
+        waits = Waits()
+        while True:
+            began = time.perf_counter()
+            peer.send(message(1, BESIDE, BODY))
+            peer.say(1, TX_COMMIT)
+            peer.wait(keys.TX_COMMIT_OK)
+            waits.branches.append(time.perf_counter() - began)
+            if pipe.poll(_PAUSE):
+                pipe.recv()
+                pipe.send(waits)
+                waits = Waits()
+
+
 class Healthy:
     """Branch after branch, with a short pause between them. Use as a context manager.
 
     Args:
-        url: of dtx.
+        url: of dtx; or, *beside* it, of its broker: then each branch is one of the broker's own transactions.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, beside: bool = False) -> None:
         self.committed = 0
         """Branches that it has told of."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, url), daemon=True)
+        self._process = context.Process(target=_run_beside if beside else _run, args=(theirs, url), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
