@@ -5,7 +5,7 @@ start and end, publishes and settlements are captured instead of passed on; outs
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -32,6 +32,11 @@ from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
 _BASIC: Final = keys.BASIC_RETURN >> 16
+_SETTLE: Final = {
+    keys.BASIC_ACK: content.ack,
+    keys.BASIC_NACK: content.nack,
+    keys.BASIC_REJECT: content.reject,
+}
 
 
 class _Capture:
@@ -154,17 +159,20 @@ class SelectedChannel(Channel):
                 if self._demarcation.branch is not None:
                     self._capture = _Capture(content.publish(payload), self._demarcation.branch)
                 elif not self._asked.passed:
-                    self._wait_for(self._asked, key, buffer[start:end])
+                    self._wait_for(self._asked.wait(), key, buffer[start:end])
                 elif self._publishing is not None and self._taking.gets_replies:
                     self._capture = _Capture(content.publish(payload), None)  # its header tells which way it goes
                 else:
                     self._pass_publish(payload)
-            case keys.BASIC_ACK:
-                self._ack(content.ack(payload))
-            case keys.BASIC_NACK:
-                self._nack(content.nack(payload))
-            case keys.BASIC_REJECT:
-                self._nack(content.reject(payload))
+            case keys.BASIC_ACK | keys.BASIC_NACK | keys.BASIC_REJECT:
+                settle = _SETTLE[key](payload)
+                whole = self._taking.incoming(settle)
+                if whole is not None:
+                    self._wait_for(whole, key, buffer[start:end])
+                elif key == keys.BASIC_ACK:
+                    self._ack(settle)
+                else:
+                    self._nack(settle)
             case keys.BASIC_RECOVER | keys.BASIC_RECOVER_ASYNC if content.recover(payload):
                 self._taking.recover()
                 if key == keys.BASIC_RECOVER:
@@ -175,15 +183,15 @@ class SelectedChannel(Channel):
                     "this channel is selected for distributed transactions; open another one for tx or confirm",
                 )
             case _ if depends_on_publishes(key) and not self.published.passed:
-                self._wait_for(self.published, key, buffer[start:end])
+                self._wait_for(self.published.wait(), key, buffer[start:end])
             case _:
                 self._asked.sent(key)
                 self._taking.request(key, payload)
 
-    def _wait_for(self, fence: Fence, key: int, frame: bytes) -> None:
+    def _wait_for(self, done: Awaitable[bytes], key: int, frame: bytes) -> None:
         """Do first what was sent first: *frame* and what follows it wait."""
         self.commands -= queries.is_command(key)  # it is counted again when it has its turn
-        self._begin(fence.wait(), key)
+        self._begin(done, key)
         self._backlog.add(key, frame)
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
@@ -217,7 +225,7 @@ class SelectedChannel(Channel):
                 self._pass_publish(method)
             elif not self.published.passed:
                 self._end_capture()
-                self._wait_for(self.published, keys.BASIC_PUBLISH, method_frame(self.number, method))
+                self._wait_for(self.published.wait(), keys.BASIC_PUBLISH, method_frame(self.number, method))
                 self._backlog.add(key, header)
                 return
         if self._capture is not None:
@@ -433,7 +441,7 @@ class SelectedChannel(Channel):
     def close(self, payload: bytes) -> None:
         """The client closes the channel: what was sent on P first comes first."""
         if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
-            self._wait_for(self._asked, keys.CHANNEL_CLOSE, method_frame(self.number, payload))
+            self._wait_for(self._asked.wait(), keys.CHANNEL_CLOSE, method_frame(self.number, payload))
             return
         self._lose_branches()
         self.phase = Phase.CLOSING

@@ -155,6 +155,7 @@ class TakingChannel:
         self._declares = Declares(upstream.exclusive)
         self._delivery: Delivery | None = None
         self._content: Content | None = None
+        self._whole: asyncio.Future[bytes] | None = None
         self._skip = False
         self._lock_asked = False
         self._locked = False
@@ -269,6 +270,22 @@ class TakingChannel:
         if delivery is None:  # RabbitMQ refuses that with "multiple", too: the last one has to be there
             raise _unknown(tag)
         return [each for each in self._open.values() if each.tag <= tag] if settle.multiple else [delivery]
+
+    def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
+        """Done, with no octets, when a delivery that *settle* means is whole; ``None`` where it means whole ones.
+
+        The client has its method already, and with RabbitMQ it may settle it at once.
+        """
+        delivery, tag = self._delivery, settle.delivery_tag
+        if delivery is None or not (tag == delivery.tag or (settle.multiple and not tag)):
+            return None
+        self._whole = asyncio.get_running_loop().create_future()
+        return self._whole
+
+    def _is_whole(self) -> None:
+        whole, self._whole = self._whole, None
+        if whole is not None and not whole.done():
+            whole.set_result(b"")
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge outside a branch: "NOT transactional", so it is committed at once."""
@@ -582,6 +599,7 @@ class TakingChannel:
             self._content = self._delivery = None
             if delivery is not None:
                 self._arrived(delivery, message)
+            self._is_whole()
 
     def _arrived(self, delivery: Delivery, message: Content) -> None:
         delivery.properties = message.properties
@@ -651,6 +669,7 @@ class TakingChannel:
         self._nothing_waits()
         branches = {id(held.branch): held.branch for held in self._held.values()}
         self._acts.clear()
+        self._is_whole()
         self._open.clear()
         self._held.clear()
         self._budget.charge(-self._kept)

@@ -2,6 +2,7 @@
 
 import secrets
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -66,6 +67,44 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within", "outside"])
+@pytest.mark.parametrize(
+    ("settle", "left"),
+    [
+        (requests.ack, 0),
+        (lambda _: requests.ack(0, multiple=True), 0),
+        (requests.reject, 1),
+        (lambda tag: requests.nack(tag, multiple=True), 1),
+    ],
+    ids=["ack", "ack all", "reject", "nack"],
+)
+def test_a_delivery_is_settled_before_all_of_it_has_come(
+    raw: RawClient,
+    broker: Broker,
+    queue: str,
+    xid: Xid,
+    settle: Callable[[int], bytes],
+    left: int,
+    within: bool,
+) -> None:
+    """RabbitMQ takes a settlement as soon as it has sent the method of the delivery."""
+    body = bytes(200_000)
+    with broker.channel() as channel:
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, body)
+    if within:
+        raw.ask(1, Start(xid=xid))
+    raw.send(1, requests.get(queue.encode()))
+    tag = content.get_ok(raw.read_method(1, keys.BASIC_GET_OK)).delivery_tag
+    raw.send(1, settle(tag))
+    if within:
+        assert raw.ask(1, End(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+    raw.close_channel(1)
+    assert bodies(broker, queue) == [body] * left
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])

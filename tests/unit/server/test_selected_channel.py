@@ -1,5 +1,6 @@
 """A selected channel whose channel at the broker ends, without a broker behind it."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,12 +8,13 @@ import pytest
 
 from dtx.server.alongside.channel import Channel
 from dtx.server.alongside.selected import SelectedChannel
+from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
 from dtx.wire.amqp09 import answers, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
-from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -35,10 +37,15 @@ class Rig:
         self.finish: Any = None
         """Answers the call that runs."""
         nothing = lambda *_: None  # noqa: E731
-        upstream: Any = SimpleNamespace(handlers={}, is_lost=False, lock="", write=nothing, exclusive=ExclusiveQueues())
+        self.sent: list[bytes] = []
+        """To the broker."""
+        upstream: Any = SimpleNamespace(
+            handlers={}, is_lost=False, lock="", write=self.sent.append, exclusive=ExclusiveQueues()
+        )
         upstream.free = lambda number: upstream.handlers.pop(number, None)
         self.upstream = upstream
-        manager = SimpleNamespace(budget=Budget(1000), channel_lost=nothing)
+        spawn = lambda work: asyncio.get_running_loop().create_task(work)  # noqa: E731
+        manager = SimpleNamespace(budget=Budget(1000), channel_lost=nothing, spawn=spawn)
         self.session: Any = SimpleNamespace(
             upstream=upstream,
             manager=manager,
@@ -51,7 +58,7 @@ class Rig:
             sort=nothing,
             forget=nothing,
             drained=nothing,
-            replay=nothing,
+            replay=self._replay,
             release_client=nothing,
             to_client=self.said.append,
         )
@@ -65,6 +72,11 @@ class Rig:
     def _run(self, _call: object, _who: object, _frame_max: int, finish: object) -> None:
         self.finish = finish
 
+    def _replay(self, channel: SelectedChannel, backlog: Backlog) -> None:
+        while backlog:
+            key, frame = backlog.next()
+            channel.client_frame(key, frame, 0, len(frame))
+
     def client(self, payload: bytes) -> None:
         """The client sends a method."""
         frame = method_frame(1, payload)
@@ -73,7 +85,11 @@ class Rig:
     def broker(self, number: int, payload: bytes) -> None:
         """The broker sends a method."""
         frame = method_frame(number, payload)
-        self.upstream.handlers[number].frame(key_of(frame), frame, 0, len(frame))
+        self.broker_frame(number, key_of(frame), frame)
+
+    def broker_frame(self, number: int, key: int, frame: bytes) -> None:
+        """The broker sends a frame."""
+        self.upstream.handlers[number].frame(key, frame, 0, len(frame))
 
     @property
     def keys(self) -> list[int]:
@@ -105,3 +121,54 @@ def test_a_channel_that_is_gone_can_be_closed_before_its_answer(rig: Rig) -> Non
     rig.broker(P, requests.CHANNEL_CLOSE_OK)
     rig.finish(ANSWER)
     assert rig.keys == [keys.CHANNEL_CLOSE_OK]
+
+
+SETTLEMENTS = {
+    "ack": requests.ack(7),
+    "ack up to": requests.ack(7, multiple=True),
+    "ack all": requests.ack(0, multiple=True),
+    "nack": requests.nack(7),
+    "reject": requests.reject(7),
+}
+
+
+@pytest.fixture
+def getting() -> Rig:
+    """A channel whose client has the method of a delivery with the tag 7, and asked for what comes behind that."""
+    rig = Rig()
+    rig.client(requests.get(b"queue"))
+    rig.broker(1, keys.BASIC_GET_OK.to_bytes(4, "big") + (7).to_bytes(8, "big") + bytes(7))
+    rig.sent.clear()
+    return rig
+
+
+@pytest.mark.parametrize("settlement", SETTLEMENTS.values(), ids=SETTLEMENTS)
+async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, settlement: bytes) -> None:
+    """RabbitMQ takes it as soon as it has sent the method."""
+    getting.client(settlement)
+    getting.client(requests.qos(1))
+    getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not getting.sent
+    (body,) = body_frames(1, b"ab", 4096)
+    getting.broker_frame(1, BODY, body)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
+    assert sent[0] in (keys.BASIC_ACK, keys.BASIC_NACK)
+    assert sent[1] == keys.TX_COMMIT
+    assert keys.CHANNEL_CLOSE not in getting.keys
+
+
+async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:
+    getting.client(requests.ack(8))
+    assert getting.keys[-1] == keys.CHANNEL_CLOSE
+
+
+async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig) -> None:
+    getting.client(requests.ack(7))
+    getting.broker(1, CLOSE)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert getting.keys[-1] == keys.CHANNEL_CLOSE
