@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from dtx.log import account_tables, migrate, operator_tables, tables, verdict_tables
+from dtx.log import account_tables, migrate, operator_tables, tables, verdicts
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.engine import engine
@@ -84,7 +84,7 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
     }
     assert account_tables.account.metadata is tables.metadata
     assert operator_tables.audit.metadata is tables.metadata
-    assert verdict_tables.verdict.metadata is tables.metadata
+    assert verdicts.verdict.metadata is tables.metadata
     assert found.keys() == checks.keys()
     assert "'committed'" in found["heuristic_outcome_outcome_check"]
     functions = dict(query(migrated_postgres_url, "SELECT proname, prosrc FROM pg_proc WHERE proname LIKE '%\\_holds'"))
