@@ -10,7 +10,7 @@ import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.channel import Channel
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPConnectionError, AMQPError
 
 from dtx.client import Xid
 from tests.support.broker import Broker
@@ -64,7 +64,10 @@ def take_all(channel: BlockingChannel, queue: str, *, at_least: int = 0) -> list
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[BlockingConnection]:
     """A blocking connection, closed afterwards where that is still to be done."""
-    connection = BlockingConnection(pika.URLParameters(url))
+    try:
+        connection = BlockingConnection(pika.URLParameters(url))
+    except ValueError as error:  # pika's own, where the server dies as soon as the socket is connected
+        raise AMQPConnectionError(str(error)) from error
     try:
         yield connection
     finally:
