@@ -176,7 +176,7 @@ class Branches:
                 self.authorise(entry, who)
                 if entry.idle:
                     return entry
-                over = entry.busy and entry.over  # whoever comes behind the answer finds the branch gone
+                over = entry.busy and entry.answered  # whoever comes behind the answer finds the branch gone
                 if entry.busy:
                     await self.wait(entry)
                 else:

@@ -8,7 +8,7 @@ from dtx.log.api import LogError, TransactionLog
 from dtx.log.records import Fate, Unit, UnitState, Work, WorkKind
 from dtx.manager.durable import DTX, BrokerDurable, log_failed
 from dtx.manager.entry import Entry
-from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome
+from dtx.store.api import Applied, BrokerStore, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.model import Event, Happened, Operation, State
 
@@ -43,20 +43,21 @@ class BrokerEffects:
 
     def leave_untaken(self, entry: Entry) -> None:
         """Before a roll-back: consumed messages that were not taken yet keep their places in their queues."""
-        if entry.work is not None and not entry.asked:
-            entry.asked = True
+        if entry.progress is UnitProgress.UNSENT:
             entry.taken.update((unit.number, UnitOutcome.NEVER) for unit in _not_taken(entry))
 
     async def take(self, entry: Entry) -> Event:
         """Take the consumed messages, or find out what became of that."""
         pending = _not_taken(entry)
         if pending:
-            if entry.work is not None and not entry.asked:
-                entry.asked = True
+            if entry.progress is UnitProgress.UNSENT:
+                assert entry.work is not None, "a branch that was in the log already is not known to be unsent"
+                entry.move_units(UnitProgress.SENT)  # asked again, the store would find that nothing can be taken
                 outcomes = await self._store.take(entry.id, entry.vhost, pending, entry.work)
             else:
                 outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
             entry.taken.update(outcomes)
+            entry.move_units(UnitProgress.UNSENT)
             entry.repeats |= UnitOutcome.UNKNOWN in outcomes.values()
         taken = set(entry.taken.values())
         if taken <= {UnitOutcome.HAPPENED}:
@@ -81,11 +82,12 @@ class BrokerEffects:
         if entry.applied:
             return Happened(operation=done, vote=entry.vote)
         phase = self._phase(entry)
-        entry.retry = True  # whatever goes wrong from here on, the unit may have been sent
+        if entry.progress is not UnitProgress.REFUSED:  # then the log gets a new unit before it is sent
+            entry.move_units(UnitProgress.SENT)  # whatever goes wrong from here on, it may have been
         result = await run(phase)
         match result:
             case Applied():
-                entry.applied = True
+                entry.move_units(UnitProgress.APPLIED)
                 entry.repeats |= result.repeated
                 if entry.repeats:
                     self._metrics.units_repeated.inc()
@@ -97,13 +99,12 @@ class BrokerEffects:
             case Refused():
                 self._metrics.units_failed.inc()
                 entry.repeats |= result.partial
-                entry.renew = True
+                entry.move_units(UnitProgress.REFUSED)
                 entry.settled |= frozenset(result.settled)
                 # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
                 unit = self._store.next_unit(entry.vhost)
                 fates = await self._fates(entry, partial=result.partial)
                 await self._durable.note_stuck(entry, result.reason, time.time(), DTX, fates, unit)
-                entry.retry = entry.renew = False
                 return Happened(operation=Operation.STUCK, vote=entry.vote, reason=result.reason)
             case _:  # pragma: no cover
                 assert_never(result)
@@ -154,8 +155,7 @@ class BrokerEffects:
             branch_id=entry.id,
             vhost=entry.vhost,
             unit=unit or self._store.next_unit(entry.vhost),
-            retry=entry.retry or unit is None,
-            renew=entry.renew,
+            progress=entry.progress if unit is not None else UnitProgress.REFUSED,
             size=record.bytes,
             work=work,
             assign=lambda unit: self._durable.assign(entry, unit),

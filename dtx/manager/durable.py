@@ -33,7 +33,7 @@ from dtx.log.records import (
     WorkKind,
 )
 from dtx.manager.entry import Entry, core_state, log_state
-from dtx.store.api import BrokerStore, UnitOutcome
+from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import Ending, Operation, State
 from dtx.xa.table import LOGGED
@@ -161,7 +161,7 @@ class Durable(ABC):
 
     async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
         try:
-            await self._log.write(record, urgent=not entry.over)
+            await self._log.write(record, urgent=not entry.answered)
         except LogError as error:
             raise self.failed(entry, record, what, error) from error
 
@@ -277,8 +277,6 @@ class BrokerDurable(Durable):
                 ),
             ),
         )
-        if unit is not None:
-            entry.retry = False
 
     async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
         record = self._entering(entry, state, now, actor)
@@ -345,8 +343,6 @@ class BrokerDurable(Durable):
                 journal=journal,
             ),
         )
-        if unit is not None:
-            entry.retry = False
 
     def _not_taken(self, entry: Entry) -> tuple[int, ...]:
         """Positions that a roll-back has nothing to do for: publishes, and deliveries that never left their queue."""
@@ -376,6 +372,8 @@ class BrokerDurable(Durable):
             outcome=change.outcome or record.outcome,
             units=tuple(units.values()),
         )
+        if change.unit is not None or change.to is not record.state:
+            entry.move_units(UnitProgress.UNSENT)
         self._free_receipts(record, entry.record)
         if entry.cached is not None and (change.settled or change.fates):
             settled, fates = frozenset(change.settled), dict(change.fates)
@@ -404,6 +402,7 @@ class BrokerDurable(Durable):
         await self.advance(
             entry, Advance(id=record.id, expect=record.state, version=record.version, to=record.state, unit=unit)
         )
+        entry.move_units(UnitProgress.SENT)
 
     async def note_stuck(
         self,

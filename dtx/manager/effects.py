@@ -14,6 +14,7 @@ from dtx.failpoint import Point
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import Durable
 from dtx.manager.entry import Entry
+from dtx.store.api import UnitProgress
 from dtx.xa.branch import step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import (
@@ -110,8 +111,8 @@ class Effects:
                     case Complete():
                         await self._durable.complete(entry, effect.ending, time.time(), actor)
                     case Answer():
-                        entry.over = branch.state is State.UNKNOWN
-                        if entry.over:
+                        if branch.state is State.UNKNOWN:
+                            entry.move_units(UnitProgress.ANSWERED)
                             self._answered(entry)
                         give(reply, effect.flag)
                     case Apply():

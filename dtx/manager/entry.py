@@ -9,7 +9,7 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import BranchRecord, Fate, JournalEntry, JournalEvent, LogState, Work
-from dtx.store.api import Plan, UnitOutcome
+from dtx.store.api import Plan, UnitOutcome, UnitProgress
 from dtx.store.work import Decided, HeldWork, Returner
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch
@@ -90,6 +90,17 @@ class Activity(Enum):
     REREADING = auto()
 
 
+_LEADS_TO: Final = {
+    UnitProgress.UNSENT: {UnitProgress.UNSENT, UnitProgress.SENT, UnitProgress.ANSWERED},
+    UnitProgress.SENT: {UnitProgress.UNSENT, UnitProgress.SENT, UnitProgress.REFUSED, UnitProgress.APPLIED},
+    UnitProgress.REFUSED: {UnitProgress.UNSENT},
+    UnitProgress.APPLIED: {UnitProgress.UNSENT, UnitProgress.ANSWERED},
+    UnitProgress.ANSWERED: {UnitProgress.ANSWERED},
+}
+"""Back to UNSENT leads a durable write alone, of a new unit or of another state, or to know what every unit has taken.
+An end is answered again where the log did not take it."""
+
+
 class Entry:
     """A branch that is known: open, in doubt or heuristic.
 
@@ -100,8 +111,6 @@ class Entry:
     __slots__ = (
         "_activity",
         "_waiters",
-        "applied",
-        "asked",
         "befallen",
         "branch",
         "cached",
@@ -113,12 +122,10 @@ class Entry:
         "one_phase",
         "origins",
         "outcomes",
-        "over",
         "plan",
+        "progress",
         "record",
-        "renew",
         "repeats",
-        "retry",
         "settled",
         "started_at",
         "taken",
@@ -135,16 +142,7 @@ class Entry:
         self.record: BranchRecord | None = None
         self.cached: Sequence[Work] | None = None
         self._activity = Activity.IDLE
-        self.applied = False
-        """Phase two is known to have happened, though the log may not have it yet."""
-        self.over = False
-        """Its end was answered; only the log does not have it yet."""
-        self.asked = False
-        """The store was asked to take. Asked again, it would find the deliveries gone, and that nothing was taken."""
-        self.retry = False
-        """Unit 0 may have been sent by a predecessor."""
-        self.renew = False
-        """Unit 0 was refused, and the log may not know that yet."""
+        self.progress = UnitProgress.UNSENT
         self.repeats = False
         """What became of a unit is not known, or it happened in part: messages may have been repeated."""
         self.one_phase = False
@@ -188,7 +186,8 @@ class Entry:
         self.record = record
         self.one_phase = record.one_phase
         self.local = record.published is not None
-        self.retry = True
+        if not self.local and record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
+            self.progress = UnitProgress.SENT
 
     @property
     def xid(self) -> Xid:
@@ -240,6 +239,23 @@ class Entry:
                 decided(committed)
             except Exception:  # noqa: BLE001 - logged; the others, and whoever ends the branch, have no part in it
                 _log.exception("an outcome was not applied", xid=self.xid, vhost=self.vhost)
+
+    # -- its units
+
+    @property
+    def applied(self) -> bool:
+        """Whether phase two is known to have happened, though the log may not have it yet."""
+        return self.progress in {UnitProgress.APPLIED, UnitProgress.ANSWERED}
+
+    @property
+    def answered(self) -> bool:
+        """Whether its end was answered; only the log may not have it yet."""
+        return self.progress is UnitProgress.ANSWERED
+
+    def move_units(self, to: UnitProgress) -> None:
+        """Its units have come to this."""
+        assert to in _LEADS_TO[self.progress], f"{self.progress} -> {to} (xid {self.xid})"
+        self.progress = to
 
     # -- whose turn
 

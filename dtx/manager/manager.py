@@ -168,7 +168,7 @@ class TransactionManager:
             self._branches.authorise(entry, who)
             if not entry.idle:
                 return None
-        elif entry.over and not entry.idle:
+        elif entry.answered and not entry.idle:
             return None  # it is known no more, as soon as the log knows
         branch, effects = step(entry.branch, Demarcation(operation=operation, channel=channel), self._clock())
         self._branches.add(entry)
@@ -335,7 +335,7 @@ class TransactionManager:
         Raises:
             XaError: 541 when the list could be wrong.
         """
-        mine = [entry for entry in self._branches if entry.vhost == who.vhost and not entry.over]
+        mine = [entry for entry in self._branches if entry.vhost == who.vhost and not entry.answered]
         for entry in mine:
             if entry.uncertain and entry.busy:
                 await self._branches.wait(entry)

@@ -20,6 +20,7 @@ from dtx.manager.effects import Reply
 from dtx.manager.entry import Decision, Entry
 from dtx.manager.manager import TransactionManager
 from dtx.manager.upkeep import UNFINISHED
+from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -350,7 +351,7 @@ def _stuck(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work
     """The messages that a stuck branch has still to finish."""
     if record.stuck is None:
         raise _illegal(order, entry, ": phase two is not stuck")
-    if entry.retry or entry.renew:
+    if entry.progress is not UnitProgress.UNSENT:
         raise _illegal(order, entry, ": what became of its last unit is open, retry first")
     kind = WorkKind.PUBLISH if entry.branch.state in _COMMITS else WorkKind.CONSUME
     return {item.position: item for item in work if item.is_open and item.kind is kind}

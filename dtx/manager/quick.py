@@ -16,6 +16,7 @@ from dtx.log.underway import UnderWay
 from dtx.manager.durable import Durable
 from dtx.manager.effects import Reply, give
 from dtx.manager.entry import Entry
+from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch, step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
@@ -94,7 +95,7 @@ class Quick:
             else:
                 if ending is not None:
                     self._durable.ended(entry, ending)
-                    entry.over = True
+                    entry.move_units(UnitProgress.ANSWERED)
                 elif isinstance(record, Insert):
                     self._durable.voted(entry, record)
                 entry.branch = rest.branch

@@ -6,7 +6,7 @@ branch visible in phase two. What it must survive, and what it may answer, is sa
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -24,6 +24,21 @@ class UnitOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class UnitProgress(Enum):
+    """How far the logged work of a branch is: first the units that take what it consumed, then unit 0."""
+
+    UNSENT = auto()
+    """Nothing of it was sent."""
+    SENT = auto()
+    """It may have happened: it was sent, perhaps by a predecessor."""
+    REFUSED = auto()
+    """The broker refused it, so its receipt, if there is one, proves nothing; the log may not know that yet."""
+    APPLIED = auto()
+    """It has happened; the log may not know that yet."""
+    ANSWERED = auto()
+    """The end of the branch was answered; only the log may not have it yet."""
+
+
 @dataclass(slots=True, kw_only=True)
 class PhaseTwo:
     """A decided branch, on its way into (commit) or back to (rollback) the broker.
@@ -32,8 +47,7 @@ class PhaseTwo:
         branch_id: the row's id; part of every ``x-dtx-id``.
         vhost: of the branch.
         unit: number 0 as it stands in the log.
-        retry: whether *unit* may have been sent before by somebody else (a predecessor, a lost connection).
-        renew: whether *unit* was refused: its receipt, if there is one, proves nothing.
+        progress: of *unit*, UNSENT, SENT or REFUSED.
         size: octets of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent.
@@ -42,8 +56,7 @@ class PhaseTwo:
     branch_id: UUID
     vhost: str
     unit: Unit
-    retry: bool
-    renew: bool = False
+    progress: UnitProgress
     size: int
     work: Callable[[], Awaitable[Sequence[Work]]]
     assign: Callable[[Unit], Awaitable[None]]

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.records import EXCLUSIVE, Unit, Work
-from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome
+from dtx.store.api import Applied, PhaseTwo, Refused, Returned, UnitOutcome, UnitProgress
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.management import Management, ManagementError
@@ -468,11 +468,10 @@ class Lane:
         unit = phase.unit
         suspected = False  # once its connection was lost: units that shared it may be the cause, so it goes alone
         losses = 0
-        sent = phase.retry and not phase.renew
-        renew = phase.renew
+        progress = phase.progress
         repeated = False
         while True:
-            if sent:
+            if progress is UnitProgress.SENT:
                 outcome = await self.resolve(unit)
                 if outcome is UnitOutcome.HAPPENED:
                     return Applied(repeated=repeated, proved=True)
@@ -484,10 +483,10 @@ class Lane:
             share = self.settings.room.share(None if suspected else phase.size)
             try:
                 await share.take()
-                if sent or renew or unit.lock != channel.upstream.lock:
+                if progress is not UnitProgress.UNSENT or unit.lock != channel.upstream.lock:
                     # Before a unit may happen, the log must know under which lock and with which nonce.
                     unit = self.next_unit()
-                    sent = renew = False
+                    progress = UnitProgress.UNSENT
                     await phase.assign(unit)
                 work = await phase.work()  # not earlier: units that wait for a channel, or for room, hold no bodies
             except BaseException:
@@ -501,7 +500,7 @@ class Lane:
                 return await self._send(channel, unit, phase.branch_id, build, work, header, repeated, share)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
-                sent = True
+                progress = UnitProgress.SENT
                 losses += suspected
                 suspected = True
             except ChannelClosed as closed:

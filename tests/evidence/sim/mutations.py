@@ -18,7 +18,7 @@ from dtx.manager.entry import Activity, Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
 from dtx.manager.upkeep import Upkeep
-from dtx.store.api import UnitOutcome
+from dtx.store.api import UnitOutcome, UnitProgress
 from dtx.store.postgres.store import PostgresStore
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.receipts import Receipts, Scan
@@ -225,6 +225,7 @@ def _unit_not_logged() -> Sequence[Change]:
         assert entry.record is not None
         others = (other for other in entry.record.units if other.number != unit.number)
         entry.record = replace(entry.record, units=(*others, unit))
+        entry.progress = UnitProgress.SENT
 
     return [(BrokerDurable, "assign", forgetful)]
 

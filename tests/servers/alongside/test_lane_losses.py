@@ -8,7 +8,7 @@ import pytest
 
 from dtx.failpoint import Point
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.store.api import Applied, PhaseTwo, Refused
+from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.upstream import Step, Upstream
@@ -46,7 +46,13 @@ def phase(lane: Lane, kind: WorkKind, queue: str, body: bytes) -> PhaseTwo:
         """The log of this test forgets."""
 
     return PhaseTwo(
-        branch_id=uuid4(), vhost="/", unit=lane.next_unit(), retry=False, size=len(body), work=work, assign=assign
+        branch_id=uuid4(),
+        vhost="/",
+        unit=lane.next_unit(),
+        progress=UnitProgress.UNSENT,
+        size=len(body),
+        work=work,
+        assign=assign,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.store.api import Applied, PhaseTwo, Refused
+from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.lane import LaneSettings
 from dtx.store.rabbitmq.room import Room
 from dtx.store.rabbitmq.service import Broker
@@ -67,7 +67,7 @@ class InMemory:
             branch_id=uuid4(),
             vhost="/",
             unit=store.next_unit("/"),
-            retry=False,
+            progress=UnitProgress.UNSENT,
             size=size,
             work=work,
             assign=assign,

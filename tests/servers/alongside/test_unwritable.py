@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.store.api import PhaseTwo, Refused
+from dtx.store.api import PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker
 from dtx.wire.amqp09.properties import EMPTY
@@ -33,7 +33,9 @@ async def test_a_unit_that_cannot_be_written_is_refused_and_its_channel_serves_o
         await lane.ready(60)
         for _ in range(CHANNELS + 1):
             unit = lane.next_unit()
-            phase = PhaseTwo(branch_id=uuid4(), vhost="/", unit=unit, retry=False, size=1, work=work, assign=assign)
+            phase = PhaseTwo(
+                branch_id=uuid4(), vhost="/", unit=unit, progress=UnitProgress.UNSENT, size=1, work=work, assign=assign
+            )
             result = await lane.apply(phase)
             assert isinstance(result, Refused)
             assert "short string of 256 octets" in result.reason

@@ -1,4 +1,4 @@
-"""Whose turn it is on a branch: a turn is taken once, and given back."""
+"""Whose turn it is on a branch, and how far its units are: neither makes a step that is not in its table."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from dtx.manager.entry import Entry
+from dtx.store.api import UnitProgress
 from dtx.xa.branch import Branch
 from tests.support.client import new_xid
 
@@ -68,3 +69,42 @@ def test_a_turn_is_taken_once_and_given_back(way: str, move: str) -> None:
     else:
         with pytest.raises(AssertionError, match=str(branch.xid)):
             MOVES[move](branch)
+
+
+UNSENT, SENT, REFUSED, APPLIED, ANSWERED = UnitProgress
+REACHED: dict[UnitProgress, tuple[UnitProgress, ...]] = {
+    UNSENT: (),
+    SENT: (SENT,),
+    REFUSED: (SENT, REFUSED),
+    APPLIED: (SENT, APPLIED),
+    ANSWERED: (SENT, APPLIED, ANSWERED),
+}
+"""How the units of a branch come so far."""
+FOLLOWS = {
+    (UNSENT, UNSENT),
+    (UNSENT, SENT),
+    (UNSENT, ANSWERED),
+    (SENT, UNSENT),
+    (SENT, SENT),
+    (SENT, REFUSED),
+    (SENT, APPLIED),
+    (REFUSED, UNSENT),
+    (APPLIED, UNSENT),
+    (APPLIED, ANSWERED),
+    (ANSWERED, ANSWERED),
+}
+
+
+@pytest.mark.parametrize("reached", UnitProgress)
+@pytest.mark.parametrize("to", UnitProgress)
+def test_units_go_forward_or_begin_anew(reached: UnitProgress, to: UnitProgress) -> None:
+    branch = entry("idle")
+    for progress in REACHED[reached]:
+        branch.move_units(progress)
+    if (reached, to) in FOLLOWS:
+        branch.move_units(to)
+        assert (branch.applied, branch.answered) == (to in {APPLIED, ANSWERED}, to is ANSWERED)
+    else:
+        with pytest.raises(AssertionError, match=str(branch.xid)):
+            branch.move_units(to)
+        assert branch.progress is reached

@@ -11,7 +11,7 @@ import pytest
 from dtx.log.records import BranchRecord, Fate, JournalEvent, LogState, Redirect, Unit, Work, WorkKind
 from dtx.manager import Limits, TransactionManager, Who, upkeep
 from dtx.manager.operators import Action, Done, Operators, Order
-from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
+from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome, UnitProgress
 from dtx.store.work import HeldWork, Holder
 from dtx.telemetry import Metrics
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -62,6 +62,8 @@ class Broker:
 
     async def _send(self, phase: PhaseTwo, kind: WorkKind) -> Applied | Refused:
         await self.answering.wait()
+        if phase.progress is UnitProgress.REFUSED:
+            await phase.assign(self.next_unit(phase.vhost))
         work = [item for item in await phase.work() if item.kind is kind]
         for item in work:
             where = item.exchange if item.queue is None else item.queue
