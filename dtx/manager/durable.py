@@ -1,11 +1,11 @@
-"""The log side of the manager: which rows an effect writes, and what a failed write means.
+"""The log side of the manager: which rows an effect writes, what follows when they are durable, and what when not.
 
-"Reply before the durable write that it promises" must never happen: every function here returns after the commit, or
-raises XaError 541 and leaves the entry *in doubt*, to be read again before anything else.
+"Reply before the durable write that it promises" must never happen: a write that failed is a 541, and leaves the entry
+*in doubt*, to be read again before anything else.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -34,8 +34,9 @@ from dtx.log.records import (
 )
 from dtx.manager.entry import Entry, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
+from dtx.xa import model
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
-from dtx.xa.model import Ending, Operation, State
+from dtx.xa.model import Ending, Operation, Persist, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
@@ -83,8 +84,12 @@ def event_of(fates: Sequence[object], *, over: bool) -> JournalEvent:
     return JournalEvent.DISCARDED if fates else JournalEvent.DECIDED
 
 
+LoggedEffect = Persist | model.Complete | model.Note
+"""An effect that is a write."""
+
+
 class Durable(ABC):
-    """Writes entries to the log; one implementation for each kind of store.
+    """Says what an effect writes to the log, and remembers what is durable; one for each kind of store.
 
     Args:
         log: the transaction log.
@@ -93,77 +98,68 @@ class Durable(ABC):
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
 
-    @abstractmethod
-    async def persist(
-        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
-    ) -> None:
-        """Make *state* durable.
+    def undefined(self, entry: Entry) -> Awaitable[None] | None:  # noqa: ARG002 - a broker has its own topology
+        """What has to be in the log before the branch is written; ``None`` for nothing. Raises LogError."""
+        return None
+
+    def writing(self, entry: Entry, effect: LoggedEffect, now: float, actor: str) -> LogWrite:
+        """What *effect* writes.
 
         Args:
             entry: the branch.
-            state: the new one.
+            effect: of the core.
             now: seconds since the epoch.
             actor: who caused it.
-            outcome: the heuristic outcome, where the state has one.
-
-        Raises:
-            XaError: 541; the write may or may not have happened.
-        """
-
-    @abstractmethod
-    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
-        """The branch leaves the log; local work is done, or undone, with that.
-
-        Raises:
-            XaError: as above.
-        """
-
-    @abstractmethod
-    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
-        """What is to be written for a vote that nothing has to be done for before.
 
         Raises:
             XaError: 541, and nothing has happened.
         """
+        if isinstance(effect, model.Complete):
+            return self._ending(entry, effect.ending, now, actor)
+        if isinstance(effect, model.Note):
+            return Note(journal=entry.journal(EVENT[effect.ending], now, actor=actor))
+        if entry.record is None:
+            return self._entering(entry, effect.state, now, actor)
+        return self._advancing(entry, entry.record, effect, now, actor)
+
+    def written(self, entry: Entry, effect: LoggedEffect, record: LogWrite) -> None:
+        """*record*, which *effect* has asked for, is durable."""
+        if isinstance(effect, Persist):
+            if isinstance(record, Insert):
+                self._entered(entry, record)
+            elif isinstance(record, Advance):
+                self._advanced(entry, record)
+            return
+        entry.committed = effect.ending is Ending.COMMITTED
+        if isinstance(effect, model.Complete):
+            event = EVENT[effect.ending]
+            self._gone(entry, event)
+            entry.record = None
+            entry.ended = ENDED.get(event, {})
 
     @abstractmethod
-    def voted(self, entry: Entry, record: Insert) -> None:
-        """*record* is durable."""
+    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
+        """The branch enters the log."""
 
     @abstractmethod
-    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
-        """What is to be written for the end.
-
-        Raises:
-            XaError: 541, and nothing has happened.
-        """
-
-    @abstractmethod
-    def ended(self, entry: Entry, ending: Ending) -> None:
+    def _entered(self, entry: Entry, record: Insert) -> None:
         """That is durable."""
 
-    def is_defined(self, entry: Entry) -> bool:  # noqa: ARG002 - a broker has its own topology
-        """Whether the log has all that the branch needs to be written."""
-        return True
+    @abstractmethod
+    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+        """A branch that the log has as *record* comes to another state."""
+
+    @abstractmethod
+    def _advanced(self, entry: Entry, change: Advance) -> None:
+        """That is durable."""
+
+    @abstractmethod
+    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
+        """The branch leaves the log; local work is done, or undone, with that."""
 
     @abstractmethod
     def _gone(self, entry: Entry, event: JournalEvent | None) -> None:
         """The branch has left the log, with *event* as its end."""
-
-    async def note(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
-        """The journal tells of a branch that is not logged.
-
-        Raises:
-            XaError: as above.
-        """
-        await self._write(entry, Note(journal=entry.journal(EVENT[ending], now, actor=actor)), f"noting {ending}")
-        entry.committed = ending is Ending.COMMITTED
-
-    async def _write(self, entry: Entry, record: LogWrite, what: str) -> None:
-        try:
-            await self._log.write(record, urgent=not entry.answered)
-        except LogError as error:
-            raise self.failed(entry, record, what, error) from error
 
     def failed(self, entry: Entry, record: LogWrite, what: str, error: LogError) -> XaError:
         """The 541 for *record* that may not be in the log; the entry is in doubt from now on."""
@@ -230,24 +226,9 @@ class BrokerDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    async def persist(
-        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
-    ) -> None:
-        """Make *state* durable.
-
-        Raises:
-            XaError: 541; the write may or may not have happened.
-        """
-        if entry.record is None:
-            await self._insert(entry, state, now, actor)
-        elif outcome is not None:
-            await self._decide(entry, entry.record, state, outcome, now, actor)
-        else:
-            await self._advance(entry, entry.record, state, now, actor)
-
-    async def _decide(
+    def _deciding(
         self, entry: Entry, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str
-    ) -> None:
+    ) -> Advance:
         """A heuristic state: what an operator has decided, or that phase two of that is through."""
         to = log_state(state)
         decision = entry.decision
@@ -258,37 +239,24 @@ class BrokerDurable(Durable):
         unit = self._store.next_unit(entry.vhost) if begins else None
         if fates:
             entry.cached = None  # what is written, and not what was remembered, is what goes on
-        await self.advance(
-            entry,
-            Advance(
-                id=record.id,
-                expect=record.state,
-                version=record.version,
-                to=to,
-                decided_at=now if record.decided_at is None else None,
-                stuck=None if begins or over else record.stuck,
-                unit=unit,
-                outcome=outcome if decision is not None else None,
-                fates=fates,
-                close=way(record.state, outcome).close if over else None,
-                journal=replace(
-                    entry.journal(event_of(fates, over=over), now, actor=actor, reason=reason),
-                    outcome=outcome,
-                ),
+        return Advance(
+            id=record.id,
+            expect=record.state,
+            version=record.version,
+            to=to,
+            decided_at=now if record.decided_at is None else None,
+            stuck=None if begins or over else record.stuck,
+            unit=unit,
+            outcome=outcome if decision is not None else None,
+            fates=fates,
+            close=way(record.state, outcome).close if over else None,
+            journal=replace(
+                entry.journal(event_of(fates, over=over), now, actor=actor, reason=reason),
+                outcome=outcome,
             ),
         )
 
-    async def _insert(self, entry: Entry, state: State, now: float, actor: str) -> None:
-        record = self._entering(entry, state, now, actor)
-        await self._write(entry, record, f"writing {state}")
-        self.voted(entry, record)
-
-    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
-        """What is to be written for a vote that nothing has to be taken for."""
-        return self._entering(entry, State.PREPARED, now, actor)
-
-    def voted(self, entry: Entry, record: Insert) -> None:
-        """The branch has entered the log."""
+    def _entered(self, entry: Entry, record: Insert) -> None:
         entry.record = record.branch
         entry.cached = record.work
         entry.origins = entry.work.origins() if entry.work is not None else {}
@@ -319,8 +287,10 @@ class BrokerDurable(Durable):
         journal = Line(JournalEvent.PREPARED, now, actor) if state is State.PREPARED else None
         return Insert(branch=record, work=rows, journal=journal)
 
-    async def _advance(self, entry: Entry, record: BranchRecord, state: State, now: float, actor: str) -> None:
-        to = log_state(state)
+    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+        if effect.outcome is not None:
+            return self._deciding(entry, record, effect.state, effect.outcome, now, actor)
+        to = log_state(effect.state)
         prepared = to is LogState.PREPARED
         decided = to in (LogState.COMMITTING, LogState.ROLLING_BACK)
         done = tuple(n for n, outcome in entry.taken.items() if outcome is UnitOutcome.HAPPENED)
@@ -328,20 +298,17 @@ class BrokerDurable(Durable):
         journal = entry.journal(JournalEvent.PREPARED, now, actor=actor) if prepared else None
         if journal is not None:
             journal = replace(journal, prepared_at=now)
-        await self.advance(
-            entry,
-            Advance(
-                id=record.id,
-                expect=record.state,
-                version=record.version,
-                to=to,
-                prepared_at=now if prepared else None,
-                decided_at=now if decided else None,
-                unit=unit,
-                units_done=done,
-                settled=self._not_taken(entry) if to is LogState.ROLLING_BACK else (),
-                journal=journal,
-            ),
+        return Advance(
+            id=record.id,
+            expect=record.state,
+            version=record.version,
+            to=to,
+            prepared_at=now if prepared else None,
+            decided_at=now if decided else None,
+            unit=unit,
+            units_done=done,
+            settled=self._not_taken(entry) if to is LogState.ROLLING_BACK else (),
+            journal=journal,
         )
 
     def _not_taken(self, entry: Entry) -> tuple[int, ...]:
@@ -352,10 +319,20 @@ class BrokerDurable(Durable):
         return tuple(work.position for work in entry.cached if work.kind is WorkKind.PUBLISH or work.unit in never)
 
     async def advance(self, entry: Entry, change: Advance) -> None:
-        """Write *change* and remember it."""
+        """Write *change* and remember it.
+
+        Raises:
+            XaError: 541; the write may or may not have happened.
+        """
+        try:
+            await self._log.write(change, urgent=not entry.answered)
+        except LogError as error:
+            raise self.failed(entry, change, f"writing {change.to}", error) from error
+        self._advanced(entry, change)
+
+    def _advanced(self, entry: Entry, change: Advance) -> None:
         record = entry.record
         assert record is not None
-        await self._write(entry, change, f"writing {change.to}")
         units = {
             unit.number: replace(unit, state=UnitState.DONE) if unit.number in change.units_done else unit
             for unit in record.units
@@ -459,13 +436,7 @@ class BrokerDurable(Durable):
             ),
         )
 
-    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
-        """The branch leaves the log."""
-        await self._write(entry, self.ending(entry, ending, now, actor), f"writing the end ({ending})")
-        self.ended(entry, ending)
-
-    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete:
-        """What is to be written for the end."""
+    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete:
         record = entry.record
         assert record is not None
         event = EVENT[ending]
@@ -485,15 +456,6 @@ class BrokerDurable(Durable):
             archive=ending is Ending.FORGOTTEN,
         )
 
-    def ended(self, entry: Entry, ending: Ending) -> None:
-        """The end is durable."""
-        for unit in entry.record.units if entry.record is not None else ():
-            if unit.state is not UnitState.DONE:
-                self._store.logged(entry.vhost, unit)
-        entry.record = None
-        entry.committed = ending is Ending.COMMITTED
-        entry.ended = ENDED.get(EVENT[ending], {})
-
     def _found(self, entry: Entry, record: BranchRecord) -> None:
         entry.cached = None  # the write of unknown outcome may have been about messages
         if entry.record is not None:
@@ -502,7 +464,8 @@ class BrokerDurable(Durable):
 
     def _gone(self, entry: Entry, event: JournalEvent | None) -> None:  # noqa: ARG002 - receipts go in any case
         for unit in entry.record.units if entry.record is not None else ():
-            self._store.logged(entry.vhost, unit)
+            if unit.state is not UnitState.DONE:
+                self._store.logged(entry.vhost, unit)
 
 
 def log_failed(error: LogError, what: str, xid: Xid) -> XaError:

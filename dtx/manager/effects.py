@@ -1,21 +1,27 @@
 """Running what the core returns: each effect in turn, none skipped, nothing after one that failed.
 
-Effects that wait for the broker come back as an event, and the next step answers. Whoever asked is told after a while
-that it is still under way; the effect itself goes on for as long as it takes.
+Effects are run in one place, a generator that stops where one waits. A request for which one write is all that is
+waited for takes no task: the log's word that it is durable, or not, goes straight to the generator. For all others a
+task waits. Effects that wait for the broker come back as an event, and the next step answers. Whoever asked is told
+after a while that it is still under way; the effect itself goes on for as long as it takes.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Final, assert_never
 
 from dtx import failpoint
 from dtx.failpoint import Point
+from dtx.log.api import LogError, TransactionLog
+from dtx.log.records import LogWrite
+from dtx.log.underway import UnderWay
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import Durable
+from dtx.manager.durable import Durable, LoggedEffect, log_failed
 from dtx.manager.entry import Entry
 from dtx.store.api import UnitProgress
-from dtx.xa.branch import step
+from dtx.telemetry import get_logger
+from dtx.xa.branch import Branch, step
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import (
     Answer,
@@ -25,14 +31,18 @@ from dtx.xa.model import (
     Event,
     Note,
     NoteStuck,
+    Operation,
     Persist,
     PutBack,
     Refuse,
     Release,
     Remember,
+    Request,
     State,
     Take,
 )
+
+_log = get_logger(part="manager")
 
 Reply = Callable[[XaFlag | XaError], None]
 """Called once with the answer; further calls must be ignored."""
@@ -58,31 +68,61 @@ def give(reply: Reply, flag: XaFlag) -> None:
         failpoint.at(Point.ANSWER_AFTER)
 
 
+Wait = LogWrite | Awaitable[Event | None]
+"""What the effects of a branch wait for: a write, or something else; sent in is the event that this ends in, if any."""
+Steps = Generator[Wait, Event | None, None]
+
+
+class _Request:
+    """A request that waits for one write alone."""
+
+    __slots__ = ("effects", "entry", "reply", "steps")
+
+    def __init__(self, effects: "Effects", entry: Entry, steps: Steps, reply: Reply) -> None:
+        self.effects = effects
+        self.entry = entry
+        self.steps = steps
+        self.reply = reply
+
+    def __call__(self, error: LogError | None) -> None:
+        self.effects.go_on(self, error)
+
+
 class Effects:
     """Runs the steps of branches.
 
     Args:
-        durable: writes entries to the log.
+        log: the transaction log.
+        durable: says what is written to it.
         broker: for effects that wait for a broker; ``None`` where messages live in the log's own database.
         patience: seconds after which a requester is told that its request is still under way.
         remember: leaves a tombstone for a branch.
         answered: told of a branch whose end is answered: it counts no more, though the log may have it still.
+        done: told that the operation on a branch is through, where no task has run it.
     """
 
     def __init__(
         self,
+        log: TransactionLog,
         durable: Durable,
         broker: BrokerEffects | None,
         patience: float,
+        *,
         remember: Callable[[Entry, XaFlag], None],
         answered: Callable[[Entry], None],
+        done: Callable[[Entry], None],
     ) -> None:
+        self._log = log
         self._durable = durable
         self._broker = broker
         self._patience = patience
         self._remember = remember
         self._answered = answered
+        self._done = done
         self._clock = time.monotonic
+        self._closed = False
+        self.under_way: Final = UnderWay()
+        """Requests without a task, whose writes nobody has heard of yet."""
 
     @property
     def broker(self) -> BrokerEffects:
@@ -90,26 +130,103 @@ class Effects:
         assert self._broker is not None
         return self._broker
 
+    def close(self) -> None:
+        """Nobody waits any more: writes that are under way go on, and nobody hears of them."""
+        self._closed = True
+
     async def know_what_was_taken(self, entry: Entry, reply: Reply) -> None:
         """A taking that was broken off is looked into before anything is decided on it."""
         await self._patiently(entry, self.broker.take(entry), reply)
 
-    async def run(self, entry: Entry, event: Event | None, reply: Reply, actor: str) -> None:
+    def begin(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
+        """Begin a request without a task, if one write is all that stands between it and its answer.
+
+        Where messages live in the log's own database, that is what nearly every prepare, commit and rollback is; with a
+        broker it is the prepare of a branch that has only published, and its rollback.
+
+        Args:
+            entry: nothing runs on it, and nothing about it is in doubt.
+            operation: what is asked.
+            reply: gets the answer, after this returned.
+            actor: who asks.
+
+        Returns:
+            Whether it is under way; otherwise nothing has happened.
+        """
+        try:
+            branch, effects = step(entry.branch, Request(operation=operation, vote=entry.vote), self._clock())
+            if (
+                len(effects) != 2
+                or not isinstance(effects[0], Persist | Complete)
+                or not isinstance(effects[1], Answer)
+                or self._log.congested
+                or self._durable.undefined(entry) is not None
+            ):
+                return False
+            steps = self._steps(entry, branch, effects, reply, actor)
+            record = next(steps)
+        except XaError:
+            return False  # whoever runs it in a task says so
+        assert isinstance(record, LogWrite)
+        entry.claim()
+        self._log.post(record, _Request(self, entry, steps, reply))
+        self.under_way.begin()
+        return True
+
+    def go_on(self, request: _Request, error: LogError | None) -> None:
+        """Its write is durable, or may not be: the effects behind it."""
+        self.under_way.end()
+        if self._closed:
+            return
+        try:
+            if error is None:
+                request.steps.send(None)
+            else:
+                request.steps.throw(error)
+        except StopIteration:
+            pass
+        except XaError as failed:
+            request.reply(failed)
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("request failed", xid=request.entry.xid, vhost=request.entry.vhost)
+            request.reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
+        finally:
+            self._done(request.entry)
+
+    async def run(self, entry: Entry, event: Event, reply: Reply, actor: str) -> None:
         """Step the branch and run the effects in order, until nothing is left to do.
 
         Raises:
             XaError: a step that is not in the table, or an effect that failed: nothing after it has run.
         """
-        while event is not None:
-            branch, effects = step(entry.branch, event, self._clock())
+        branch, effects = step(entry.branch, event, self._clock())
+        steps = self._steps(entry, branch, effects, reply, actor)
+        try:
+            waits_for = next(steps)
+            while True:
+                result: Event | None = None
+                try:
+                    if isinstance(waits_for, LogWrite):
+                        await self._log.write(waits_for, urgent=not entry.answered)
+                    else:
+                        result = await waits_for
+                except BaseException as error:  # noqa: BLE001 - raised again there
+                    waits_for = steps.throw(error)
+                else:
+                    waits_for = steps.send(result)
+        except StopIteration:
+            return
+
+    def _steps(self, entry: Entry, branch: Branch, effects: Sequence[Effect], reply: Reply, actor: str) -> Steps:
+        """Run *effects*, which lead to *branch*, and those of the events that they end in."""
+        while True:
             event = None
             for effect in effects:
                 match effect:
-                    case Persist():
-                        await self._durable.persist(entry, effect.state, time.time(), actor, effect.outcome)
-                        entry.branch = branch
-                    case Complete():
-                        await self._durable.complete(entry, effect.ending, time.time(), actor)
+                    case Persist() | Complete() | Note():
+                        yield from self._write(entry, effect, actor)
+                        if isinstance(effect, Persist):
+                            entry.branch = branch
                     case Answer():
                         if branch.state is State.UNKNOWN:
                             entry.move_units(UnitProgress.ANSWERED)
@@ -117,40 +234,48 @@ class Effects:
                         give(reply, effect.flag)
                     case Apply():
                         failpoint.at(Point.APPLY_BEFORE)
-                        event = await self._patiently(entry, self.broker.apply(entry), reply)
+                        event = yield self._patiently(entry, self.broker.apply(entry), reply)
                         failpoint.at(Point.APPLY_AFTER)
                     case PutBack():
                         failpoint.at(Point.PUT_BACK_BEFORE)
-                        event = await self._patiently(entry, self.broker.put_back(entry), reply)
+                        event = yield self._patiently(entry, self.broker.put_back(entry), reply)
                         failpoint.at(Point.PUT_BACK_AFTER)
                     case Take():
                         failpoint.at(Point.TAKE_BEFORE)
-                        event = await self._patiently(entry, self.broker.take(entry), reply)
+                        event = yield self._patiently(entry, self.broker.take(entry), reply)
                         failpoint.at(Point.TAKE_AFTER)
-                    case _:
-                        await self._small_effect(entry, effect, reply, actor)
+                    case NoteStuck():
+                        yield self.broker.note_stuck(entry, effect.reason, actor)
+                    case Release():
+                        release(entry)
+                    case Remember():
+                        failpoint.at(Point.REMEMBER_BEFORE)
+                        self._remember(entry, effect.flag)
+                        failpoint.at(Point.REMEMBER_AFTER)
+                    case Refuse():
+                        failpoint.at(Point.REFUSE_BEFORE)
+                        reply(XaError(effect.code, effect.reason))
+                        failpoint.at(Point.REFUSE_AFTER)
+                    case _:  # pragma: no cover
+                        assert_never(effect)
             entry.branch = branch
+            if event is None:
+                return
+            branch, effects = step(branch, event, self._clock())
 
-    async def _small_effect(self, entry: Entry, effect: Effect, reply: Reply, actor: str) -> None:
-        match effect:
-            case Release():
-                release(entry)
-            case Remember():
-                failpoint.at(Point.REMEMBER_BEFORE)
-                self._remember(entry, effect.flag)
-                failpoint.at(Point.REMEMBER_AFTER)
-            case Note():
-                await self._durable.note(entry, effect.ending, time.time(), actor)
-            case NoteStuck():
-                await self.broker.note_stuck(entry, effect.reason, actor)
-            case Refuse():
-                failpoint.at(Point.REFUSE_BEFORE)
-                reply(XaError(effect.code, effect.reason))
-                failpoint.at(Point.REFUSE_AFTER)
-            case Persist() | Complete() | Answer() | Apply() | PutBack() | Take():  # pragma: no cover
-                raise AssertionError(effect)
-            case _:  # pragma: no cover
-                assert_never(effect)
+    def _write(self, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+        try:
+            undefined = None if isinstance(effect, Note) else self._durable.undefined(entry)
+            if undefined is not None:
+                yield undefined
+        except LogError as error:
+            raise log_failed(error, _what(effect), entry.xid) from error
+        record = self._durable.writing(entry, effect, time.time(), actor)
+        try:
+            yield record
+        except LogError as error:
+            raise self._durable.failed(entry, record, _what(effect), error) from error
+        self._durable.written(entry, effect, record)
 
     async def _patiently(self, entry: Entry, effect: Awaitable[Event], reply: Reply) -> Event:
         """Run an effect that waits for the broker; after a while the requester is told that it is still under way."""
@@ -166,3 +291,13 @@ class Effects:
             f"it goes on, try again (xid {entry.xid})"
         )
         reply(XaError(ReplyCode.INTERNAL_ERROR, reason))
+
+
+def _what(effect: LoggedEffect) -> str:
+    match effect:
+        case Persist():
+            return f"writing {effect.state}"
+        case Complete():
+            return f"writing the end ({effect.ending})"
+        case Note():
+            return f"noting {effect.ending}"

@@ -5,10 +5,11 @@ done or not done, and never half-way. What the store shows in memory follows whe
 write of unknown outcome shows nothing until the log has been read again.
 """
 
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Final
 
-from dtx.log.api import LogError, TransactionLog
+from dtx.log.api import TransactionLog
 from dtx.log.changes import Change, Slot
 from dtx.log.records import (
     Advance,
@@ -23,13 +24,13 @@ from dtx.log.records import (
     Work,
     WorkKind,
 )
-from dtx.manager.durable import ENDED, EVENT, Durable, log_failed
+from dtx.manager.durable import EVENT, Durable
 from dtx.manager.entry import Entry
 from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.xa.codes import Heuristic
-from dtx.xa.model import Ending, State
+from dtx.xa.model import Ending, Persist, State
 
 _log = get_logger(part="manager")
 _NO_ROUTE = 312
@@ -49,52 +50,38 @@ class LocalDurable(Durable):
         super().__init__(log)
         self._store = store
 
-    async def persist(
-        self, entry: Entry, state: State, now: float, actor: str, outcome: Heuristic | None = None
-    ) -> None:
-        """The vote: messages are stored, and nobody sees them yet; or an operator's decision, with its work."""
-        if outcome is not None:
-            await self._decide(entry, outcome, now, actor)
-            return
-        assert state is State.PREPARED, "no other state of local work is in the table"
-        what = f"writing {state}"
-        await self._defined(entry, what)
-        vote = self.voting(entry, now, actor)
-        await self._write(entry, vote, what)
-        self.voted(entry, vote)
-
-    async def _decide(self, entry: Entry, outcome: Heuristic, now: float, actor: str) -> None:
-        """Decision, work and journal in one transaction.
+    def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
+        """An operator's decision, its work and journal in one transaction.
 
         What was published in a branch that is rolled back stays where it is, seen by nobody, until forget archives it.
         """
-        record, decision = entry.record, entry.decision
-        assert record is not None
+        decision, outcome = entry.decision, effect.outcome
         assert decision is not None, "phase two of local work is never apart from its decision"
+        assert outcome is not None, "no other state of local work is in the table"
         done, gone = _released(record, outcome)
-        change = self._store.committing(done, gone) if outcome is Heuristic.COMMITTED else None
         journal = entry.journal(JournalEvent.HEURISTIC, now, actor=actor, reason=decision.reason)
-        await self._write(
-            entry,
-            Advance(
-                id=record.id,
-                expect=record.state,
-                version=record.version,
-                to=LogState.HEURISTIC,
-                decided_at=now,
-                outcome=outcome,
-                change=change,
-                released=_KINDS if outcome is Heuristic.COMMITTED else frozenset({WorkKind.CONSUME}),
-                journal=replace(journal, outcome=outcome, decided_at=now),
-            ),
-            "writing the decision",
+        return Advance(
+            id=record.id,
+            expect=record.state,
+            version=record.version,
+            to=LogState.HEURISTIC,
+            decided_at=now,
+            outcome=outcome,
+            change=self._store.committing(done, gone) if outcome is Heuristic.COMMITTED else None,
+            released=_KINDS if outcome is Heuristic.COMMITTED else frozenset({WorkKind.CONSUME}),
+            journal=replace(journal, outcome=outcome, decided_at=now),
         )
+
+    def _advanced(self, entry: Entry, change: Advance) -> None:
+        record, outcome = entry.record, change.outcome
+        assert record is not None
+        assert outcome is not None
         self._decided(entry, record, outcome)
         entry.record = replace(
             record,
-            state=LogState.HEURISTIC,
+            state=change.to,
             version=record.version + 1,
-            decided_at=now,
+            decided_at=change.decided_at,
             outcome=outcome,
             published=() if outcome is Heuristic.COMMITTED else record.published,
             consumed=(),
@@ -116,12 +103,9 @@ class LocalDurable(Durable):
             self._decided(entry, before, record.outcome)
         super()._found(entry, record)
 
-    def voting(self, entry: Entry, now: float, actor: str) -> Insert:
-        """What is to be written for the vote.
-
-        Raises:
-            XaError: 541, and nothing has happened.
-        """
+    def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
+        """The vote: messages are stored, and nobody sees them yet."""
+        assert state is State.PREPARED, "no other state of local work is in the table"
         plan = self._plan(entry)
         record = BranchRecord(
             id=entry.id,
@@ -140,27 +124,14 @@ class LocalDurable(Durable):
         )
         return Insert(branch=record, change=plan.change, journal=Line(JournalEvent.PREPARED, now, actor))
 
-    def voted(self, entry: Entry, vote: Insert) -> None:
-        """The vote is durable."""
-        entry.record = vote.branch
+    def _entered(self, entry: Entry, record: Insert) -> None:
+        entry.record = record.branch
         plan = entry.plan
         if plan is not None:  # the messages themselves are in the log
             entry.plan = replace(plan, change=Change()) if plan.unroutable else None
 
-    async def complete(self, entry: Entry, ending: Ending, now: float, actor: str) -> None:
+    def _ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
         """Decision, work and journal in one transaction."""
-        what = f"writing the end ({ending})"
-        await self._defined(entry, what)
-        end = self.ending(entry, ending, now, actor)
-        await self._write(entry, end, what)
-        self.ended(entry, ending)
-
-    def ending(self, entry: Entry, ending: Ending, now: float, actor: str) -> Complete | Note:
-        """What is to be written for the end.
-
-        Raises:
-            XaError: 541, and nothing has happened.
-        """
         event = EVENT[ending]
         record = entry.record
         if record is None:
@@ -183,25 +154,9 @@ class LocalDurable(Durable):
             return Line(event, now, actor)
         return entry.journal(event, now, actor=actor, reason=entry.decision.reason)
 
-    def ended(self, entry: Entry, ending: Ending) -> None:
-        """The end is durable."""
-        event = EVENT[ending]
-        self._gone(entry, event)
-        entry.record = None
-        entry.committed = ending is Ending.COMMITTED
-        entry.ended = ENDED.get(event, {})
-
-    def is_defined(self, entry: Entry) -> bool:
-        """Whether the log has all queues that the branch publishes to, as far as that matters to what comes next."""
-        return entry.record is not None or (entry.work is not None and self._store.defined_for(entry.work) is None)
-
-    async def _defined(self, entry: Entry, what: str) -> None:
-        waiting = None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
-        if waiting is not None:
-            try:
-                await waiting
-            except LogError as error:
-                raise log_failed(error, what, entry.xid) from error
+    def undefined(self, entry: Entry) -> Awaitable[None] | None:
+        """Queues that the branch publishes to, and that the log does not have yet."""
+        return None if entry.record is not None or entry.work is None else self._store.defined_for(entry.work)
 
     def _plan(self, entry: Entry) -> Plan:
         assert entry.work is not None, "a branch that is not logged holds its work in memory"

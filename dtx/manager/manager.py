@@ -21,7 +21,6 @@ from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.entry import Decision, Entry
 from dtx.manager.limits import Limits
 from dtx.manager.local import LocalDurable
-from dtx.manager.quick import Quick
 from dtx.manager.quotas import Quotas, Resource
 from dtx.manager.upkeep import Upkeep
 from dtx.store.api import BrokerStore, LocalStore
@@ -76,8 +75,15 @@ class TransactionManager:
             self._durable = durable = BrokerDurable(log, store)
             broker = BrokerEffects(log, durable, store, metrics)
         self._branches = Branches(log, self._durable, limits, self.quotas)
-        self._effects = Effects(self._durable, broker, limits.patience, self._branches.bury, self._branches.answered)
-        self._quick = Quick(log, self._durable, self._branches.through)
+        self._effects = Effects(
+            log,
+            self._durable,
+            broker,
+            limits.patience,
+            remember=self._branches.bury,
+            answered=self._branches.answered,
+            done=self._branches.through,
+        )
         self._upkeep = Upkeep(log, store, self._branches, self._effects, limits, metrics, self._run, self.spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
@@ -110,13 +116,13 @@ class TransactionManager:
         """
         self.draining = True
         waits = {*self._tasks}
-        if self._quick.under_way.count:
-            waits.add(asyncio.create_task(self._quick.under_way.none()))
+        if self._effects.under_way.count:
+            waits.add(asyncio.create_task(self._effects.under_way.none()))
         if waits:
             _, late = await asyncio.wait(waits, timeout=seconds)
             for task in late - self._tasks:
                 task.cancel()
-        return not self._tasks and not self._quick.under_way.count
+        return not self._tasks and not self._effects.under_way.count
 
     async def close(self) -> None:
         """Stop the timers and whatever still runs."""
@@ -124,7 +130,7 @@ class TransactionManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._quick.close()
+        self._effects.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run *work* on behalf of the manager: it outlives the connection that asked for it."""
@@ -250,7 +256,7 @@ class TransactionManager:
             entry.one_phase = operation is Operation.ONE_PHASE
             if operation is Operation.PREPARE and entry.branch.state is State.IDLE and entry.vote is not Vote.NOTHING:
                 self._prepare(entry)
-        if self._quick.begin(entry, operation, reply, actor):
+        if self._effects.begin(entry, operation, reply, actor):
             return True
         entry.claim()
         return False

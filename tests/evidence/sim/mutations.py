@@ -11,9 +11,10 @@ from dtx.log import writer
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Lookup, Redirect, Unit, WorkKind, redirected
 from dtx.log.statements import Turn
-from dtx.manager import effects, quick
+from dtx.manager import effects
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.durable import BrokerDurable
+from dtx.manager.durable import BrokerDurable, LoggedEffect
+from dtx.manager.effects import Effects, Steps
 from dtx.manager.entry import Activity, Entry
 from dtx.manager.local import LocalDurable
 from dtx.manager.operators import Action, Done, Operators, Order
@@ -92,20 +93,21 @@ def _answer_first() -> Sequence[Change]:
             planned = (*answers, *(effect for effect in planned if not isinstance(effect, Answer)))
         return branch, planned
 
-    return [(effects, "step", hasty), (quick, "step", hasty)]
+    return [(effects, "step", hasty)]
 
 
 def _no_decision() -> Sequence[Change]:
     """Phase two begins without the decision in the log."""
-    persist = BrokerDurable.persist
+    write = Effects._write
 
-    async def forgetful(self: BrokerDurable, entry: Entry, state: Any, now: float, actor: str) -> None:
-        if entry.record is not None and state.value == "committing":
-            entry.record = replace(entry.record, units=(self._store.next_unit(entry.vhost),))
+    def forgetful(self: Effects, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+        if entry.record is not None and isinstance(effect, Persist) and effect.state is State.COMMITTING:
+            assert isinstance(self._durable, BrokerDurable)
+            entry.record = replace(entry.record, units=(self._durable._store.next_unit(entry.vhost),))
             return
-        await persist(self, entry, state, now, actor)
+        yield from write(self, entry, effect, actor)
 
-    return [(BrokerDurable, "persist", forgetful)]
+    return [(Effects, "_write", forgetful)]
 
 
 def _no_lock() -> Sequence[Change]:
@@ -202,15 +204,15 @@ def _pretend(operation: str) -> Any:
 
 def _shown_early() -> Sequence[Change]:
     """Standalone: messages of a prepared branch are seen before it commits."""
-    voted = LocalDurable.voted
+    entered = LocalDurable._entered
 
     def hasty(self: LocalDurable, entry: Entry, vote: Any) -> None:
-        voted(self, entry, vote)
+        entered(self, entry, vote)
         record = entry.record
         assert record is not None
         self._store.committed(record.published or (), ())
 
-    return [(LocalDurable, "voted", hasty)]
+    return [(LocalDurable, "_entered", hasty)]
 
 
 def _not_hidden() -> Sequence[Change]:
@@ -270,15 +272,21 @@ def _one_outcome() -> Sequence[Change]:
 
 def _forgets_by_itself() -> Sequence[Change]:
     """Operators: what was decided begins before it is in the log."""
-    decide: Any = BrokerDurable._decide
+    write = Effects._write
 
-    async def forgetful(self: BrokerDurable, entry: Entry, record: BranchRecord, state: Any, *rest: Any) -> None:
-        if state.value.startswith("heuristic-"):
-            entry.record = replace(record, units=(self._store.next_unit(entry.vhost),), outcome=rest[0])
+    def forgetful(self: Effects, entry: Entry, effect: LoggedEffect, actor: str) -> Steps:
+        if isinstance(effect, Persist) and effect.state in {
+            State.HEURISTIC_COMMITTING,
+            State.HEURISTIC_ROLLING_BACK,
+        }:
+            assert isinstance(self._durable, BrokerDurable)
+            assert entry.record is not None
+            unit = self._durable._store.next_unit(entry.vhost)
+            entry.record = replace(entry.record, units=(unit,), outcome=effect.outcome)
             return
-        await decide(self, entry, record, state, *rest)
+        yield from write(self, entry, effect, actor)
 
-    return [(BrokerDurable, "_decide", forgetful)]
+    return [(Effects, "_write", forgetful)]
 
 
 def _goes_where_it_was_to_go() -> Sequence[Change]:

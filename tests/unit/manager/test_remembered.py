@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, quick, upkeep
+from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, upkeep
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
@@ -25,7 +25,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the clock of managers that are made later; they look at it all the time."""
     seconds = [100.0]
     clock = SimpleNamespace(monotonic=lambda: seconds[0], time=time.time)
-    for module in (branches, effects, manager, quick, upkeep):
+    for module in (branches, effects, manager, upkeep):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(upkeep, "_TICK", 0)
     return lambda later: seconds.__setitem__(0, 100.0 + later)
