@@ -52,9 +52,9 @@ BY_FUNCTION = {
 }
 """Effects that are run in more than one place, by a function that has their points."""
 WRITES = {
-    Persist: "persist",
-    Complete: "complete",
-    Note: "note",
+    Persist: "_write",
+    Complete: "_write",
+    Note: "_write",
     NoteStuck: "note_stuck",
 }
 """Effects that are a write to the log, by a method that does nothing else; the points are those of the record."""
@@ -109,10 +109,13 @@ def test_every_effect_of_the_core_is_known_here() -> None:
 def _cases(source: str) -> dict[str, list[list[ast.stmt]]]:
     """The bodies of ``case X():`` in the methods of ``Effects``, without those that are never run."""
     found: dict[str, list[list[ast.stmt]]] = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchClass):
-            assert isinstance(node.pattern.cls, ast.Name)
-            found.setdefault(node.pattern.cls.id, []).append(node.body)
+    (runner,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Effects")
+    for node in ast.walk(runner):
+        if isinstance(node, ast.match_case):
+            for pattern in node.pattern.patterns if isinstance(node.pattern, ast.MatchOr) else [node.pattern]:
+                if isinstance(pattern, ast.MatchClass):
+                    assert isinstance(pattern.cls, ast.Name)
+                    found.setdefault(pattern.cls.id, []).append(node.body)
     return found
 
 
