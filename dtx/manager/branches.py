@@ -7,12 +7,12 @@ before anything else is done with it, and one that is not known here is looked f
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from dtx.log.api import LogError, TransactionLog
-from dtx.manager.cache import WorkCache
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
 from dtx.manager.entry import Entry
@@ -24,6 +24,40 @@ from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
 from dtx.xa.model import ChannelLost, Happened, Operation, Release, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
+
+
+class WorkCache:
+    """Bounded by octets; the oldest leave first. What has left is read from the log.
+
+    Args:
+        limit: octets of properties and bodies.
+    """
+
+    __slots__ = ("_entries", "_limit", "_used")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._entries: OrderedDict[Entry, int] = OrderedDict()
+
+    def keep(self, entry: Entry) -> None:
+        """Keep the messages of a prepared branch."""
+        rows = entry.cached
+        if rows is None or entry in self._entries:
+            return
+        size = sum(len(work.body) + len(work.properties) + 256 for work in rows)
+        self._entries[entry] = size
+        self._used += size
+        while self._used > self._limit:
+            oldest, freed = self._entries.popitem(last=False)
+            oldest.cached = None
+            self._used -= freed
+
+    def drop(self, entry: Entry) -> None:
+        """The branch has ended."""
+        self._used -= self._entries.pop(entry, 0)
+        entry.cached = None
+
 
 _log = get_logger(part="manager")
 

@@ -1,20 +1,84 @@
 """Branches: those that are in doubt, found and put in order; and an order about many of them."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from dtx.admin import deciding, looking
 from dtx.admin.forms import BulkForm, FilterForm
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.web.rendering import address
-from dtx.admin.web.search import STATES, asked, filter_of
-from dtx.admin.web.visits import Visit, Visitor, build, read_form
+from dtx.admin.web.visits import Fields, Visit, Visitor, build, read_form
+from dtx.config.values import parse_duration
 from dtx.log.listing import Sort
 from dtx.log.operator_tables import Role
+from dtx.log.records import LogState
 from dtx.xa.codes import XaError
+from dtx.xa.xid import Xid
+
+STATES: Final = tuple(str(state) for state in LogState)
+DEFAULT_EXCHANGE: Final = "(default)"
+"""What is typed for the exchange that has an empty name."""
+_PLAIN: Final = ("vhost", "owner", "format_id", "queue")
+NAMES: Final = ("q", "state", "older", "stuck", "exchange", "branch", *_PLAIN)
+"""The fields of a search."""
+
+
+def asked(given: QueryParams | Fields) -> dict[str, list[str]]:
+    """The fields of a search that say something, as they were typed."""
+    found: dict[str, list[str]] = {}
+    for name in NAMES:
+        values = given.getlist(name) if isinstance(given, QueryParams) else given.all(name)
+        kept = [value.strip() for value in values if value.strip()]
+        if kept:
+            found[name] = kept
+    return found
+
+
+def filter_of(fields: Mapping[str, list[str]]) -> FilterForm:
+    """The filter that they mean.
+
+    Raises:
+        Problem: 422, one of them is not as it must be.
+    """
+    values: dict[str, Any] = {name: fields[name][-1] for name in _PLAIN if name in fields}
+    values["state"] = fields.get("state", [])
+    values["branch"] = fields.get("branch", [])
+    if "exchange" in fields:
+        name = fields["exchange"][-1]
+        values["exchange"] = "" if name == DEFAULT_EXCHANGE else name
+    if "stuck" in fields:
+        values["stuck"] = fields["stuck"][-1] == "yes"
+    if "older" in fields:
+        values["older_than"] = _seconds(fields["older"][-1])
+    if "q" in fields:
+        values |= _looked_for(fields["q"][-1])
+    return build(FilterForm, values)
+
+
+def _seconds(words: str) -> float:
+    try:
+        return parse_duration(words)
+    except ValueError as error:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"age: {error}") from None
+
+
+def _looked_for(words: str) -> dict[str, Any]:
+    """A whole xid means the branches of its transaction; text is looked for within the gtrid, patterns as they are."""
+    if words.count(":") == 2:
+        try:
+            xid = Xid.parse(words)
+        except XaError as error:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, error.reason) from None
+        return {"format_id": xid.format_id, "gtrid": f"hex:{xid.gtrid.hex()}"}
+    if "*" in words or words.startswith("hex:"):
+        return {"gtrid": words}
+    return {"gtrid": f"*{words}*"}
+
 
 router = APIRouter()
 PAGE: Final = 50

@@ -1,18 +1,275 @@
-"""The web pages as one application within that of the API."""
+"""The web pages as one application within that of the API; and the pages that are about no one branch.
 
-from fastapi import FastAPI, Request
+The overview: what is in doubt and for how long, what is done, and how dtx is. Clients: their connections, branches that
+have not voted, recovery scans that are open. Reconciliation: how the global transactions of the whole fleet stand, as
+the pipeline has found. Records: how branches ended, what nobody got, and who did what.
+"""
+
+from base64 import b64decode
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from dtx.admin import clients, looking, past
+from dtx.admin.client_forms import DisconnectForm
 from dtx.admin.desk import Desk
+from dtx.admin.past_forms import AuditQuery, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
-from dtx.admin.web import branch, branches, connections, entrance, overview, reconciliation, records
+from dtx.admin.shown import decode_properties, preview
+from dtx.admin.web import branch, branches, entrance
+from dtx.admin.web.branch import attachment, plain
 from dtx.admin.web.pulse import Pulse
+from dtx.admin.web.rates import curve, endings, rates
+from dtx.admin.web.rendering import address, go_to
 from dtx.admin.web.sessions import Sessions
-from dtx.admin.web.visits import SignInNeeded, show_error, to_sign_in
+from dtx.admin.web.visits import SignInNeeded, Visitor, build, read_form, show_error, to_sign_in
+from dtx.log import verdicts
 from dtx.log.api import LogError
+from dtx.log.operator_tables import Role
+from dtx.log.past import OUTCOMES
+from dtx.log.records import WITH_OUTCOME
+from dtx.log.verdicts import Place
 from dtx.xa.codes import XaError
+from dtx.xa.model import State
+from dtx.xa.table import IN_DOUBT
+
+router = APIRouter()
+_WIDTH, _HEIGHT = 600, 80
+_POINTS = 120
+
+
+@router.get("/")
+async def show_overview(visit: Visitor) -> Response:
+    """How dtx is, at one glance."""
+    visit.who.require(Role.VIEWER)
+    status = (await visit.pulse.look()).status
+    samples = visit.pulse.samples
+    done = endings(samples)
+    order = [str(state) for state in State if status.branches.get(str(state))]
+    in_doubt = {str(state) for state in IN_DOUBT}
+    return visit.show(
+        "overview.html",
+        status=status,
+        states=order,
+        in_doubt=in_doubt,
+        total=sum(count for state, count in status.branches.items() if state in in_doubt),
+        rates=rates(samples),
+        curve=curve(done, _WIDTH, _HEIGHT, _POINTS),
+        done=done,
+        width=_WIDTH,
+        height=_HEIGHT,
+        lease=next((lease for lease in status.leases if lease.rm == status.rm), None),
+        live="always",
+    )
+
+
+_PAGE = 50
+_OTHERS = 20
+"""Branches and scans on the page of connections: the API has them all."""
+
+
+@router.get("/connections")
+async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
+    """Who is connected, and what their channels work for."""
+    names = ("user", "vhost")
+    given: dict[str, Any] = {
+        name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()
+    }
+    who, desk = visit.who, visit.desk
+    found = await clients.list_connections(who, desk, **given, cursor=cursor, limit=_PAGE)
+    vhost = given.get("vhost")
+    working = await clients.list_associations(who, desk, owner=given.get("user"), vhost=vhost, limit=_OTHERS)
+    scans = await clients.list_scans(who, desk, user=given.get("user"), vhost=vhost, cursor="0-0", limit=_OTHERS)
+    return visit.show(
+        "connections.html",
+        given=given,
+        connections=found.connections,
+        branches=working.associations,
+        more_branches=working.cursor is not None,
+        scans=scans.scans,
+        more_scans=scans.cursor is not None,
+        first=address("connections", **given) if cursor else None,
+        more=address("connections", **given, cursor=found.cursor) if found.cursor else None,
+        live="always",
+    )
+
+
+@router.get("/connection")
+async def show_connection(visit: Visitor, number: int) -> Response:
+    """One connection with its channels."""
+    found = await clients.show_connection(visit.who, visit.desk, number)
+    return visit.show("connection.html", connection=found.connection, channels=found.channels, live="always")
+
+
+@router.get("/connection/close")
+async def ask_to_close(visit: Visitor, number: int) -> Response:
+    """The form of that order."""
+    visit.who.require(Role.OPERATOR)
+    found = await clients.show_connection(visit.who, visit.desk, number)
+    return visit.show("close.html", connection=found.connection)
+
+
+@router.post("/connection/close")
+async def close_connection(request: Request, visit: Visitor) -> Response:
+    """End a client's connection."""
+    form = await read_form(request, visit)
+    order = build(DisconnectForm, {"reason": form.one("reason")})
+    typed = form.one("number")
+    number = int(typed) if typed.isdecimal() and len(typed) < 19 else 0
+    was = await clients.close_connection(visit.who, visit.desk, number, order)
+    visit.session.notice = f"Connection {was.id} of {was.user} from {was.address} is closed."
+    return go_to(address("connections"))
+
+
+_FIELDS = ("verdict", "gtrid", "rm", "owner")
+
+
+@router.get("/reconciliation")
+async def show_reconciliation(request: Request, visit: Visitor) -> Response:
+    """The totals, and what somebody has to look at."""
+    visit.who.require(Role.VIEWER)
+    given = {name: text for name in _FIELDS if (text := request.query_params.get(name, "").strip())}
+    cursor = request.query_params.get("cursor", "")
+    gtrid = _gtrid(given["gtrid"]) if "gtrid" in given else None
+    after = _place(cursor) if cursor else None
+    run = await visit.desk.read(verdicts.reconciled)
+    found = await visit.desk.read(
+        lambda log: verdicts.found(
+            log,
+            word=given.get("verdict"),
+            gtrid=gtrid,
+            rm=given.get("rm"),
+            owner=given.get("owner"),
+            after=after,
+            limit=_PAGE + 1,
+        )
+    )
+    shown = found[:_PAGE]
+    more = None
+    if len(found) > _PAGE:
+        end = shown[-1]
+        place = Place(last_at=end.last_at, gtrid=end.gtrid, format_id=end.format_id)
+        more = address("reconciliation", **given, cursor=str(place))
+    return visit.show(
+        "reconciliation.html",
+        given=given,
+        run=run,
+        found=shown,
+        first=address("reconciliation", **given) if cursor else None,
+        more=more,
+    )
+
+
+def _gtrid(words: str) -> bytes:
+    """A gtrid is typed in hexadecimal, or as it is where it is text."""
+    try:
+        return bytes.fromhex(words)
+    except ValueError:
+        return words.encode()
+
+
+def _place(cursor: str) -> Place:
+    try:
+        return Place.parse(cursor)
+    except (ValueError, TypeError):
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{cursor[:80]!r} is no cursor") from None
+
+
+_PREVIEW = 4_000
+
+
+def _given(request: Request, *names: str) -> dict[str, str]:
+    """What was typed into those fields of a search."""
+    return {name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()}
+
+
+@router.get("/outcomes")
+async def show_outcomes(request: Request, visit: Visitor) -> Response:
+    """How branches ended; and heuristic outcomes, which are kept until they are forgotten."""
+    given = _given(request, "xid", "owner", "vhost", "event")
+    query = build(
+        OutcomeQuery,
+        {
+            **{name: value for name, value in given.items() if name != "event"},
+            "event": [given["event"]] if "event" in given else [],
+            "cursor": request.query_params.get("cursor") or None,
+            "limit": _PAGE,
+        },
+    )
+    ended = await past.list_outcomes(visit.who, visit.desk, query)
+    wanted = looking.BranchQuery(state=sorted(str(state) for state in WITH_OUTCOME), limit=_PAGE)
+    kept = await looking.list_branches(visit.who, visit.desk, wanted)
+    return visit.show(
+        "outcomes.html",
+        given=given,
+        events=OUTCOMES,
+        kept=kept.branches,
+        all_kept=address("branches", state=wanted.state) if kept.cursor else None,
+        lines=ended.lines,
+        first=address("outcomes", **given) if query.cursor else None,
+        more=address("outcomes", **given, cursor=ended.cursor) if ended.cursor else None,
+        live="branches",
+    )
+
+
+@router.get("/archive")
+async def show_archive(request: Request, visit: Visitor) -> Response:
+    """Messages that nobody got, of branches that were forgotten."""
+    given = _given(request, "xid", "owner", "vhost")
+    cursor = request.query_params.get("cursor") or None
+    found = await past.list_archive(visit.who, visit.desk, build(XidQuery, {**given, "cursor": cursor, "limit": _PAGE}))
+    return visit.show(
+        "archive.html",
+        given=given,
+        messages=found.messages,
+        first=address("archive", **given) if cursor else None,
+        more=address("archive", **given, cursor=found.cursor) if found.cursor else None,
+    )
+
+
+@router.get("/archive/message")
+async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response:
+    """One of them with its contents. Viewing them is recorded in the trail."""
+    found = await past.view_archived(visit.who, visit.desk, branch, position)
+    return visit.show(
+        "message.html",
+        xid=looking.xid_of(found.xid),
+        vhost=found.vhost,
+        message=found,
+        archived=found.archived_at,
+        properties=plain(decode_properties(b64decode(found.properties))),
+        preview=preview(b64decode(found.body), _PREVIEW),
+        back=address("archive", xid=found.xid),
+        body=address("archive/body", branch=branch, position=position),
+    )
+
+
+@router.get("/archive/body")
+async def download_archived(visit: Visitor, branch: UUID, position: int) -> Response:
+    """Its body, to keep as a file."""
+    found = await past.archived_contents(visit.who, visit.desk, branch, position, action="export")
+    return attachment(b64decode(found.body), f"message-{position}.bin")
+
+
+@router.get("/audit")
+async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Query(max_length=20)] = "") -> Response:
+    """Who did what, and why."""
+    given = _given(request, "actor", "action", "subject")
+    query = build(AuditQuery, {**given, "cursor": cursor or None, "limit": _PAGE})
+    found = await past.show_audit(visit.who, visit.desk, query)
+    return visit.show(
+        "audit.html",
+        given=given,
+        lines=found.lines,
+        first=address("audit", **given) if cursor else None,
+        more=address("audit", **given, cursor=found.cursor) if found.cursor else None,
+        live="audit",
+    )
 
 
 def website(desk: Desk, pulse: Pulse) -> FastAPI:
@@ -26,8 +283,8 @@ def website(desk: Desk, pulse: Pulse) -> FastAPI:
     app.state.desk = desk
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for part in (entrance, overview, branches, branch, records, reconciliation, connections):
-        app.include_router(part.router, include_in_schema=False)
+    for routes in (entrance.router, branches.router, branch.router, router):
+        app.include_router(routes, include_in_schema=False)
 
     async def to_entrance(request: Request, _: Exception) -> Response:
         return to_sign_in(request)

@@ -88,7 +88,7 @@ class Readable:
         return self._list(names, _SHOWN)
 
     def sent(self, names: Sequence[str]) -> str:
-        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.shaping`.
+        """SQL of a select list: columns as PostgreSQL has least work with, for :mod:`dtx.pipeline.source.reading`.
 
         Args:
             names: as of :meth:`select`.

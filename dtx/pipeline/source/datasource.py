@@ -1,14 +1,235 @@
-"""The entrance: what Spark asks for when somebody writes ``format("dtx")``."""
+"""The entrance: what Spark asks for when somebody writes ``format("dtx")``; and the journal as it grows.
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+A stream comes in micro-batches or with ``Trigger.AvailableNow``. Lines of a micro-batch are those that one snapshot
+shows and an earlier one does not (:mod:`.snapshot`): none is lost, however late its transaction commits, and a batch
+that Spark repeats after a crash has the very same lines.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from dtx.log import tables
-from dtx.pipeline.source.batch import BatchReader
+from dtx.pipeline.source.batch import AT_ONCE, BatchReader
 from dtx.pipeline.source.columns import chosen
-from dtx.pipeline.source.errors import SourceError
+from dtx.pipeline.source.errors import SourceAway, SourceError
+from dtx.pipeline.source.offsets import Place, older, places, recent
 from dtx.pipeline.source.options import Options, parse
-from dtx.pipeline.source.stream import StreamReader
+from dtx.pipeline.source.planning import Part, cuts, times
+from dtx.pipeline.source.reading import read
+from dtx.pipeline.source.server import Server, connected
+from dtx.pipeline.source.snapshot import NOTHING, Snapshot
+
+_LONGEST_WAIT: Final = 1.0
+"""Seconds of one wait for something new: a stream that is stopped waits for the end of it."""
+_MOST_RANGES: Final = 1_000
+
+_INDEXED: Final = """
+SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = 'dtx.journal'::regclass AND i.indisvalid AND a.attname = 'xid8')
+"""
+_YESTERDAY: Final = "SELECT (date_trunc('day', now()) - interval '1 day')::text"
+
+_T = TypeVar("_T")
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the journals of the databases.
+
+    Args:
+        options: which databases, and how.
+        schema: the columns.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._target: dict[str, Snapshot] | None = None
+        self._swept_at: dict[str, float] = {}
+        self._next_look = 0.0
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Before the first line, or after the last one."""
+        if not self._options.latest:
+            return {}
+        found = self._each(lambda _, server: Place(identity=server.identity(), snapshot=server.snapshot()))
+        return {name: place.advanced(place.snapshot).written() for name, place in found.items()}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """From now on nothing counts that comes later."""
+        self._target = self._each(lambda _, server: (server.identity(), server.snapshot())[1])
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """As option ``maxRowsPerBatch`` says."""
+        most = self._options.batch_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """How far the next micro-batch goes: *start* itself where nothing is new.
+
+        Raises:
+            SourceError: a database is away, or is not the one that was read until now.
+        """
+        self._wait()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        begun = places({name: start[name] for name in self._options.sources if name in start})
+        found = self._each(lambda name, server: self._latest(server, begun.get(name), most))
+        moved = {name: place.written() for name, place in found.items() if place is not None}
+        if not moved:
+            self._next_look = time.monotonic() + self._options.poll
+        return {**start, **moved}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The ranges of one micro-batch.
+
+        Raises:
+            SourceError: a database is away.
+        """
+        gone = sorted(name for name in end if name not in self._options.sources and start.get(name) != end[name])
+        if gone:
+            raise SourceError(f"{gone[0]}: the last micro-batch is repeated and needs this source: name it again")
+        before, after = places(start), places(end)
+        changed = {name for name in after if name in self._options.sources and before.get(name) != after[name]}
+        found = self._each(lambda name, server: self._parts(server, before.get(name), after[name]), changed, wait=False)
+        return [part for parts in found.values() for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range; see :func:`dtx.pipeline.source.reading.read`."""
+        assert isinstance(partition, Part)
+        yield from read(self._options, self._schema, partition)
+
+    def _wait(self) -> None:
+        left = self._next_look - time.monotonic()
+        if left > 0 and self._target is None:
+            time.sleep(min(left, _LONGEST_WAIT))
+
+    def _each(
+        self, ask: Callable[[str, Server], _T], names: set[str] | None = None, *, wait: bool | None = None
+    ) -> dict[str, _T]:
+        """What each database answers; those that are away are left out, or nobody goes on, as the options say."""
+        wait = self._options.wait_for_away if wait is None else wait
+
+        def answer(name: str) -> _T:
+            with connected(name, self._options.sources[name], self._options.waits) as server:
+                return ask(name, server)
+
+        asked = sorted(self._options.sources if names is None else names)
+        found: dict[str, _T] = {}
+        with ThreadPoolExecutor(min(AT_ONCE, len(asked)) or 1) as pool:
+            for name, future in [(name, pool.submit(answer, name)) for name in asked]:
+                try:
+                    found[name] = future.result()
+                except SourceAway:
+                    if not wait:
+                        raise
+        return found
+
+    def _latest(self, server: Server, begun: Place | None, most: int | None) -> Place | None:
+        """The place after the next micro-batch; ``None`` where it would be empty."""
+        identity = server.identity()
+        now = server.snapshot()
+        start = (
+            Place(identity=identity)
+            if begun is None
+            else begun.follow(
+                server.name, identity, None if server.standby else now, any_timeline=self._options.any_timeline
+            )
+        )
+        if self._target is not None:
+            now = self._target.get(server.name, start.snapshot)
+        if not now.contains(start.snapshot):
+            return None  # a standby that is behind what was read elsewhere, and catches up; or the run's end is reached
+        sweep = start.since is None or self._sweep_due(server)
+        if now == start.snapshot and (not sweep or now == start.swept):
+            return None
+        yesterday = str(server.rows(_YESTERDAY)[0][0])
+        end = start.complete(now, yesterday) if sweep else start.advanced(now)
+        if start.snapshot == NOTHING and most is None:
+            return end
+        count = _count(server, recent(start, end))
+        if most is not None and count > most:
+            return start.advanced(_cut(server, start, end, most))
+        if sweep:
+            count += _count(server, older(start, end))
+            self._swept_at[server.name] = time.monotonic()
+        return end if count else None
+
+    def _sweep_due(self, server: Server) -> bool:
+        last = self._swept_at.get(server.name)
+        if last is None or time.monotonic() - last >= self._options.sweep:
+            return True
+        return bool(server.rows(_INDEXED)[0][0])
+
+    def _parts(self, server: Server, start: Place | None, end: Place) -> list[Part]:
+        start = start or Place(identity=end.identity)
+        parts: list[Part] = []
+        for conditions in (recent(start, end), older(start, end)):
+            if conditions is None:
+                continue
+            whole = start.snapshot == NOTHING
+            ranges = times(cuts(server, self._options)) if whole else _ranges(server, conditions, self._options)
+            for range_ in ranges:
+                wanted = (*range_, *conditions, *self._options.conditions)
+                parts.append(Part(server.name, wanted, shown=" and ".join(range_) or "all that is new"))
+        return parts
+
+
+def _cut(server: Server, start: Place, end: Place, most: int) -> Snapshot:
+    """Where a micro-batch ends that must not have more than *most* rows: a transaction is never divided.
+
+    Args:
+        server: the database.
+        start: where the micro-batch begins.
+        end: where it would end if it had all that is new, which is more than *most* rows.
+        most: how many rows are wanted, about: one transaction that has more comes alone.
+    """
+    where = _where(recent(start, end))
+    first = server.rows(f"SELECT xid8::text::bigint FROM dtx.journal{where} ORDER BY xid8 LIMIT 1")[0][0]
+    beyond = server.rows(f"SELECT xid8::text::bigint FROM dtx.journal{where} ORDER BY xid8 OFFSET {most} LIMIT 1")[0][0]
+    if beyond == first:
+        more = server.rows(
+            f"SELECT xid8::text::bigint FROM dtx.journal{where} AND xid8 > '{first}'::xid8 ORDER BY xid8 LIMIT 1"
+        )
+        if not more:
+            return end.snapshot
+        beyond = more[0][0]
+    return end.snapshot.cut(start.snapshot, beyond)
+
+
+def _count(server: Server, conditions: tuple[str, ...] | None) -> int:
+    if conditions is None:
+        return 0
+    return int(server.rows(f"SELECT count(*) FROM dtx.journal{_where(conditions)}")[0][0])
+
+
+def _ranges(server: Server, conditions: tuple[str, ...], options: Options) -> list[tuple[str, ...]]:
+    """The times of what is new, divided evenly: the only partitions of the journal that are looked at."""
+    where = _where(conditions)
+    count, low, high = server.rows(f"SELECT count(*), min(at)::text, max(at)::text FROM dtx.journal{where}")[0]
+    if not count:
+        return []
+    pieces = min(options.partitions or math.ceil(count / options.rows), _MOST_RANGES)
+    ends = (f"at >= '{low}'::timestamptz", f"at <= '{high}'::timestamptz")
+    if pieces <= 1:
+        return [ends]
+    fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
+    points = server.rows(
+        "SELECT cut::text FROM (SELECT DISTINCT unnest((SELECT percentile_disc("
+        f"ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at) FROM dtx.journal{where})) AS cut) AS cuts "
+        "ORDER BY cuts.cut"
+    )
+    return [(*ends, *range_) for range_ in times([text for (text,) in points])]
+
+
+def _where(conditions: tuple[str, ...] | None) -> str:
+    return f" WHERE {' AND '.join(conditions or ('true',))}"
 
 
 class DtxDataSource(DataSource):

@@ -18,9 +18,9 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from dtx.pipeline.source import DtxDataSource, SourceAway, SourceError, Waits, hold, moments, reachable
+from dtx.pipeline.source.datasource import StreamReader
 from dtx.pipeline.source.server import connected
 from dtx.pipeline.source.snapshot import Snapshot, between, shown
-from dtx.pipeline.source.stream import StreamReader
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 from tests.support.journal import write

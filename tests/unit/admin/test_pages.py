@@ -7,9 +7,9 @@ import pytest
 
 from dtx.admin.forms import FilterForm
 from dtx.admin.problems import Problem
+from dtx.admin.web.branches import asked, filter_of
 from dtx.admin.web.rates import Sample, curve, endings, rates, take
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
-from dtx.admin.web.search import asked, filter_of
 from dtx.admin.web.visits import Fields, frame, local
 from dtx.telemetry import Metrics
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from dtx.pipeline.source.columns import Kind, Readable, arrow_schema
-from dtx.pipeline.source.shaping import shaped
+from dtx.pipeline.source.reading import shaped
 
 TABLE = Readable("journal", {"id": Kind.UUID, "xid8": Kind.XID8, "at": Kind.TIME, "rm": Kind.TEXT})
 TARGET = arrow_schema(TABLE.schema)

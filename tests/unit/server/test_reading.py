@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dtx.server.alongside import reading
-from dtx.server.alongside.reading import ROOM, Reading, Scratch, kept
+from dtx.server.alongside import passing
+from dtx.server.alongside.passing import ROOM, Reading, Scratch, kept
 from dtx.wire.amqp09.errors import FrameError
 from dtx.wire.amqp09.frames import BODY, FrameSplitter, body_frames
 
@@ -52,7 +52,7 @@ def in_place(buffer: object) -> bool:
 
 @pytest.fixture(autouse=True)
 def _own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "SCRATCH", Scratch())
+    monkeypatch.setattr(passing, "SCRATCH", Scratch())
 
 
 @pytest.mark.parametrize("seed", range(8))
