@@ -84,11 +84,13 @@ class BrokerEffects:
         phase = self._phase(entry)
         if entry.progress is not UnitProgress.REFUSED:  # then the log gets a new unit before it is sent
             entry.move_units(UnitProgress.SENT)  # whatever goes wrong from here on, it may have been
-        result = await run(phase)
+        try:
+            result = await run(phase)
+        finally:
+            entry.repeats |= phase.repeated
         match result:
             case Applied():
                 entry.move_units(UnitProgress.APPLIED)
-                entry.repeats |= result.repeated
                 if entry.repeats:
                     self._metrics.units_repeated.inc()
                     _log.warning("messages may have been repeated", xid=entry.xid, vhost=entry.vhost, branch=entry.id)

@@ -51,6 +51,8 @@ class PhaseTwo:
         size: octets of all messages of the branch.
         work: reads the work of the branch, from memory or from the log.
         assign: makes a new unit durable before it is sent.
+        repeated: whether messages may be where they belong already, and are sent again with the same ``x-dtx-id``. The
+            store says so as soon as it knows, and whatever it ends in.
     """
 
     branch_id: UUID
@@ -60,6 +62,7 @@ class PhaseTwo:
     size: int
     work: Callable[[], Awaitable[Sequence[Work]]]
     assign: Callable[[Unit], Awaitable[None]]
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +79,10 @@ class Applied:
     """Phase two happened.
 
     Args:
-        repeated: whether it may have happened before (then messages repeat, with the same ``x-dtx-id``).
         proved: whether only its receipt says so: nobody knows what was returned then.
         returned: mandatory publishes that could not be routed.
     """
 
-    repeated: bool = False
     proved: bool = False
     returned: tuple[Returned, ...] = ()
 

@@ -447,7 +447,7 @@ class Lane:
         return Refused(
             reason=f"{len(gone)} message(s) could not be put back: {reason}",
             settled=tuple(item.position for item in work if item.position not in gone),
-            partial=result.repeated,
+            partial=phase.repeated,
         )
 
     async def _missing(self, queues: Iterable[bytes]) -> set[bytes]:
@@ -469,16 +469,15 @@ class Lane:
         suspected = False  # once its connection was lost: units that shared it may be the cause, so it goes alone
         losses = 0
         progress = phase.progress
-        repeated = False
         while True:
             if progress is UnitProgress.SENT:
                 outcome = await self.resolve(unit)
                 if outcome is UnitOutcome.HAPPENED:
-                    return Applied(repeated=repeated, proved=True)
-                repeated |= outcome is UnitOutcome.UNKNOWN
+                    return Applied(proved=True)
+                phase.repeated |= outcome is UnitOutcome.UNKNOWN
             if losses >= _POISON:
                 reason = "the broker ended dtx's connection each time that this was sent"
-                return Refused(reason=reason, partial=repeated)
+                return Refused(reason=reason, partial=phase.repeated)
             channel = await self._take_channel()
             share = self.settings.room.share(None if suspected else phase.size)
             try:
@@ -497,7 +496,7 @@ class Lane:
                 if channel.closed is not None or unit.lock != channel.upstream.lock:
                     self._give(channel)
                     continue
-                return await self._send(channel, unit, phase.branch_id, build, work, header, repeated, share)
+                return await self._send(channel, unit, phase.branch_id, build, work, header, share)
             except UpstreamLost:
                 failpoint.at(Point.UNIT_LOST)
                 progress = UnitProgress.SENT
@@ -506,10 +505,10 @@ class Lane:
             except ChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
-                return Refused(reason=words(closed.close), partial=repeated or closed.close.key == keys.TX_COMMIT)
+                return Refused(reason=words(closed.close), partial=phase.repeated or closed.close.key == keys.TX_COMMIT)
             except WireError as error:  # nothing was sent
                 reason = f"a message cannot be written as AMQP has it: {error.reason}"
-                return Refused(reason=reason, partial=repeated)
+                return Refused(reason=reason, partial=phase.repeated)
             finally:
                 work = ()
                 share.release()
@@ -522,7 +521,6 @@ class Lane:
         build: Build,
         work: Sequence[Work],
         header: bytes,
-        repeated: bool,
         share: Share,
     ) -> Applied:
         number = channel.number
@@ -554,7 +552,7 @@ class Lane:
         failpoint.at(Point.UNIT_COMMITTED)
         returned = tuple(_returned(channel, header)) if channel.returned else ()
         self._give(channel)
-        return Applied(repeated=repeated, returned=returned)
+        return Applied(returned=returned)
 
     # -- channels
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -14,6 +15,7 @@ from dtx.store.rabbitmq.service import Broker
 from dtx.store.rabbitmq.upstream import Step, Upstream
 from dtx.wire.amqp09 import requests
 from dtx.wire.amqp09.frames import method_frame
+from dtx.xa.codes import ReplyCode, XaError
 from tests.support.branches import new_identity
 from tests.support.client import bodies, fresh_queue
 from tests.support.rabbitmq import RabbitNode
@@ -153,3 +155,27 @@ async def test_each_connection_renews_what_predecessors_left(
         assert isinstance(await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one")), Applied)
     async with asyncio.timeout(30):
         await renewed.wait()
+
+
+async def test_that_a_unit_may_be_repeated_is_known_whatever_comes_next(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It happened, leaves no receipt, and its answer is lost; then the messages cannot be read any more."""
+    with fresh_queue(rabbitmq) as queue:
+        Cutter(monkeypatch, b"one", lambda attempt: attempt == 1)
+        once = phase(lane, WorkKind.PUBLISH, queue, b"one")
+        once.unit = replace(once.unit, receipt=False)
+        work = once.work
+
+        async def away() -> Sequence[Work]:
+            once.work = gone
+            return await work()
+
+        async def gone() -> Sequence[Work]:
+            raise XaError(ReplyCode.INTERNAL_ERROR, "the log cannot be read")
+
+        once.work = away
+        with pytest.raises(XaError, match="cannot be read"):
+            await lane.apply(once)
+        assert once.repeated
+        assert bodies(rabbitmq, queue) == [b"one"]

@@ -7,10 +7,10 @@ import pytest
 
 from dtx.log.records import Fate, LogState, Unit
 from dtx.manager import Limits, TransactionManager, Who
-from dtx.store.api import UnitOutcome
+from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
 from dtx.telemetry import Metrics
-from dtx.xa.codes import ReplyCode, XaFlag
+from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 from tests.support.branches import a_publish, a_unit
@@ -102,4 +102,24 @@ async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fa
     assert await stand.manager.drain(30)
     _, end = stand.database.journal[-1]
     assert ("may have been repeated" in (end.reason or "")) is said
+    await stand.manager.close()
+
+
+async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possible() -> None:
+    """What became of a unit is not known, and a new one cannot be sent yet: it is not known any better later."""
+
+    class Away(Broker):
+        async def apply(self, phase: PhaseTwo) -> Applied | Refused:
+            self.apply = super().apply  # type: ignore[method-assign]
+            phase.repeated = True
+            raise XaError(ReplyCode.INTERNAL_ERROR, "the log cannot be read")
+
+    stand = Stand()
+    stand.broker = Away()
+    await stand.holds(a_publish())
+    assert await stand.ask(Operation.COMMIT) is ReplyCode.INTERNAL_ERROR
+    assert await stand.ask(Operation.COMMIT) is XaFlag.OK
+    assert await stand.manager.drain(30)
+    _, end = stand.database.journal[-1]
+    assert "may have been repeated" in (end.reason or "")
     await stand.manager.close()
