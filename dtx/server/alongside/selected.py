@@ -37,6 +37,7 @@ _SETTLE: Final = {
     keys.BASIC_NACK: content.nack,
     keys.BASIC_REJECT: content.reject,
 }
+_ALL: Final = content.Settle(0, multiple=True, requeue=True)
 
 
 class _Capture:
@@ -174,6 +175,10 @@ class SelectedChannel(Channel):
                 else:
                     self._nack(settle)
             case keys.BASIC_RECOVER | keys.BASIC_RECOVER_ASYNC if content.recover(payload):
+                whole = self._taking.incoming(_ALL)
+                if whole is not None:
+                    self._wait_for(whole, key, buffer[start:end])
+                    return
                 self._taking.recover()
                 if key == keys.BASIC_RECOVER:
                     self.session.to_client(method_frame(self.number, keys.BASIC_RECOVER_OK.to_bytes(4, "big")))

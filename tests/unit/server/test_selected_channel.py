@@ -129,6 +129,7 @@ SETTLEMENTS = {
     "ack all": requests.ack(0, multiple=True),
     "nack": requests.nack(7),
     "reject": requests.reject(7),
+    "recover": keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01",
 }
 
 
