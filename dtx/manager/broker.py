@@ -57,8 +57,8 @@ class BrokerEffects:
             else:
                 outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
             entry.taken.update(outcomes)
-            entry.move_units(UnitProgress.UNSENT)
             entry.repeats |= UnitOutcome.UNKNOWN in outcomes.values()
+        entry.move_units(UnitProgress.UNSENT)
         taken = set(entry.taken.values())
         if taken <= {UnitOutcome.HAPPENED}:
             operation = Operation.TAKEN

@@ -1,11 +1,12 @@
 """A branch that consumed, between the log's "taking" and its vote: what a roll-back does then."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 
-from dtx.log.records import Fate, LogState, Unit
+from dtx.log.records import Fate, JournalEvent, LogState, Unit, UnitState
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitOutcome
 from dtx.store.work import Delivery, HeldWork, Holder
@@ -13,7 +14,7 @@ from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
-from tests.support.branches import a_publish, a_unit
+from tests.support.branches import a_consume, a_publish, a_unit
 from tests.support.memory_log import Fault, MemoryLog
 from tests.unit.manager.asking import answer_of
 from tests.unit.manager.test_operators import Broker, Stand
@@ -102,6 +103,19 @@ async def test_a_commit_behind_a_partial_one_is_counted_as_a_repetition(fate: Fa
     assert await stand.manager.drain(30)
     _, end = stand.database.journal[-1]
     assert ("may have been repeated" in (end.reason or "")) is said
+    await stand.manager.close()
+
+
+async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -> None:
+    """What the log has of its units leaves nothing to ask the broker for."""
+    stand = Stand()
+    done = replace(a_unit(1), state=UnitState.DONE)
+    await stand.holds(a_consume(), state=LogState.TAKING, one_phase=True, units=(done,))
+    (entry,) = stand.manager.entries()
+    assert await stand.manager.drain(30)
+    assert entry.answered
+    _, end = stand.database.journal[-1]
+    assert end.event is JournalEvent.COMMITTED
     await stand.manager.close()
 
 
