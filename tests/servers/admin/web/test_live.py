@@ -70,6 +70,8 @@ def test_a_page_stands_still_when_it_is_told_to(tour: Tour, site: StandaloneStag
 def test_what_was_asked_for_before_the_pause_changes_nothing_after_it(tour: Tour, site: StandaloneStage) -> None:
     carla = tour.visitor("carla", "branches?q=late-*")
     expect(carla.page.locator("#live-word")).to_have_text("live")
+    # the refresh of the first beat would be answered with the branch, before the pause
+    site.wait_for(lambda: carla.page.evaluate("() => seen !== undefined && !busy"), "the end of the first refresh")
     held: list[Route] = []
 
     def hold(route: Route) -> None:
