@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from dtx.admin.forms import text
 from dtx.admin.looking import Asker, TheDesk, Vhost, xid_of
 from dtx.admin.problems import Problem
-from dtx.admin.shown import decode_properties
+from dtx.admin.shown.properties import decode_properties
 from dtx.log.exporting import Export, Piece
 from dtx.log.operator_tables import Role
 from dtx.log.reading import LogReader

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dtx.admin.shown import iso_time, message_value
+from dtx.admin.shown.message import message_value
+from dtx.admin.shown.text import iso_time
 from dtx.log.reading import Decision, Detail, InDoubt, Line
 from dtx.log.records import BranchRecord, Unit
 from dtx.xa.xid import Xid

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from dtx.admin import deciding, forms, looking, past
 from dtx.admin.past_forms import JournalQuery, PastQuery
 from dtx.admin.problems import Problem, as_problem
-from dtx.admin.shown import decode_properties, preview
+from dtx.admin.shown.properties import decode_properties
+from dtx.admin.shown.text import preview
 from dtx.admin.web.rendering import HEADERS, address, go_to
 from dtx.admin.web.visits import Fields, Visit, Visitor, build, read_form
 from dtx.log.operator_tables import Role

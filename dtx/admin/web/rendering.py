@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.guard import PAGES
-from dtx.admin.shown import human_duration, human_size, safe
+from dtx.admin.shown.text import human_duration, human_size, safe
 from dtx.log.operator_tables import Role
 from dtx.xa.xid import Xid
 

@@ -20,7 +20,8 @@ from dtx.admin.client_forms import DisconnectForm
 from dtx.admin.desk import Desk
 from dtx.admin.past_forms import AuditQuery, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
-from dtx.admin.shown import decode_properties, preview
+from dtx.admin.shown.properties import decode_properties
+from dtx.admin.shown.text import preview
 from dtx.admin.web import branch, branches, entrance
 from dtx.admin.web.branch import attachment, plain
 from dtx.admin.web.pulse import Pulse

@@ -1,0 +1,92 @@
+"""Text that is safe to show: what comes from clients never reaches a terminal as control characters."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from dtx.config.values import DAY, GIB, KIB, MIB
+
+_ELLIPSIS: Final = "…"
+
+
+def safe(text: str) -> str:
+    """*text* with everything that is not printable escaped: controls, bidirectional marks, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def name_text(name: bytes) -> str:
+    """A queue's, exchange's or key's octets as safe text; what is no UTF-8 is shown as an escape."""
+    return safe(name.decode("utf-8", "backslashreplace"))
+
+
+def preview(body: bytes, limit: int = 120, size: int | None = None) -> str:
+    """The beginning of a message body for people: text where it is UTF-8, else hex. Never a control character.
+
+    Args:
+        body: the body, or its first octets.
+        limit: characters of the answer, about.
+        size: octets of the whole body where *body* is only its beginning.
+    """
+    whole = len(body) if size is None else size
+    head = body[: limit * 4]
+    text = _text_of(head, cut=len(head) < whole)
+    if text is None:
+        shown = "hex " + head[: limit // 2].hex(" ", 4)
+        return shown if limit // 2 >= whole else shown + _ELLIPSIS
+    shown = safe(text)
+    return shown if len(shown) <= limit and len(head) == whole else shown[:limit] + _ELLIPSIS
+
+
+def _text_of(head: bytes, *, cut: bool) -> str | None:
+    """*head* as text where it is some; where it was cut, up to three octets of a broken character are let go."""
+    for dropped in range(4 if cut else 1):
+        try:
+            text = head[: len(head) - dropped].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        return text if (text or not head) and _mostly_text(text) else None
+    return None
+
+
+def _mostly_text(text: str) -> bool:
+    """Whether control characters are rare in *text*: binary data can be valid UTF-8 by accident."""
+    controls = sum((char < " " or "\x7f" <= char <= "\x9f") and char not in "\t\r\n" for char in text)
+    return controls * 10 <= len(text)
+
+
+def human_size(octets: int) -> str:
+    """``0 B``, ``1023 B``, ``1.5 KiB``, ``64 MiB``."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if octets >= unit:
+            return f"{octets / unit:.1f}".removesuffix(".0") + f" {name}"
+    return f"{octets} B"
+
+
+def human_duration(seconds: float) -> str:
+    """The two largest units that say something: ``3d 4h``, ``5m 2s``, ``12s``, ``0.5s``."""
+    if seconds < 60:
+        return f"{seconds:.3g}s" if seconds < 10 else f"{seconds:.0f}s"
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, name in ((DAY, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, unit)
+        if count:
+            parts.append(f"{count}{name}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def iso_time(at: float | None) -> str | None:
+    """Seconds since the epoch as ``2026-01-31T12:00:00.000000Z``."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def json_line(value: Mapping[str, object]) -> str:
+    """One JSON object on one line, ASCII alone, so that no terminal and no pipe can misread it."""
+    return json.dumps(value, ensure_ascii=True, separators=(", ", ": "))
