@@ -25,9 +25,33 @@ from dtx.xa.model import ChannelLost, Happened, Operation, Release, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
+_log = get_logger(part="manager")
+
+MOST_TOMBSTONES: Final = 100_000
+"""Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
+TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
+"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who asks, and in which vhost (a vhost is one resource manager).
+
+    Args:
+        user: name.
+        vhost: name.
+        operator: whether that is an operator, who may decide about every branch; roles are judged before.
+    """
+
+    user: str
+    vhost: str
+    operator: bool = False
+
 
 class WorkCache:
-    """Bounded by octets; the oldest leave first. What has left is read from the log.
+    """Messages of prepared branches, kept in memory so that a commit soon after need not read them back.
+
+    Bounded by octets; the oldest leave first. What has left is read from the log.
 
     Args:
         limit: octets of properties and bodies.
@@ -57,29 +81,6 @@ class WorkCache:
         """The branch has ended."""
         self._used -= self._entries.pop(entry, 0)
         entry.cached = None
-
-
-_log = get_logger(part="manager")
-
-MOST_TOMBSTONES: Final = 100_000
-"""Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
-TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
-"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """Who asks, and in which vhost (a vhost is one resource manager).
-
-    Args:
-        user: name.
-        vhost: name.
-        operator: whether that is an operator, who may decide about every branch; roles are judged before.
-    """
-
-    user: str
-    vhost: str
-    operator: bool = False
 
 
 class Branches:

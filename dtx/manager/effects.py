@@ -131,7 +131,7 @@ class Effects:
         return self._broker
 
     def close(self) -> None:
-        """Nobody waits any more: writes that are under way go on, and nobody hears of them."""
+        """Writes that are under way go on; their requests are not answered any more."""
         self._closed = True
 
     async def know_what_was_taken(self, entry: Entry, reply: Reply) -> None:

@@ -22,6 +22,9 @@ from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import keys
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
 
+if TYPE_CHECKING:
+    from dtx.server.alongside.session import Session
+
 ROOM: Final = 1 << 20
 """Octets that one read takes at most: the larger it is, the less often the processes wake each other."""
 _ROOM_BEHIND: Final = 1 << 18
@@ -106,9 +109,6 @@ def kept(buffer: bytes, frames: Sequence[Frame]) -> bytes:
     """*buffer*, as far as there are *frames* in it, for those who keep parts of it."""
     return buffer if type(buffer) is bytes else bytes(memoryview(buffer)[: frames[-1][3]])
 
-
-if TYPE_CHECKING:
-    from dtx.server.alongside.session import Session
 
 _TO_CLIENT: Final = ANSWERS | {
     keys.ACCESS_REQUEST_OK,
