@@ -12,6 +12,7 @@ import pytest
         ("dtx.cli.serve, dtx.server.service", ["fastapi", "uvicorn", "dtx.server.standalone", "dtx.server.alongside"]),
         ("dtx.cli.orders, dtx.cli.audit", ["fastapi", "sqlalchemy", "psycopg", "dtx.server"]),
         ("dtx.cli.console.local", ["uvicorn", "jinja2", "alembic", "dtx.server"]),
+        ("dtx.cli.doctor.command, dtx.cli.export", ["sqlalchemy", "psycopg", "dtx.log", "dtx.wire"]),
         ("dtx.cli.branches, dtx.cli.show", ["fastapi", "alembic", "dtx.server"]),
     ],
 )
