@@ -9,6 +9,7 @@ after a while that it is still under way; the effect itself goes on for as long 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Final, assert_never
 
 from dtx import failpoint
@@ -59,11 +60,16 @@ def release(entry: Entry) -> None:
             failpoint.at(Point.RELEASE_AFTER)
 
 
-def give(reply: Reply, flag: XaFlag) -> None:
-    """Answer: all that *flag* promises is durable."""
+def give(entry: Entry, reply: Reply, flag: XaFlag) -> None:
+    """Answer: all that *flag* promises is durable. What comes behind happens, whatever becomes of the answer."""
     if failpoint.armed:
         failpoint.at(Point.ANSWER_BEFORE)
-    reply(flag)
+    try:
+        reply(flag)
+    except Exception:  # noqa: BLE001 - logged; the branch has no part in it
+        _log.exception("an answer could not be given", xid=entry.xid, vhost=entry.vhost)
+        with suppress(Exception):
+            reply(XaError(ReplyCode.INTERNAL_ERROR, "internal error"))
     if failpoint.armed:
         failpoint.at(Point.ANSWER_AFTER)
 
@@ -231,7 +237,7 @@ class Effects:
                         if branch.state is State.UNKNOWN:
                             entry.move_units(UnitProgress.ANSWERED)
                             self._answered(entry)
-                        give(reply, effect.flag)
+                        give(entry, reply, effect.flag)
                     case Apply():
                         failpoint.at(Point.APPLY_BEFORE)
                         event = yield self._patiently(entry, self.broker.apply(entry), reply)

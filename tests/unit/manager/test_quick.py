@@ -106,3 +106,18 @@ async def test_a_vote_that_may_not_be_durable_is_not_given_and_can_be_asked_for_
             assert await slowly(manager, xid, Operation.PREPARE) is XaFlag.OK  # what the log has is read first
             assert await slowly(manager, xid, Operation.COMMIT) is XaFlag.OK
         assert broker.seen == [(b"x", b"body")]
+
+
+@pytest.mark.parametrize("operation", [Operation.ROLLBACK, Operation.ONE_PHASE])
+async def test_an_answer_that_cannot_be_given_stops_nothing_behind_it(operation: Operation) -> None:
+    """A channel that fails in the midst of an answer has no part in its branch, which is over."""
+
+    def failing(_answer: Answer) -> None:
+        raise RuntimeError("nobody is there")
+
+    async with idle_branch() as (manager, log, broker, xid):
+        manager.ask(WHO, xid, operation, failing)
+        assert await manager.drain(30)
+        assert manager.known("/", xid) is None
+        assert states(log) == []
+        assert broker.seen == ([(b"x", b"body")] if operation is Operation.ONE_PHASE else [])
