@@ -43,7 +43,7 @@ class Fate(StrEnum):
     """What became of one message while its branch is in the log: which way it went."""
 
     UNSURE = "unsure"
-    """The broker refused its unit in part: it may have come in, and is tried again."""
+    """It may have come in and is tried again: its unit was refused in part, or nobody knows what became of that."""
     PUBLISHED = "published"
     CONSUMED = "consumed"
     PUT_BACK = "put-back"

@@ -105,24 +105,24 @@ class BrokerEffects:
                 entry.settled |= frozenset(result.settled)
                 # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
                 unit = self._store.next_unit(entry.vhost)
-                fates = await self._fates(entry, partial=result.partial)
+                fates = await self._fates(entry)
                 await self._durable.note_stuck(entry, result.reason, time.time(), DTX, fates, unit)
                 return Happened(operation=Operation.STUCK, vote=entry.vote, reason=result.reason)
             case _:  # pragma: no cover
                 assert_never(result)
 
-    async def _fates(self, entry: Entry, *, partial: bool) -> tuple[tuple[int, Fate], ...]:
+    async def _fates(self, entry: Entry) -> tuple[tuple[int, Fate], ...]:
         """What the log does not know of the messages of a refused unit, also since it was not there to be told before.
 
-        Args:
-            entry: the branch.
-            partial: any of those that were sent may be where it belongs: whoever gives one up must know that.
+        Where any of those that were sent, now or before, may be where it belongs, whoever gives one up must know that.
         """
-        if not entry.settled and not partial:
+        if not entry.settled and not entry.repeats:
             return ()
         rows = entry.cached if entry.cached is not None else await self.read_work(entry)
         kind = WorkKind.CONSUME if entry.branch.state in _UNDOING else WorkKind.PUBLISH
-        found = {item.position: Fate.UNSURE for item in rows if partial and item.kind is kind and item.fate is None}
+        found = {
+            item.position: Fate.UNSURE for item in rows if entry.repeats and item.kind is kind and item.fate is None
+        }
         found |= {item.position: Fate.PUT_BACK for item in rows if item.is_open and item.position in entry.settled}
         return tuple(found.items())
 

@@ -119,6 +119,29 @@ async def test_a_one_phase_commit_that_has_taken_all_is_over_after_a_restart() -
     await stand.manager.close()
 
 
+async def test_an_unknown_outcome_is_kept_when_the_next_unit_is_refused() -> None:
+    """Whoever gives the message up then must know that it may have come in."""
+
+    class Breaking(Broker):
+        attempts = 0
+
+        async def apply(self, phase: PhaseTwo) -> Applied | Refused:
+            self.attempts += 1
+            if self.attempts == 1:
+                phase.repeated = True
+                raise XaError(ReplyCode.INTERNAL_ERROR, "the log cannot be read")
+            return Refused(reason="not found")
+
+    stand = Stand()
+    stand.broker = Breaking()
+    await stand.holds(a_publish())
+    for _ in range(2):
+        assert await stand.ask(Operation.COMMIT) is ReplyCode.INTERNAL_ERROR
+    (row,) = stand.database.rows.values()
+    assert [item.fate for item in row.work.values()] == [Fate.UNSURE]
+    await stand.manager.close()
+
+
 async def test_a_repetition_is_told_though_the_log_was_away_when_it_became_possible() -> None:
     """What became of a unit is not known, and a new one cannot be sent yet: it is not known any better later."""
 
