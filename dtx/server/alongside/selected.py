@@ -105,6 +105,8 @@ class SelectedChannel(Channel):
         self._passing = 0
         """Octets of a content to P that are still to come; -1 while its header is."""
         self._judgements: set[asyncio.Future[Close | None]] = set()
+        self._waited = False
+        """Whether the next settlement has waited for the delivery that was coming in."""
         self.published = Fence(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
         """What was published outside a branch."""
         self._asked = Fence(lambda payload: taking.request(keys.CHANNEL_FLOW, payload))
@@ -167,17 +169,14 @@ class SelectedChannel(Channel):
                     self._pass_publish(payload)
             case keys.BASIC_ACK | keys.BASIC_NACK | keys.BASIC_REJECT:
                 settle = _SETTLE[key](payload)
-                whole = self._taking.incoming(settle)
-                if whole is not None:
-                    self._wait_for(whole, key, buffer[start:end])
-                elif key == keys.BASIC_ACK:
+                if self._waits_until_whole(settle, key, buffer[start:end]):
+                    return
+                if key == keys.BASIC_ACK:
                     self._ack(settle)
                 else:
                     self._nack(settle)
             case keys.BASIC_RECOVER | keys.BASIC_RECOVER_ASYNC if content.recover(payload):
-                whole = self._taking.incoming(_ALL)
-                if whole is not None:
-                    self._wait_for(whole, key, buffer[start:end])
+                if self._waits_until_whole(_ALL, key, buffer[start:end]):
                     return
                 self._taking.recover()
                 if key == keys.BASIC_RECOVER:
@@ -192,6 +191,14 @@ class SelectedChannel(Channel):
             case _:
                 self._asked.sent(key)
                 self._taking.request(key, payload)
+
+    def _waits_until_whole(self, settle: Settle, key: int, frame: bytes) -> bool:
+        """Whether *frame* settles a delivery that is coming in; it does not wait for those that begin meanwhile."""
+        whole = None if self._waited else self._taking.incoming(settle)
+        self._waited = whole is not None
+        if whole is not None:
+            self._wait_for(whole, key, frame)
+        return self._waited
 
     def _wait_for(self, done: Awaitable[bytes], key: int, frame: bytes) -> None:
         """Do first what was sent first: *frame* and what follows it wait."""

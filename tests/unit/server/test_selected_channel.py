@@ -162,6 +162,24 @@ async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, sett
     assert keys.CHANNEL_CLOSE not in getting.keys
 
 
+@pytest.mark.parametrize("name", ["ack all", "recover"])
+async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, name: str) -> None:
+    """A queue that never runs dry would hold it for ever."""
+    getting.client(requests.get(b"queue"))
+    getting.client(SETTLEMENTS[name])
+    getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
+    (body,) = body_frames(1, b"ab", 4096)
+    getting.broker_frame(1, BODY, body)
+    getting.broker(1, keys.BASIC_GET_OK.to_bytes(4, "big") + (8).to_bytes(8, "big") + bytes(7))
+    getting.sent.clear()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
+    assert sent == [keys.BASIC_ACK if name == "ack all" else keys.BASIC_NACK, keys.TX_COMMIT]
+    getting.client(SETTLEMENTS[name])
+    assert not getting.channel.takes(keys.BASIC_QOS), "the next one waits for the second delivery"
+
+
 async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:
     getting.client(requests.ack(8))
     assert getting.keys[-1] == keys.CHANNEL_CLOSE
