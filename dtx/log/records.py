@@ -63,7 +63,7 @@ EXCLUSIVE = 2
 """Flag of a consumption: its queue goes with the connection that declared it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Work:
     """One message published or consumed in a branch.
 
