@@ -15,7 +15,7 @@ from typing import Final
 from dtx.log.api import LogError, TransactionLog
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
-from dtx.manager.entry import Entry
+from dtx.manager.entry import End, Entry
 from dtx.manager.limits import Limits
 from dtx.manager.quotas import Quotas, Resource
 from dtx.telemetry import get_logger
@@ -216,7 +216,7 @@ class Branches:
                     await self.wait(entry)
                 else:
                     await self.reread(entry)
-                flag = entry.ended.get(operation) if entry.ended is not None and not over else None
+                flag = entry.end.answer(operation) if entry.end is not None and not over else None
                 if flag is not None:  # "a repeated commit waits for the first"
                     reply(flag)
                     return None
@@ -278,7 +278,7 @@ class Branches:
         entry.done()
         if over:
             outcome = entry.branch.outcome
-            entry.conclude(committed=entry.committed if outcome is None else outcome is Heuristic.COMMITTED)
+            entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
         events, entry.befallen = entry.befallen, []
         if self.get(entry.vhost, entry.xid) is entry:
             for event in events:
@@ -291,7 +291,7 @@ class Branches:
             Whether its work is over: nobody will decide anything about it any more.
         """
         state = entry.branch.state
-        gone = entry.ended is not None or (state is State.UNKNOWN and not entry.uncertain)
+        gone = entry.end is not None or (state is State.UNKNOWN and not entry.uncertain)
         if gone:
             if self.get(entry.vhost, entry.xid) is entry:
                 del self._known[entry.vhost, entry.xid]

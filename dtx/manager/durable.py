@@ -32,11 +32,11 @@ from dtx.log.records import (
     UnitState,
     WorkKind,
 )
-from dtx.manager.entry import Entry, core_state, log_state
+from dtx.manager.entry import End, Entry, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
 from dtx.xa import model
-from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
-from dtx.xa.model import Ending, Operation, Persist, State
+from dtx.xa.codes import Heuristic, ReplyCode, XaError
+from dtx.xa.model import Ending, Persist, State
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
@@ -47,11 +47,10 @@ EVENT: Final = {
     Ending.TIMED_OUT: JournalEvent.TIMED_OUT,
     Ending.FORGOTTEN: JournalEvent.FORGOTTEN,
 }
-_COMMITTED: Final = {Operation.COMMIT: XaFlag.OK, Operation.ONE_PHASE: XaFlag.OK}
-ENDED: Final = {
-    JournalEvent.COMMITTED: _COMMITTED,
-    JournalEvent.ROLLED_BACK: {Operation.ROLLBACK: XaFlag.OK},
-    JournalEvent.FORGOTTEN: {Operation.FORGET: XaFlag.OK},
+_END: Final = {
+    JournalEvent.COMMITTED: End.COMMITTED,
+    JournalEvent.ROLLED_BACK: End.ROLLED_BACK,
+    JournalEvent.FORGOTTEN: End.FORGOTTEN,
 }
 _REPEATED: Final = "messages may have been repeated, with the same x-dtx-id"
 DTX: Final = "dtx"
@@ -130,12 +129,12 @@ class Durable(ABC):
             elif isinstance(record, Advance):
                 self._advanced(entry, record)
             return
-        entry.committed = effect.ending is Ending.COMMITTED
+        event = EVENT[effect.ending]
         if isinstance(effect, model.Complete):
-            event = EVENT[effect.ending]
             self._gone(entry, event)
             entry.record = None
-            entry.ended = ENDED.get(event, {})
+        if isinstance(effect, model.Complete) or effect.ending is Ending.COMMITTED:
+            entry.end = _END.get(event, End.OTHER)
 
     @abstractmethod
     def _entering(self, entry: Entry, state: State, now: float, actor: str) -> Insert:
@@ -172,7 +171,7 @@ class Durable(ABC):
         """Settle the doubt about *entry* by what the log says.
 
         Returns:
-            Whether the branch is still there; otherwise ``entry.ended`` says how it ended.
+            Whether the branch is still there; otherwise ``entry.end`` says how it ended.
 
         Raises:
             XaError: 541, the log cannot be read either.
@@ -201,9 +200,8 @@ class Durable(ABC):
             self._never(entry)
             return True  # it never was in the log; its work is still in memory
         event = ending.event if ending is not None and ending.event in ENDINGS else None
-        entry.committed = event is JournalEvent.COMMITTED
         self._gone(entry, event)
-        entry.ended = ENDED.get(event, {}) if event is not None else {}
+        entry.end = End.OTHER if event is None else _END.get(event, End.OTHER)
         return False
 
     def _found(self, entry: Entry, record: BranchRecord) -> None:

@@ -78,6 +78,20 @@ class Decision:
     fates: tuple[tuple[int, Fate], ...] = ()
 
 
+class End(Enum):
+    """How a branch is over, and what those hear who asked the same again meanwhile."""
+
+    COMMITTED = (Operation.COMMIT, Operation.ONE_PHASE)
+    ROLLED_BACK = (Operation.ROLLBACK,)
+    FORGOTTEN = (Operation.FORGET,)
+    OTHER = ()
+    """By itself, or nobody knows how."""
+
+    def answer(self, operation: Operation) -> XaFlag | None:
+        """What *operation* is answered behind it; ``None`` where the log tells how the branch ended."""
+        return XaFlag.OK if operation in self.value else None
+
+
 class Activity(Enum):
     """Whether an operation runs on a branch, and whether the branch is known or only the log knows its state."""
 
@@ -114,9 +128,8 @@ class Entry:
         "befallen",
         "branch",
         "cached",
-        "committed",
         "decision",
-        "ended",
+        "end",
         "id",
         "local",
         "one_phase",
@@ -160,10 +173,7 @@ class Entry:
         self.befallen: list[ChannelLost | Happened] = []
         self.outcomes: list[Decided] = [] if work is None else work.outcomes
         """They wait for the end of the branch, see :meth:`HeldWork.add_outcome`; the work itself goes with the vote."""
-        self.committed = False
-        """How the branch has ended, once it has."""
-        self.ended: dict[Operation, XaFlag] | None = None
-        """How to answer those who waited while the branch ended."""
+        self.end: End | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod

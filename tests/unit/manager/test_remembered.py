@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtx.manager import Limits, TransactionManager, Who, branches, effects, manager, upkeep
+from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics
 from dtx.xa.codes import ReplyCode, XaFlag
 from dtx.xa.model import Operation
@@ -98,3 +99,23 @@ async def test_of_too_many_tombstones_the_oldest_give_way(monkeypatch: pytest.Mo
         assert await answer_of(asked, WHO, xid, Operation.PREPARE) is XaFlag.RBROLLBACK
     answers = [await answer_of(asked, WHO, xid, Operation.ROLLBACK) for xid in (XID, *xids)]
     assert answers == [ReplyCode.NOT_FOUND] * 2 + [XaFlag.RBROLLBACK] * 3
+
+
+@pytest.mark.parametrize("messages", [0, 1])
+async def test_a_one_phase_commit_that_is_asked_for_twice_at_once_is_answered_twice(messages: int) -> None:
+    """As the table says, "a repeated commit waits for the first": also of a branch without work."""
+    log = MemoryLog("rm", MemoryDatabase())
+    asked = TransactionManager(log, Ledger(), Limits(), Metrics())
+    await log.open()
+    await asked.start()
+    found = asked.demarcate(WHO, XID, Operation.START, 1)
+    assert found is not None
+    work = found[1].work
+    assert work is not None
+    for _ in range(messages):
+        work.add_publish(HeldPublish(b"", b"q", False, b"", b"body", None, (7,)))
+    asked.demarcate(WHO, XID, Operation.END, 1)
+    answers = [answer_of(asked, WHO, XID, Operation.ONE_PHASE) for _ in range(2)]
+    assert await asyncio.gather(*answers) == [XaFlag.OK, XaFlag.OK]
+    assert await answer_of(asked, WHO, XID, Operation.ONE_PHASE) is ReplyCode.NOT_FOUND
+    await asked.close()
