@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 
 from benchmarks.support.processor import Meter, Usage
-from dtx.log.embedded_cluster import EmbeddedPostgresError, find_programs
+from dtx.embedded.cluster import EmbeddedPostgresError, find_programs
 
 _TWO_PHASE: Final = """\
 \\set n random(1, 9000000000000000000)

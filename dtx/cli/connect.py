@@ -14,7 +14,7 @@ def database_url(settings: Settings) -> str:
     """
     if settings.database is not None:
         return settings.database.get_secret_value()
-    from dtx.log.embedded import connection_url
+    from dtx.embedded.postgres import connection_url
 
     return connection_url(settings.data_dir)
 
@@ -30,7 +30,7 @@ def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]
     Raises:
         EmbeddedPostgresError: it cannot run here, or there is none.
     """
-    from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError, has_cluster
+    from dtx.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError, has_cluster
 
     try:
         url = database_url(settings)

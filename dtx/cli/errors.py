@@ -85,7 +85,7 @@ def _words(error: BaseException) -> str:
 _CODES: Final = (
     ("dtx.log.api", "LeaseLost", Exit.LEASE_LOST),
     ("dtx.log.api", "LogError", Exit.DATABASE),
-    ("dtx.log.embedded", "EmbeddedPostgresError", Exit.DATABASE),
+    ("dtx.embedded.postgres", "EmbeddedPostgresError", Exit.DATABASE),
     ("psycopg", "Error", Exit.DATABASE),
     ("sqlalchemy.exc", "SQLAlchemyError", Exit.DATABASE),
     ("pika.exceptions", "AMQPError", Exit.BROKER),

@@ -23,7 +23,7 @@ from pika.exceptions import AMQPError
 from dtx.client import tpc
 from dtx.client.tpc import TwoPhaseConnection
 from dtx.demo.stage import DemoError, Stage
-from dtx.log.embedded import EmbeddedPostgresError
+from dtx.embedded.postgres import EmbeddedPostgresError
 
 TOTAL = 100
 FORMAT_ID = 0x0D7C0DE  # ours: a transaction manager recognises its own transactions by it

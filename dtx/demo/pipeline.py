@@ -29,7 +29,7 @@ from pika.exceptions import AMQPError
 from dtx import telemetry
 from dtx.client import XAException, XAResource, Xid
 from dtx.demo.stage import DemoError, free_port
-from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from dtx.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 FORMAT_ID: Final = 0x0D7C0DE
 USER: Final = "guest"

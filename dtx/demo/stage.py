@@ -18,7 +18,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from dtx import telemetry
-from dtx.log.embedded import EmbeddedPostgres
+from dtx.embedded.postgres import EmbeddedPostgres
 
 
 class DemoError(Exception):

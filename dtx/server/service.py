@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx import failpoint
 from dtx.config import Settings, redact
+from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.failpoint import Point
 from dtx.log import migrate
-from dtx.log.embedded import EmbeddedPostgres
 from dtx.log.keeping import Keep
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager

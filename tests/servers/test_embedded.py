@@ -14,14 +14,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dtx.log import embedded_cluster, embedded_launch
-from dtx.log.embedded import EmbeddedPostgres, EmbeddedPostgresError, connection_url
+from dtx.embedded import cluster, launcher
+from dtx.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError, connection_url
 from tests.support.processes import short_directory, spawn, wait_until
 
 HOLDER = """
 import sys
 from pathlib import Path
-from dtx.log.embedded import EmbeddedPostgres
+from dtx.embedded.postgres import EmbeddedPostgres
 print(EmbeddedPostgres(Path(sys.argv[1])).start(), flush=True)
 sys.stdin.read()
 import signal; signal.pause()
@@ -200,9 +200,9 @@ def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
 ) -> None:
     pid_file = data_dir / "postgres" / "postmaster.pid"
     # the same account, as in a container that came back: PostgreSQL alone would refuse
-    account = embedded_cluster.choose_account(data_dir)
+    account = cluster.choose_account(data_dir)
     with (data_dir.parent / "output").open("wb") as output:
-        bystander = embedded_cluster.launch(
+        bystander = cluster.launch(
             ["/bin/sleep", "600"],
             account=account,
             data_dir=data_dir,
@@ -221,7 +221,7 @@ def test_a_recycled_process_id_in_postmaster_pid_does_not_stop_the_start(
 def test_an_orphan_that_does_not_stop_in_order_is_pressed(
     data_dir: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtx.log.embedded.ORDERLY_SECONDS", 0.3)
+    monkeypatch.setattr("dtx.embedded.postgres.ORDERLY_SECONDS", 0.3)
     holder = Holder(data_dir)
     fill(holder.url)
     os.kill(holder.postmaster, signal.SIGSTOP)
@@ -286,7 +286,7 @@ def test_a_refused_start_says_what_postgresql_said(server: EmbeddedPostgres, dat
 
 def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
     said = 'FATAL:  could not write lock file "postmaster.pid": No space left on device\n'
-    assert embedded_cluster.explain("it did not start", said, tmp_path) == (
+    assert cluster.explain("it did not start", said, tmp_path) == (
         f"it did not start: no space left on the device of {tmp_path}"
     )
 
@@ -320,7 +320,7 @@ def test_a_socket_directory_left_by_a_killed_dtx_is_removed(new_dir: Path, data_
 
 
 def test_a_file_system_without_sockets_gets_them_elsewhere(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_cluster, "_holds_sockets", lambda _: False)
+    monkeypatch.setattr(cluster, "_holds_sockets", lambda _: False)
     with EmbeddedPostgres(data_dir):
         assert not (data_dir / "run").exists()
         assert one(connection_url(data_dir), "SELECT 1") == 1
@@ -379,7 +379,7 @@ def test_as_root_a_cluster_that_root_has_restored_is_refused_with_what_to_do(new
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes its user")
 def test_as_root_programs_out_of_reach_are_copied(new_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_cluster.Account, "reaches", lambda _, path: path.name != "bin")
+    monkeypatch.setattr(cluster.Account, "reaches", lambda _, path: path.name != "bin")
     with EmbeddedPostgres(new_dir) as server:
         program = str(Path(f"/proc/{server.pid}/exe").readlink())
         assert program.startswith(str(new_dir / "programs"))
@@ -392,7 +392,7 @@ def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dtx.log.embedded.make_cluster", refuse)
+        patched.setattr("dtx.embedded.postgres.make_cluster", refuse)
         with pytest.raises(EmbeddedPostgresError, match="no space left on the device"):
             EmbeddedPostgres(data_dir).start()
     with EmbeddedPostgres(data_dir):
@@ -400,9 +400,9 @@ def test_a_start_that_fails_lets_go_of_the_directory(data_dir: Path, monkeypatch
 
 
 def test_the_launcher_ends_when_its_parent_is_already_gone() -> None:
-    launcher = [sys.executable, "-I", "-S", str(embedded_launch.__file__)]
+    become = [sys.executable, "-I", "-S", str(launcher.__file__)]
     done = subprocess.run(
-        [*launcher, "-1", "-1", "9", "1", "/bin/echo", "alive"], capture_output=True, check=False, text=True
+        [*become, "-1", "-1", "9", "1", "/bin/echo", "alive"], capture_output=True, check=False, text=True
     )
     assert (done.returncode, done.stdout) == (1, "")
 

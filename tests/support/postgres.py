@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.log.embedded import EmbeddedPostgres
+from dtx.embedded.postgres import EmbeddedPostgres
 from tests.support.processes import forget_log, short_directory, show_on_failure, wait_until
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from dtx.log import embedded_launch
+from dtx.embedded import launcher
 
 # Linux tells a child of the death of the *thread* that forked it, so all are forked by one that lives as long as we do.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
@@ -42,10 +42,10 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start *command* in a session of its own; it is killed when the test run dies."""
     program = shutil.which(str(command[0])) or str(command[0])
-    launcher = [sys.executable, "-I", "-S", embedded_launch.__file__, "-1", "-1", str(int(signal.SIGKILL))]
+    become = [sys.executable, "-I", "-S", launcher.__file__, "-1", "-1", str(int(signal.SIGKILL))]
     return _spawner.submit(
         subprocess.Popen[bytes],
-        [*launcher, str(os.getpid()), program, *map(str, command[1:])],
+        [*become, str(os.getpid()), program, *map(str, command[1:])],
         stdin=input_,
         stdout=output,
         stderr=errors,

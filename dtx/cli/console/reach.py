@@ -86,8 +86,8 @@ def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
     given = access.given_token()
     if given is not None:
         return given
+    from dtx.embedded.postgres import EmbeddedPostgresError
     from dtx.log.api import LogError
-    from dtx.log.embedded import EmbeddedPostgresError
 
     try:
         return _lent(settings, database_url(settings), stack)

@@ -28,8 +28,8 @@ from pika.exceptions import (
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.config import Settings, broker_vhost, redact
+from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
-from dtx.log.embedded import EmbeddedPostgresError
 from dtx.log.reading import LogReader
 from dtx.store.rabbitmq.identity import Identity, name_taken, owner_exchange, owner_mark, receipt_queues
 from dtx.store.rabbitmq.management import Management, ManagementError

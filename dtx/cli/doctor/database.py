@@ -29,8 +29,8 @@ _Question = Callable[[_Connection, Settings], Iterator[Check]]
 def check_database(settings: Settings) -> Iterator[Check]:
     """Everything that can be seen as the user of the database URL. Writes nothing."""
     if settings.database is None:
-        from dtx.log.embedded import EmbeddedPostgresError
-        from dtx.log.embedded_cluster import find_programs
+        from dtx.embedded.cluster import find_programs
+        from dtx.embedded.postgres import EmbeddedPostgresError
 
         try:
             find_programs()

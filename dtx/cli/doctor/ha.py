@@ -7,8 +7,8 @@ from dtx.admin.shown.text import human_duration, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, ok, warning
 from dtx.config import Settings
+from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
-from dtx.log.embedded import EmbeddedPostgresError
 from dtx.log.reading import Holder, LogReader
 
 _HEARTBEATS: Final = 3

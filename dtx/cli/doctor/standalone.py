@@ -7,8 +7,8 @@ from dtx.admin.shown.text import human_size, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.config import Settings
+from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
-from dtx.log.embedded import EmbeddedPostgresError
 from dtx.log.reading import LogReader, Stored
 from dtx.store.postgres.editing import AccountEditor
 from dtx.store.postgres.passwords import is_password

@@ -20,7 +20,7 @@ from unittest import mock
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.log import embedded, embedded_cluster
+from dtx.embedded import cluster, postgres
 from tests.evidence.soak.clock import Clock
 from tests.evidence.soak.disk import SmallDisk
 from tests.evidence.soak.ledger import Ledger
@@ -163,9 +163,9 @@ class World:
         def launch(command: list[str], *, data_dir: Path, **arguments: Any) -> subprocess.Popen[bytes]:
             # PostgreSQL gets nothing of our environment; and it is this server alone whose clock is wrong
             prefix = ["/usr/bin/env", *words] if data_dir.is_relative_to(place) else []
-            return embedded_cluster.launch([*prefix, *command], data_dir=data_dir, **arguments)
+            return cluster.launch([*prefix, *command], data_dir=data_dir, **arguments)
 
-        self._stack.enter_context(mock.patch.object(embedded, "launch", launch))
+        self._stack.enter_context(mock.patch.object(postgres, "launch", launch))
         self._stack.enter_context(server)
         server.configure(max_wal_size="96MB", min_wal_size="64MB")
         return server

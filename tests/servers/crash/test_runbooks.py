@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from dtx.client import XA_HEURHAZ, XA_HEURMIX, XA_HEURRB, XAER_NOTA, XAER_RMFAIL, XaFlag
-from dtx.log.embedded_cluster import find_programs
+from dtx.embedded.cluster import find_programs
 from dtx.log.operators import OperatorLog
 from tests.servers.admin.conftest import orphan
 from tests.servers.admin.test_cli_bulk import prepared

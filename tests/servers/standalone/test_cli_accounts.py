@@ -11,7 +11,7 @@ import click
 import pytest
 
 from dtx.cli import run
-from dtx.log.embedded import EmbeddedPostgres
+from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.store.postgres.accounts import Accounts, LoginRefused
 from dtx.store.postgres.editing import AccountEditor
 from tests.support.processes import short_directory

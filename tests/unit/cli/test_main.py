@@ -17,9 +17,9 @@ from dtx.cli.options import SettingOption
 from dtx.cli.serve import serve
 from dtx.config import ConfigError, Settings
 from dtx.config.settings import group_of
+from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.account_tables import TAGS
 from dtx.log.api import LeaseLost, LogUnavailable
-from dtx.log.embedded import EmbeddedPostgresError
 
 COMMANDS = (
     "serve", "migrate", "user", "vhost", "branches", "show", "commit", "rollback", "forget",

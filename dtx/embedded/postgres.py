@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import psycopg
 
-from dtx.log.embedded_cluster import (
+from dtx.embedded.cluster import (
     DATABASE,
     POLL_SECONDS,
     PORT,

@@ -1,6 +1,6 @@
 """Become the account that PostgreSQL runs as, ask to be told of the parent's death, and turn into a server program.
 
-Run as a script by ``dtx.log.embedded`` (``python -I -S embedded_launch.py UID GID SIGNAL PARENT PROGRAM ARG…``), never
+Run as a script by ``dtx.embedded.postgres`` (``python -I -S launcher.py UID GID SIGNAL PARENT PROGRAM ARG…``), never
 imported by the service. It is a program of its own because the order matters: changing the user clears the
 parent-death signal, so that must be asked for afterwards; and code between fork and exec in a process with threads
 (``preexec_fn``) can deadlock.

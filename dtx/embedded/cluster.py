@@ -1,6 +1,6 @@
 """What the embedded PostgreSQL stands on: its programs, the account it runs as, its data directory, its predecessor.
 
-``dtx.log.embedded`` is the life cycle on top. Everything here is called with the data directory's lock held.
+``dtx.embedded.postgres`` is the life cycle on top. Everything here is called with the data directory's lock held.
 
 Layout of a data directory::
 
@@ -32,9 +32,9 @@ from pathlib import Path
 
 import structlog
 
-from dtx.log import embedded_launch
+from dtx.embedded import launcher
 
-log = structlog.get_logger("dtx.log.embedded")
+log = structlog.get_logger("dtx.embedded.postgres")
 
 ROLE = "dtx"
 DATABASE = "dtx"
@@ -219,9 +219,9 @@ def launch(
         output: file descriptor for what it says.
     """
     uid, gid = (account.uid, account.gid) if account.switch else (-1, -1)
-    launcher = [sys.executable, "-I", "-S", embedded_launch.__file__, str(uid), str(gid)]
+    become = [sys.executable, "-I", "-S", launcher.__file__, str(uid), str(gid)]
     return subprocess.Popen(
-        [*launcher, str(int(parent_death)), str(os.getpid()), *command],
+        [*become, str(int(parent_death)), str(os.getpid()), *command],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,
