@@ -3,12 +3,12 @@
 from alembic import context
 from sqlalchemy import Connection, text
 
-from dtx.log import account_tables
+from dtx.auth.tables import account
 from dtx.log.tables import SCHEMA
 
 connection = context.config.attributes["connection"]
 assert isinstance(connection, Connection)
 connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-context.configure(connection=connection, target_metadata=account_tables.account.metadata, version_table_schema=SCHEMA)
+context.configure(connection=connection, target_metadata=account.metadata, version_table_schema=SCHEMA)
 with context.begin_transaction():
     context.run_migrations()

@@ -16,10 +16,10 @@ from dtx.admin.desk import Desk
 from dtx.admin.forms import Form
 from dtx.admin.identity import Identity
 from dtx.admin.looking import Asker, TheDesk
+from dtx.auth.editing import AccountEditor
+from dtx.auth.permissions import Patterns, TopicPatterns
+from dtx.auth.users import User
 from dtx.log.operator_tables import Role
-from dtx.store.postgres.editing import AccountEditor
-from dtx.store.postgres.permissions import Patterns, TopicPatterns
-from dtx.store.postgres.users import User
 
 Word = Annotated[str, Field(max_length=255)]
 Pattern = Annotated[str | None, Field(max_length=4096)]

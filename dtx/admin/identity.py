@@ -14,10 +14,10 @@ from typing import Final
 from fastapi import Request
 
 from dtx.admin.problems import Problem
+from dtx.auth.accounts import Accounts, LoginRefused
 from dtx.log.api import LogError
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog, Token
-from dtx.store.postgres.accounts import Accounts, LoginRefused
 from dtx.telemetry import get_logger
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}

@@ -19,8 +19,8 @@ from dtx.admin.guard import PAGES, Guard
 from dtx.admin.routes import api
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.site import website
+from dtx.auth.turns import source_of
 from dtx.server.tls import TlsServer
-from dtx.store.postgres.turns import source_of
 from dtx.telemetry import get_logger
 
 _log = get_logger(part="admin")

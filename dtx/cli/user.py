@@ -8,13 +8,13 @@ import click
 from rich.text import Text
 
 from dtx.admin.shown.text import json_line, safe
+from dtx.auth.tables import TAGS
 from dtx.cli.accounts import ABOUT, Subcommands, api_of, with_api, with_reason
 from dtx.cli.console.access import HOW, Access
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import SettingsCommand
 from dtx.cli.output import new_table, show_table
 from dtx.config import Settings
-from dtx.log.account_tables import TAGS
 
 _MAX_LINE: Final = 64 * 1024
 """Octets read from stdin in search of the end of a password."""

@@ -127,10 +127,10 @@ class Point(Enum):
     )
     ACCOUNTS_BEFORE = (
         309,
-        "dtx.store.postgres.accounts",
+        "dtx.auth.accounts",
         "without a broker, there may be no user and no virtual host yet",
     )
-    ACCOUNTS_AFTER = 310, "dtx.store.postgres.accounts", "guest and its virtual host were made, if there was nobody"
+    ACCOUNTS_AFTER = 310, "dtx.auth.accounts", "guest and its virtual host were made, if there was nobody"
     READY_BEFORE = 311, "dtx.server.service", "clients can connect; nobody was told"
     READY_AFTER = 312, "dtx.server.service", "the line with READY is out"
     STOP_DRAINED = 313, "dtx.server.service", "nothing is under way any more, or the patience for it is over"

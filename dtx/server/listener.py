@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
+from dtx.auth.turns import source_of
 from dtx.config import Address, ConfigError
 from dtx.manager import Who
 from dtx.server.front import ClientSession
 from dtx.server.memory import Leftovers
 from dtx.server.tls import TlsServer, common_name
-from dtx.store.postgres.turns import source_of
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09.frames import Protocol, protocol_header

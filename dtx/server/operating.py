@@ -8,13 +8,13 @@ from dtx.admin.desk import Active, Desk
 from dtx.admin.identity import Gate
 from dtx.admin.policing import police
 from dtx.admin.server import AdminServer
+from dtx.auth.accounts import Accounts
 from dtx.config import Settings
 from dtx.log.operators import OperatorLog
 from dtx.log.postgres import PostgresLog
 from dtx.manager import TransactionManager
 from dtx.server.front import ClientSession
 from dtx.server.listener import Listener
-from dtx.store.postgres.accounts import Accounts
 from dtx.telemetry import LaneNumbers, Metrics
 from dtx.wire.amqp09 import errors
 from dtx.wire.amqp09.errors import HardCode

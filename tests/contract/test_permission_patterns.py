@@ -4,7 +4,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from dtx.store.postgres.permissions import BadPattern, Patterns, Permission, allows, check_pattern
+from dtx.auth.permissions import BadPattern, Patterns, Permission, allows, check_pattern
 from tests.support.rabbitmq import RabbitNode
 
 NAMES = (

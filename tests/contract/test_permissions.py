@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from dtx.store.postgres.permissions import Permission
+from dtx.auth.permissions import Permission
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property

@@ -29,7 +29,7 @@ from dtx.wire.amqp09.methods import DtxCoordination, DtxDemarcation
 from tests.support.client import new_xid
 from tests.support.peer import Frame, Peer
 
-_CLASSES: Final = [
+_CLASSES: Final[list[Any]] = [
     method
     for group in (*(value for value in vars(spec).values() if isinstance(value, type)), DtxDemarcation, DtxCoordination)
     for method in vars(group).values()

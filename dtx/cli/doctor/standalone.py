@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from dtx.admin.shown.text import human_size, safe
+from dtx.auth.editing import AccountEditor
+from dtx.auth.passwords import is_password
+from dtx.auth.permissions import BadPattern, check_pattern
+from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, Snapshot
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.config import Settings
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
 from dtx.log.reading import LogReader, Stored
-from dtx.store.postgres.editing import AccountEditor
-from dtx.store.postgres.passwords import is_password
-from dtx.store.postgres.permissions import BadPattern, check_pattern
-from dtx.store.postgres.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, Snapshot
 
 _NAMES_SHOWN: Final = 5
 _MANY_DEAD_ROWS: Final = 1_000_000

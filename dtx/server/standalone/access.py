@@ -3,11 +3,11 @@
 import re
 from typing import Final
 
-from dtx.store.postgres.accounts import Account, Accounts
+from dtx.auth.accounts import Account, Accounts
+from dtx.auth.permissions import Permission
 from dtx.store.postgres.arguments import MAX_MILLISECONDS
 from dtx.store.postgres.exchanges import describe
 from dtx.store.postgres.matching import ExchangeType
-from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import VirtualHost
 from dtx.store.postgres.values import text
 from dtx.wire.amqp09.properties import Properties, Property

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from dtx.auth.accounts import Account, Accounts, LoginRefused
+from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.manager import TransactionManager, Who
 from dtx.manager.quotas import Resource
@@ -24,9 +26,7 @@ from dtx.server.standalone.direct import DirectReplies
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import SLICE_SECONDS

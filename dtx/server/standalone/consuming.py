@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Final
 
+from dtx.auth.permissions import Permission
 from dtx.log.changes import StoredMessage
 from dtx.server.standalone.contexts import Settlement
 from dtx.server.standalone.direct import REPLY_TO
@@ -13,7 +14,6 @@ from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_
 from dtx.server.standalone.tags import Unsettled
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.values import first_of_each, integer, kind_name, text
 from dtx.store.work import HeldPublish

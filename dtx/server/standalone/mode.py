@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from dtx import failpoint
+from dtx.auth.accounts import Accounts
 from dtx.config import Settings
 from dtx.failpoint import Point
 from dtx.log.postgres import PostgresLog
@@ -14,7 +15,6 @@ from dtx.server.listener import ClientConnection, NewSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.nodes import StandaloneNodes
-from dtx.store.postgres.accounts import Accounts
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09.frames import Protocol

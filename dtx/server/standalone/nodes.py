@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
+from dtx.auth.accounts import Account, LoginRefused
+from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.log.changes import DestinationKind, Slot, StoredMessage
 from dtx.manager import Who
@@ -26,11 +28,9 @@ from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
 from dtx.server.standalone.limits import demand_fan_out
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.accounts import Account, LoginRefused
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.postgres.exchanges import Queue, describe
-from dtx.store.postgres.permissions import Permission
 from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.work import Decided, HeldPublish, HeldWork

@@ -3,10 +3,10 @@
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from dtx.auth.permissions import Permission
 from dtx.server.standalone.direct import REPLY_TO, is_address
 from dtx.server.standalone.limits import demand_fan_out
 from dtx.store.postgres.copies import sender_selected
-from dtx.store.postgres.permissions import Permission
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import content, properties
 from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Publish

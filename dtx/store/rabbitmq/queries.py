@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
+from dtx.auth.permissions import Patterns, Permission, allows
 from dtx.store.facts import BindingFacts, ExchangeFacts, search
-from dtx.store.postgres.permissions import Patterns, Permission, allows
 from dtx.store.rabbitmq.arguments import Plain, from_json, octets, to_table
 from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.telemetry import get_logger

@@ -14,15 +14,15 @@ from typing import Any, Final
 import structlog
 from pika import frame as pika_frame
 
+from dtx.auth.accounts import Account, Accounts, LoginRefused
+from dtx.auth.permissions import Patterns
+from dtx.auth.users import Snapshot, User
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.front import ClientSession
 from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
-from dtx.store.postgres.permissions import Patterns
 from dtx.store.postgres.store import PostgresStore
-from dtx.store.postgres.users import Snapshot, User
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import handshake, methods, requests, tables
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame

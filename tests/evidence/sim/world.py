@@ -12,15 +12,15 @@ from unittest.mock import patch
 
 import structlog
 
+from dtx.auth.accounts import Account, Accounts
+from dtx.auth.permissions import Patterns
+from dtx.auth.users import Snapshot, User
 from dtx.log import fence, lease, writer
 from dtx.manager import entry
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
 from dtx.server.alongside import session
 from dtx.server.standalone import mode as standalone_mode
-from dtx.store.postgres.accounts import Account, Accounts
-from dtx.store.postgres.permissions import Patterns
-from dtx.store.postgres.users import Snapshot, User
 from tests.evidence.sim import database as sim_database
 from tests.evidence.sim.broker import SimBroker, SimManagement
 from tests.evidence.sim.database import SimDatabase

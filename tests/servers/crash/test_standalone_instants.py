@@ -9,8 +9,8 @@ from itertools import count, product
 
 import pytest
 
+from dtx.auth.editing import AccountEditor
 from dtx.client import XAER_DUPID, XAER_NOTA, XAER_RMERR, Coordinator, XaFlag, XAResource, Xid
-from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
 from dtx.wire.amqp09.properties import Property, build
 from tests.support.client import connected, new_xid, take_all

@@ -16,7 +16,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from dtx.log import account_tables, migrate, operator_tables, tables, verdicts
+from dtx.auth.tables import account
+from dtx.log import migrate, operator_tables, tables, verdicts
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.engine import engine
@@ -82,7 +83,7 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
         for constraint in table.constraints
         if isinstance(constraint, CheckConstraint)
     }
-    assert account_tables.account.metadata is tables.metadata
+    assert account.metadata is tables.metadata
     assert operator_tables.audit.metadata is tables.metadata
     assert verdicts.verdict.metadata is tables.metadata
     assert found.keys() == checks.keys()

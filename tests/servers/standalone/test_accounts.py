@@ -8,13 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from dtx.auth import accounts as module
+from dtx.auth import passwords
+from dtx.auth.accounts import Account, Accounts, LoginRefused
+from dtx.auth.editing import AccountEditor, EditError
+from dtx.auth.permissions import Patterns, Permission
 from dtx.log import migrate
 from dtx.log.api import LogError, LogUnavailable
-from dtx.store.postgres import accounts as module
-from dtx.store.postgres import passwords
-from dtx.store.postgres.accounts import Account, Accounts, LoginRefused
-from dtx.store.postgres.editing import AccountEditor, EditError
-from dtx.store.postgres.permissions import Patterns, Permission
 from tests.support.postgres import PostgresServer
 
 RM = "rm"

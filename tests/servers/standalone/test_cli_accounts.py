@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 
+from dtx.auth.accounts import Accounts, LoginRefused
+from dtx.auth.editing import AccountEditor
 from dtx.cli import run
 from dtx.embedded.postgres import EmbeddedPostgres
-from dtx.store.postgres.accounts import Accounts, LoginRefused
-from dtx.store.postgres.editing import AccountEditor
 from tests.support.processes import short_directory
 
 SECRET = "s3cret-w0rd"

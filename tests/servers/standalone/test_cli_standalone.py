@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from dtx.auth.editing import AccountEditor
 from dtx.cli import run
-from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09 import properties, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.properties import Property

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
+from dtx.auth.editing import AccountEditor
 from dtx.cli import run
-from dtx.store.postgres.editing import AccountEditor
 from dtx.wire.amqp09 import content, keys, properties, requests
 from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
 from dtx.wire.amqp09.properties import Property

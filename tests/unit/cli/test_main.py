@@ -10,6 +10,7 @@ import pytest
 from pika.exceptions import AMQPConnectionError
 
 from dtx import __version__
+from dtx.auth.tables import TAGS
 from dtx.cli import run
 from dtx.cli.errors import CommandError, Exit, explain, fail
 from dtx.cli.migrate import migrate
@@ -18,7 +19,6 @@ from dtx.cli.serve import serve
 from dtx.config import ConfigError, Settings
 from dtx.config.settings import group_of
 from dtx.embedded.postgres import EmbeddedPostgresError
-from dtx.log.account_tables import TAGS
 from dtx.log.api import LeaseLost, LogUnavailable
 
 COMMANDS = (

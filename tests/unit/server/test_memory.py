@@ -124,7 +124,7 @@ _LOGINS = """
 import asyncio
 from pathlib import Path
 from dtx.server import memory
-from dtx.store.postgres.passwords import Verifier, hash_password
+from dtx.auth.passwords import Verifier, hash_password
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4

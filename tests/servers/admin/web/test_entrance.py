@@ -12,10 +12,10 @@ from fastapi.routing import APIRoute
 
 from dtx.admin.web import branch, branches, entrance
 from dtx.admin.web import site as pages
+from dtx.auth.editing import AccountEditor
 from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
-from dtx.store.postgres.editing import AccountEditor
 from tests.servers.admin.conftest import orphan
 from tests.support.browser import Browser
 from tests.support.client import new_xid

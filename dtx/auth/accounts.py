@@ -16,17 +16,17 @@ import psycopg
 from psycopg import IsolationLevel
 
 from dtx import failpoint
+from dtx.auth.editing import AccountEditor
+from dtx.auth.passwords import Verifier
+from dtx.auth.permissions import Permission, allows, allows_topic, expand
+from dtx.auth.turns import TooManyWait, source_of
+from dtx.auth.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.failpoint import Point
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.connecting import connect
 from dtx.log.dsn import Dsn
 from dtx.log.queries import Query
 from dtx.log.session import session_settings
-from dtx.store.postgres.editing import AccountEditor
-from dtx.store.postgres.passwords import Verifier
-from dtx.store.postgres.permissions import Permission, allows, allows_topic, expand
-from dtx.store.postgres.turns import TooManyWait, source_of
-from dtx.store.postgres.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.telemetry import get_logger
 
 WATCH_SECONDS: Final = 2.0

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from dtx.store.postgres import permissions
-from dtx.store.postgres.permissions import (
+from dtx.auth import permissions
+from dtx.auth.permissions import (
     MATCH_SECONDS,
     MAX_PATTERN,
     BadPattern,

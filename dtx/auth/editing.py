@@ -9,14 +9,14 @@ from sqlalchemy import Connection, Table, delete, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from dtx.log.account_tables import account, account_version, permission, topic_permission, vhost
+from dtx.auth.passwords import hash_password
+from dtx.auth.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand
+from dtx.auth.tables import account, account_version, permission, topic_permission, vhost
+from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, DEFAULT_VHOST, EVERYTHING, Snapshot, snapshot
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.dsn import Dsn
 from dtx.log.engine import engine
 from dtx.log.tables import branch, exchange, queue
-from dtx.store.postgres.passwords import hash_password
-from dtx.store.postgres.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand
-from dtx.store.postgres.users import DEFAULT_PASSWORD, DEFAULT_USER, DEFAULT_VHOST, EVERYTHING, Snapshot, snapshot
 
 MAX_NAME: Final = 255
 """Octets of a name: the wire carries it as a short string."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from argon2.exceptions import VerifyMismatchError
 
-from dtx.store.postgres import passwords, turns
-from dtx.store.postgres.passwords import Verifier, hash_password
-from dtx.store.postgres.turns import TooManyWait, Turns
+from dtx.auth import passwords, turns
+from dtx.auth.passwords import Verifier, hash_password
+from dtx.auth.turns import TooManyWait, Turns
 
 STORED = hash_password(b"right")
 

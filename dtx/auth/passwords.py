@@ -5,7 +5,7 @@ verified before must not pay it again, so what was verified is remembered: as a 
 *stored hash*, with a key of this process alone. A password that was changed has another stored hash, and is not found.
 What was wrong is remembered in the same way: a client that comes back with its old password again and again costs
 nothing. A new wrong password costs its user name, from the address it came from, a pause before the next one is looked
-at, and after some of them it costs all of that address one (see :mod:`~dtx.store.postgres.turns`): guessing is slow,
+at, and after some of them it costs all of that address one (see :mod:`~dtx.auth.turns`): guessing is slow,
 and does not hold up others.
 """
 
@@ -26,7 +26,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
-from dtx.store.postgres.turns import Turns
+from dtx.auth.turns import Turns
 
 MEMORY_KIB: Final = 19 * 1024
 """With two passes and one lane the least that OWASP's password storage recommendation allows: about 20 ms."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from sqlalchemy import Select, Text, bindparam, select
 
-from dtx.log.account_tables import account, account_version, permission, topic_permission, vhost
-from dtx.store.postgres.permissions import Patterns, TopicPatterns
+from dtx.auth.permissions import Patterns, TopicPatterns
+from dtx.auth.tables import account, account_version, permission, topic_permission, vhost
 
 LOOPBACK_USERS: Final = frozenset({"guest"})
 """Who may only connect from this machine, since their password is known to all: RabbitMQ's rule ``loopback_users``."""
@@ -50,7 +50,7 @@ class User:
     Args:
         name: as the client gives it.
         password_hash: never shown.
-        tags: what else it is; words of ``dtx.log.account_tables.TAGS``.
+        tags: what else it is; words of ``dtx.auth.tables.TAGS``.
         grants: by virtual host; where there is none the user may not enter.
         topics: by virtual host and topic exchange; where there are none every routing key will do.
     """
