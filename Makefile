@@ -66,10 +66,10 @@ run: install ## start dtx with its embedded PostgreSQL, in front of BROKER or as
 	@$(if $(BROKER),DTX_BROKER='$(BROKER)') exec $(BIN)/dtx serve --data-dir '$(DATA_DIR)' $(ARGS)
 
 demo: install ## move money between PostgreSQL and a queue, kill dtx in between, recover
-	@BROKER='$(BROKER)' exec $(BIN)/python -m dtx.demo $(ARGS)
+	@BROKER='$(BROKER)' exec $(BIN)/python -m examples.demo $(ARGS)
 
 pipeline-demo: install $(PIPELINE) ## a fleet with faults on Spark: archive, reconcile, report (ARGS="--keep DIRECTORY")
-	@exec $(BIN)/python -m dtx.demo.pipeline $(ARGS)
+	@exec $(BIN)/python -m examples.demo.pipeline $(ARGS)
 
 test: install $(PIPELINE) ## the tests to run while you work, in minutes; they start their own PostgreSQL and RabbitMQ
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)

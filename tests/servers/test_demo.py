@@ -3,14 +3,18 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.support.processes import free_port
 from tests.support.rabbitmq import RabbitNode
 
+ROOT = Path(__file__).parents[2]
+
 
 def run_demo(broker: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dtx.demo"],
+        [sys.executable, "-m", "examples.demo"],
+        cwd=ROOT,
         env={**os.environ, "BROKER": broker},
         capture_output=True,
         text=True,

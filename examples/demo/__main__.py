@@ -22,8 +22,8 @@ from pika.exceptions import AMQPError
 
 from dtx.client import tpc
 from dtx.client.tpc import TwoPhaseConnection
-from dtx.demo.stage import DemoError, Stage
 from dtx.embedded.postgres import EmbeddedPostgresError
+from examples.demo.stage import DemoError, Stage
 
 TOTAL = 100
 FORMAT_ID = 0x0D7C0DE  # ours: a transaction manager recognises its own transactions by it

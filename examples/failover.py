@@ -2,7 +2,7 @@
 
 Give it the addresses of all dtx that have the same --rm and --database, and a file for what it has decided:
 
-    python -m dtx.demo.failover --decisions sent.log amqp://app:app@host-a:5673/ amqp://app:app@host-b:5673/
+    python examples/failover.py --decisions sent.log amqp://app:app@host-a:5673/ amqp://app:app@host-b:5673/
 
 It sends the numbers from 1 on, each in a branch of its own. Kill whatever you like, this program too: started again
 with the same file it goes on where it was. What it does is what every transaction manager has to do:
@@ -146,7 +146,7 @@ class Sender:
 
 def main() -> int:
     """Run it."""
-    parser = argparse.ArgumentParser(prog="python -m dtx.demo.failover", description="Send numbers, whoever dies.")
+    parser = argparse.ArgumentParser(prog="python examples/failover.py", description="Send numbers, whoever dies.")
     parser.add_argument("urls", nargs="+", metavar="URL", help="of each dtx")
     parser.add_argument("--decisions", type=Path, required=True, metavar="FILE", help="what was decided")
     parser.add_argument("--count", type=int, default=100, help="how many numbers")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtx.client import Coordinator
-from dtx.demo.failover import FORMAT_ID
+from examples.failover import FORMAT_ID
 from tests.support.client import connected
 from tests.support.crash import Scene, Stage, StandaloneStage
 from tests.support.heirs import Pair
@@ -19,11 +19,7 @@ from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
 COUNT = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def unmeasured_processes() -> None:
-    """Nothing else runs the example: here it is measured."""
+PROGRAM = Path(__file__).parents[3] / "examples/failover.py"
 
 
 class Example:
@@ -40,7 +36,7 @@ class Example:
         words = ["--decisions", str(directory / "decisions"), "--count", str(COUNT), *urls]
         self.said: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dtx.demo.failover", *words],
+            [sys.executable, str(PROGRAM), *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=directory,
             env={name: value for name, value in os.environ.items() if not name.startswith("DTX_")},
         )  # fmt: skip

@@ -28,8 +28,8 @@ from pika.exceptions import AMQPError
 
 from dtx import telemetry
 from dtx.client import XAException, XAResource, Xid
-from dtx.demo.stage import DemoError, free_port
 from dtx.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError
+from examples.demo.stage import DemoError, free_port
 
 FORMAT_ID: Final = 0x0D7C0DE
 USER: Final = "guest"

@@ -1,1 +1,0 @@
-"""``python -m dtx.demo``: money between a PostgreSQL table and a RabbitMQ queue, and a kill -9 in between."""
