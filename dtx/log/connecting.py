@@ -7,26 +7,20 @@ Here each gets its part, and whoever comes next begins with the host that answer
 
 import asyncio
 import math
-import socket
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
 from typing import Any, Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.abc import ConnDict
+from psycopg.conninfo import conninfo_attempts, conninfo_attempts_async, conninfo_to_dict
 
 from dtx.log.dsn import Dsn
 
 _LEAST: Final = 1.0
 """Seconds for one host, however many there are."""
 _AGAIN: Final = 1.0
-_PORT: Final = 5432
 _NOW: Final = 10.0
 """Seconds for whoever is asked by somebody who waits."""
-_Place = dict[str, Any]
-"""Parameters of libpq that say where: ``host``, ``hostaddr``, ``port``."""
-_Info = tuple[Any, ...]
-"""As ``getaddrinfo`` has it."""
 
 
 async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
@@ -40,12 +34,12 @@ async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psyc
     Raises:
         psycopg.Error, OSError: no connection, or only one to a standby, which may not have all that was written.
     """
-    places = [each for place in split(dsn.conninfo) for each in _at_each(place, await _look_up(place))]
+    places = await conninfo_attempts_async(conninfo_to_dict(dsn.conninfo))
     seconds = _part(timeout, len(places))
     failures: list[str] = []
     for at in _turns(dsn, len(places)):
         try:
-            connection = await _within(seconds, _one(dsn, places[at], settings, seconds), places[at])
+            connection = await _within(seconds, _one(places[at], settings, seconds), places[at])
         except (psycopg.Error, OSError) as error:
             if len(places) == 1:
                 raise
@@ -67,12 +61,12 @@ def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.C
     Raises:
         psycopg.Error, OSError: no connection.
     """
-    places = [each for place in split(dsn.conninfo) for each in _at_each(place, _look_up_now(place))]
+    places = conninfo_attempts(conninfo_to_dict(dsn.conninfo))
     seconds = max(2, math.ceil(_part(timeout, len(places))))
     failures: list[str] = []
     for at in _turns(dsn, len(places)):
         try:
-            connection = psycopg.connect(_conninfo(dsn, places[at]), connect_timeout=seconds, **options)
+            connection = psycopg.connect(**{**places[at], "connect_timeout": seconds}, **options)
         except (psycopg.Error, OSError) as error:
             if len(places) == 1:
                 raise
@@ -96,54 +90,9 @@ def _turns(dsn: Dsn, count: int) -> Iterator[int]:
         yield number % count
 
 
-def split(conninfo: str) -> list[_Place]:
-    """The hosts of *conninfo*, one by one; a single empty one where libpq's defaults say where, or it is nonsense."""
-    given = conninfo_to_dict(conninfo)
-    lists = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key) is not None}
-    count = max((len(lists[key]) for key in ("host", "hostaddr") if key in lists), default=0)
-    if "port" in lists and len(lists["port"]) == 1:
-        lists["port"] *= count
-    if not count or any(len(each) != count for each in lists.values()):
-        return [{}]  # psycopg has a sentence for it
-    return [{key: each[number] for key, each in lists.items()} for number in range(count)]
-
-
-def _named(place: _Place) -> tuple[str, str | int] | None:
-    """The name that has to be looked up, with the port."""
-    host = place.get("host", "")
-    if place.get("hostaddr") or not host or host.startswith(("/", "@")):
-        return None
-    return host, place.get("port") or _PORT
-
-
-async def _look_up(place: _Place) -> Sequence[_Info]:
-    if (named := _named(place)) is None:
-        return []
-    with suppress(OSError):  # it will be said when its turn comes, which may not be necessary
-        return await asyncio.get_running_loop().getaddrinfo(*named, type=socket.SOCK_STREAM)
-    return []
-
-
-def _look_up_now(place: _Place) -> Sequence[_Info]:
-    if (named := _named(place)) is None:
-        return []
-    with suppress(OSError):
-        return socket.getaddrinfo(*named, type=socket.SOCK_STREAM)
-    return []
-
-
-def _at_each(place: _Place, found: Sequence[_Info]) -> list[_Place]:
-    """*place* at each address that its name has."""
-    return [{**place, "hostaddr": address} for address in dict.fromkeys(str(info[4][0]) for info in found)] or [place]
-
-
-def _conninfo(dsn: Dsn, place: _Place) -> str:
-    return make_conninfo("", **{**conninfo_to_dict(dsn.conninfo), **place}) if place else dsn.conninfo
-
-
-async def _one(dsn: Dsn, place: _Place, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
+async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
     connection = await psycopg.AsyncConnection.connect(
-        _conninfo(dsn, place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
+        **{**place, "connect_timeout": max(2, math.ceil(seconds))}, autocommit=True
     )
     try:
         if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
@@ -158,7 +107,7 @@ async def _one(dsn: Dsn, place: _Place, settings: dict[str, str], seconds: float
 
 
 async def _within(
-    seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection], place: _Place
+    seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection], place: ConnDict
 ) -> psycopg.AsyncConnection:
     task = asyncio.ensure_future(attempt)
     try:

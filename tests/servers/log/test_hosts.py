@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dtx.log import connecting
 from dtx.log.api import LogUnavailable
-from dtx.log.connecting import connect, split
+from dtx.log.connecting import connect
 from dtx.log.dsn import Dsn
 from dtx.log.engine import connected
 from dtx.log.lease import Lease
@@ -39,20 +39,9 @@ def url(migrated_postgres_url: str, silent: int) -> str:
     return f"postgresql:///?{urlencode({**parts, **hosts, 'target_session_attrs': 'read-write'})}"
 
 
-@pytest.mark.parametrize(
-    ("conninfo", "places"),
-    [
-        ("postgresql://u@a/d", [{"host": "a"}]),
-        ("postgresql://u@a:1,b:2/d", [{"host": "a", "port": "1"}, {"host": "b", "port": "2"}]),
-        ("postgresql://u@a,b/d?port=7", [{"host": "a", "port": "7"}, {"host": "b", "port": "7"}]),
-        ("postgresql:///d?host=/run,b", [{"host": "/run"}, {"host": "b"}]),
-        ("postgresql:///d?hostaddr=127.0.0.1,::1", [{"hostaddr": "127.0.0.1"}, {"hostaddr": "::1"}]),
-        ("postgresql:///d", [{}]),
-        ("postgresql:///d?host=a,b&port=1,2,3", [{}]),
-    ],
-)
-def test_hosts_of_a_url_one_by_one(conninfo: str, places: list[dict[str, str]]) -> None:
-    assert split(conninfo) == places
+async def test_hosts_and_ports_that_do_not_match_are_said_so() -> None:
+    with pytest.raises(psycopg.Error, match="3 port"):
+        await connect(Dsn("postgresql:///d?host=a,b&port=1,2,3"), {}, timeout=3.0)
 
 
 async def test_a_silent_host_takes_its_part_of_the_time_alone_and_that_once(url: str) -> None:
