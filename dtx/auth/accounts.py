@@ -23,8 +23,7 @@ from dtx.auth.turns import TooManyWait, source_of
 from dtx.auth.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
 from dtx.failpoint import Point
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.connecting import connect
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect
 from dtx.log.queries import Query
 from dtx.log.session import session_settings
 from dtx.telemetry import get_logger

@@ -14,7 +14,7 @@ from dtx.auth.permissions import BadPattern, Patterns, TopicPatterns, check_patt
 from dtx.auth.tables import account, account_version, permission, topic_permission, vhost
 from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, DEFAULT_VHOST, EVERYTHING, Snapshot, snapshot
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
 from dtx.log.tables import branch, exchange, queue
 

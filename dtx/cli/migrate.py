@@ -52,8 +52,7 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
 
 
 def _refuse_while_served(url: str) -> None:
-    from dtx.log.connecting import connect_now
-    from dtx.log.dsn import Dsn
+    from dtx.log.connecting import Dsn, connect_now
 
     with closing(connect_now(Dsn(url))) as connection:
         row = connection.execute("SELECT to_regclass('dtx.lease') IS NOT NULL").fetchone()

@@ -6,8 +6,7 @@ from typing import Final
 import psycopg
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.connecting import connect_now
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect_now
 
 MINIMUM_VERSION: Final = 130_000
 """13: the type xid8, and the last one that anybody still supports."""

@@ -1,4 +1,4 @@
-"""Connections to a database that may be one of several hosts, in the time that there is for it.
+"""The database's URL, and connections to it; it may be one of several hosts, and there may be little time.
 
 libpq tries the hosts of a URL one after another, from the first on, and gives each of them the whole time-out. Who has
 less time than that would never reach the second one where the first is silent (a machine that is gone refuses nothing).
@@ -12,15 +12,58 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.abc import ConnDict
-from psycopg.conninfo import conninfo_attempts, conninfo_attempts_async, conninfo_to_dict
+from psycopg.conninfo import conninfo_attempts, conninfo_attempts_async, conninfo_to_dict, make_conninfo
 
-from dtx.log.dsn import Dsn
+from dtx.log.api import LogError
 
+SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _LEAST: Final = 1.0
 """Seconds for one host, however many there are."""
 _AGAIN: Final = 1.0
 _NOW: Final = 10.0
 """Seconds for whoever is asked by somebody who waits."""
+
+
+class Dsn:
+    """Where the database is: checked once, never shown with its password.
+
+    Args:
+        url: ``postgresql://user:password@host:port/name?options``, as libpq reads it.
+
+    Raises:
+        LogError: it is not a URL that libpq understands; the message does not repeat it.
+    """
+
+    __slots__ = ("_secrets", "conninfo", "first", "shown")
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(SCHEMES):
+            raise LogError("the database url does not start with postgresql://")
+        self.conninfo = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        try:
+            parts = conninfo_to_dict(self.conninfo)
+        except psycopg.Error:
+            raise LogError("the database url is not one that PostgreSQL's client library understands") from None
+        self._secrets = [str(parts[key]) for key in ("password", "sslpassword") if parts.get(key)]
+        where = str(parts.get("host") or parts.get("hostaddr") or "localhost")
+        if parts.get("port"):
+            where = f"{where}:{parts['port']}"
+        user = f"{parts['user']}@" if parts.get("user") else ""
+        self.shown = f"postgresql://{user}{where}/{parts.get('dbname') or ''}"
+        """The URL for people and logs."""
+        self.first = 0
+        """Of its hosts: the one to be tried first."""
+
+    def __repr__(self) -> str:
+        return f"Dsn({self.shown!r})"
+
+    def explain(self, error: BaseException) -> str:
+        """The first line of a driver's error, without passwords, in the form of our own messages."""
+        lines = str(error).strip().splitlines()
+        text = lines[0].strip().rstrip(".") if lines else type(error).__name__
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
 
 async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
@@ -66,7 +109,7 @@ def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.C
     failures: list[str] = []
     for at in _turns(dsn, len(places)):
         try:
-            connection = psycopg.connect(**{**places[at], "connect_timeout": seconds}, **options)
+            connection = psycopg.connect(make_conninfo("", **places[at]), connect_timeout=seconds, **options)
         except (psycopg.Error, OSError) as error:
             if len(places) == 1:
                 raise
@@ -92,7 +135,7 @@ def _turns(dsn: Dsn, count: int) -> Iterator[int]:
 
 async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
     connection = await psycopg.AsyncConnection.connect(
-        **{**place, "connect_timeout": max(2, math.ceil(seconds))}, autocommit=True
+        make_conninfo("", **place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
     )
     try:
         if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later

@@ -6,8 +6,7 @@ import psycopg
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
-from dtx.log.connecting import connect_now
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect_now
 
 
 def engine(dsn: Dsn) -> Engine:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.log import retention
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
 from dtx.log.tables import SCHEMA
 

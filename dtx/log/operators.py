@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, event, func, insert, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
 from dtx.log.operator_tables import Role, audit, token
 from dtx.log.queries import as_floats

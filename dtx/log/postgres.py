@@ -12,7 +12,7 @@ from dtx.failpoint import Point
 from dtx.log import checks, retention
 from dtx.log.api import LeaseLost, LogUnavailable, Told
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.keeping import Keep
 from dtx.log.lease import Lease
 from dtx.log.messages import MessageReader

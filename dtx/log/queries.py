@@ -33,8 +33,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from dtx.log import binary
 from dtx.log.api import LogUnavailable
-from dtx.log.connecting import connect
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect
 from dtx.log.records import (
     ENDINGS,
     Archived,

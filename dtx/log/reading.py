@@ -38,7 +38,7 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
 from dtx.log.keeping import Keep
 from dtx.log.process import is_dead

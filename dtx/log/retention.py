@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from dtx.log.api import LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import connected
 from dtx.telemetry import get_logger
 

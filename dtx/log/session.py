@@ -15,8 +15,7 @@ import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from dtx.log.connecting import connect
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect
 from dtx.log.statement import Bound, Statement
 
 _FAILED: Final = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE})

@@ -35,7 +35,7 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log import checks, fence
 from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.failpoints import around
 from dtx.log.lease import Lease
 from dtx.log.records import JournalEntry, Line, LogWrite

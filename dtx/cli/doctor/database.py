@@ -14,8 +14,7 @@ from dtx.cli.revisions import known_revisions
 from dtx.config import Settings
 from dtx.log import checks, migrate
 from dtx.log.api import LogError
-from dtx.log.connecting import connect_now
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect_now
 from dtx.log.reading import Filter, LogReader
 
 _TIMEOUT_SECONDS: Final = 5

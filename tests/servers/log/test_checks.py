@@ -15,7 +15,7 @@ import pytest
 from dtx.log import checks, migrate, retention
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Store
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.postgres import PostgresLog
 from dtx.log.reading import Filter, LogReader
 from dtx.log.records import JournalEvent

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from dtx.log import checks, statements
 from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.records import (
     Advance,
     BranchRecord,

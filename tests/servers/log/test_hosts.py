@@ -14,8 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dtx.log import connecting
 from dtx.log.api import LogUnavailable
-from dtx.log.connecting import connect
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn, connect
 from dtx.log.engine import connected
 from dtx.log.lease import Lease
 from tests.servers.log.conftest import OpenLog

@@ -11,7 +11,7 @@ from psycopg import sql
 from psycopg.errors import CheckViolation
 
 from dtx.log import migrate, retention, tables
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.records import WITH_OUTCOME, Fate, JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 

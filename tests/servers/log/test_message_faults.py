@@ -12,7 +12,7 @@ import pytest
 from dtx.log import fence, statements, waiting
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import Insert, JournalEvent, Line, LogWrite, Note
 from dtx.log.session import Session

@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from dtx.auth.tables import account
 from dtx.log import migrate, operator_tables, tables, verdicts
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured

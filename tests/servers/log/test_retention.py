@@ -10,7 +10,7 @@ import pytest
 
 from dtx.log import retention
 from dtx.log.api import LogUnavailable
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.keeping import Keep
 from dtx.log.records import JournalEvent, Note
 from tests.servers.log.conftest import OpenLog

@@ -3,7 +3,7 @@
 import pytest
 
 from dtx.log.api import LogError
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
-from dtx.log.dsn import Dsn
+from dtx.log.connecting import Dsn
 from dtx.log.session import Refused, Session
 from dtx.log.statement import Statement
 
