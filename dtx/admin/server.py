@@ -20,8 +20,8 @@ from dtx.admin.routes import api
 from dtx.admin.web.pulse import Pulse
 from dtx.admin.web.site import website
 from dtx.auth.turns import source_of
-from dtx.server.tls import TlsServer
 from dtx.telemetry import get_logger
+from dtx.tls import TlsServer
 
 _log = get_logger(part="admin")
 _MOST_CONNECTIONS: Final = 400

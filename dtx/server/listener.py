@@ -21,9 +21,9 @@ from dtx.config import Address, ConfigError
 from dtx.manager import Who
 from dtx.server.front import ClientSession
 from dtx.server.memory import Leftovers
-from dtx.server.tls import TlsServer, common_name
 from dtx.store.rabbitmq.upstream import MOST_UNSENT
 from dtx.telemetry import Metrics, get_logger
+from dtx.tls import TlsServer, common_name
 from dtx.wire.amqp09.frames import Protocol, protocol_header
 
 _log = get_logger(part="listener")

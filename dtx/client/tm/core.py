@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from dtx.client.tm import commitment, points
 from dtx.client.tm.commitment import Branch, Outcome, Plan
-from dtx.client.tm.decisions import Decision, DecisionLog, open_log
+from dtx.client.tm.decisions import Decision, DecisionLog
 from dtx.client.tm.driving import Work
 from dtx.client.tm.errors import (
     HeuristicOutcome,
@@ -409,3 +409,24 @@ class BaseTransaction:
             self._manager.leave(self._token)
             self._token = None
         return self.state is TransactionState.ACTIVE
+
+
+def open_log(where: str | Path | DecisionLog) -> DecisionLog:
+    """A log.
+
+    Args:
+        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log itself.
+
+    Raises:
+        LogFailed: it cannot be opened.
+    """
+    if isinstance(where, DecisionLog):
+        return where
+    text = str(where)
+    if text.startswith(("postgresql://", "postgres://")):
+        from dtx.client.tm.postgres import PostgresLog
+
+        return PostgresLog(text)
+    from dtx.client.tm.sqlite import SqliteLog
+
+    return SqliteLog(Path(text.removeprefix("sqlite://")) if text.startswith("sqlite:///") else Path(text))

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import Final, Self
 
 from dtx.client.tm.errors import HeuristicReport, LogFailed
@@ -208,24 +207,3 @@ class DecisionLog(ABC):
 def now() -> datetime:
     """This moment, UTC."""
     return datetime.now(UTC)
-
-
-def open_log(where: "str | Path | DecisionLog") -> DecisionLog:
-    """A log.
-
-    Args:
-        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log itself.
-
-    Raises:
-        LogFailed: it cannot be opened.
-    """
-    if isinstance(where, DecisionLog):
-        return where
-    text = str(where)
-    if text.startswith(("postgresql://", "postgres://")):
-        from dtx.client.tm.postgres import PostgresLog
-
-        return PostgresLog(text)
-    from dtx.client.tm.sqlite import SqliteLog
-
-    return SqliteLog(Path(text.removeprefix("sqlite://")) if text.startswith("sqlite:///") else Path(text))

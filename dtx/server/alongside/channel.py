@@ -16,6 +16,7 @@ from dtx.server.alongside.order import Fence
 from dtx.server.alongside.unsettled import ANSWERS, Tally
 from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
+from dtx.server.demarcation import ChannelMode
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
@@ -60,15 +61,6 @@ class Running(Enum):
     """A call of dtx-coordination: it goes on without the channel, and the client is told what it has decided."""
 
 
-class Mode(Enum):
-    """What the channel was selected for."""
-
-    PLAIN = "plain"
-    CONFIRM = "confirm"
-    LOCAL = "tx"
-    DISTRIBUTED = "dtx"
-
-
 class Drain:
     """An upstream channel that is being closed: what still comes is of no interest.
 
@@ -110,7 +102,7 @@ class Channel:
         XaError: 506, no upstream channel is free.
     """
 
-    mode = Mode.PLAIN
+    mode = ChannelMode.PLAIN
 
     def __init__(self, session: "Session", number: int, upstream_number: int | None = None) -> None:
         self.session = session
@@ -249,9 +241,9 @@ class Channel:
         self.need_broker()
         match key:
             case keys.CONFIRM_SELECT:
-                self.mode = Mode.CONFIRM
+                self.mode = ChannelMode.CONFIRM
             case keys.TX_SELECT:
-                self.mode = Mode.LOCAL
+                self.mode = ChannelMode.LOCAL
             case keys.BASIC_CONSUME | keys.BASIC_GET:
                 self._consume(key, buffer[start + 7 : end - 1])
             case keys.QUEUE_DECLARE:

@@ -12,9 +12,9 @@ from typing import Final
 from dtx.log.records import Work
 from dtx.manager.entry import Entry
 from dtx.server.alongside import queries
-from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
+from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
-from dtx.server.demarcation import Demarcation
+from dtx.server.demarcation import ChannelMode, Demarcation
 from dtx.server.failpoints import replying
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
 from dtx.store.rabbitmq.lane import Lane
@@ -88,7 +88,7 @@ class SelectedChannel(Channel):
         publishing: number of P, open.
     """
 
-    mode = Mode.DISTRIBUTED
+    mode = ChannelMode.DISTRIBUTED
 
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
         super().__init__(before.session, before.number, before.upstream_number)

@@ -3,9 +3,10 @@
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from dtx.server.alongside.channel import Channel, Drain, Mode, Phase
+from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.alongside.selected import SelectedChannel
+from dtx.server.demarcation import ChannelMode
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
@@ -90,7 +91,7 @@ def _check(channel: Channel, user: str | None) -> None:
             ReplyCode.ACCESS_REFUSED,
             "select needs a user name that can be relied on, and this connection's login tells none (it is a token?)",
         )
-    if channel.mode is not Mode.PLAIN:
+    if channel.mode is not ChannelMode.PLAIN:
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {channel.mode.value} mode")
     if channel.tally is not None and (why := channel.tally.open) is not None:
         raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel {why}")

@@ -16,7 +16,7 @@ from typing import Final
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.quotas import Resource
-from dtx.server.alongside.channel import Channel, Drain, Mode
+from dtx.server.alongside.channel import Channel, Drain
 from dtx.server.alongside.client import ClientTransport, SessionLimits
 from dtx.server.alongside.contents import Contents
 from dtx.server.alongside.opening import Opening
@@ -24,6 +24,7 @@ from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
 from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
+from dtx.server.demarcation import ChannelMode
 from dtx.server.failpoints import replying
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
@@ -391,7 +392,7 @@ class Session:
         self._unwatch(channel)
         self.metrics.channels.dec()
         self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
-        if channel.mode is Mode.DISTRIBUTED:
+        if channel.mode is ChannelMode.DISTRIBUTED:
             self.metrics.selected_channels.dec()
 
     def _unwatch(self, channel: Channel) -> None:
@@ -557,7 +558,7 @@ class Session:
         if self._goodbye is None or any(channel.waits for channel in self.channels.values()):
             return
         takings = self._takings()
-        selected = any(channel.mode is Mode.DISTRIBUTED for channel in self.channels.values())
+        selected = any(channel.mode is ChannelMode.DISTRIBUTED for channel in self.channels.values())
         if selected or any(taking.holds for taking in takings):
             self._let_channels_go()
             takings = self._takings()

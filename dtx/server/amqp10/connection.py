@@ -7,23 +7,25 @@ Events of one read are handled in one pass; what they bring goes on together, as
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from dtx.config import Settings as ServiceSettings
 from dtx.manager import TransactionManager, Who
+from dtx.manager.entry import Entry
 from dtx.manager.quotas import Resource
+from dtx.manager.scan import Scan
 from dtx.server.amqp10.attaching import Control, Shell, attach
-from dtx.server.amqp10.channels import SessionFacts
 from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.incoming import Incoming
 from dtx.server.amqp10.nodes import Home, Nodes
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
+from dtx.server.demarcation import ChannelMode
 from dtx.server.front import ClientTransport
-from dtx.server.standalone.limits import MAX_FRAME
+from dtx.server.limits import MAX_FRAME
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
 from dtx.wire.amqp10.connection import Connection as Engine
@@ -64,6 +66,31 @@ from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import INTERNAL, Error, told
 from dtx.wire.amqp10.terminus import TransactionCapability as Capability
 from dtx.xa.codes import XaError
+from dtx.xa.model import Association
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """The transactions of a connection, as operators see those of a channel.
+
+    Args:
+        place: numbers of connection and channel.
+        ties: branches that they work for.
+    """
+
+    place: tuple[int, int]
+    ties: Sequence[tuple[Entry, Association]]
+
+    @property
+    def mode(self) -> ChannelMode:
+        """``dtx`` while there are transactions, else ``plain``."""
+        return ChannelMode.DISTRIBUTED if self.ties else ChannelMode.PLAIN
+
+    @property
+    def scan(self) -> Scan | None:
+        """Recovery is for AMQP 0-9 alone."""
+        return None
+
 
 _log = get_logger(part="connection")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dtx.server.amqp10.mapping import from_basic
 from dtx.server.amqp10.nodes import Handed, Origin, kills
-from dtx.server.standalone.limits import MAX_UNACKED
+from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10.coordination import TXN_ID, Transaction, WorkRefused, provisional
 from dtx.wire.amqp10.coordination import Work as Kind

@@ -15,6 +15,7 @@ from dtx.log.records import Work
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.server.backlog import MAX_BACKLOG, Backlog
+from dtx.server.demarcation import ChannelMode
 from dtx.server.standalone.confirms import Confirms
 from dtx.server.standalone.consuming import Consuming
 from dtx.server.standalone.contexts import Context, Immediate, Local
@@ -51,15 +52,6 @@ class Phase(Enum):
     GONE = "gone"
 
 
-class Mode(Enum):
-    """What the channel was selected for."""
-
-    PLAIN = "plain"
-    CONFIRM = "confirm"
-    LOCAL = "tx"
-    DISTRIBUTED = "dtx"
-
-
 class Channel:
     """One channel of a client.
 
@@ -72,7 +64,7 @@ class Channel:
         self.connection = connection
         self.number = number
         self.phase = Phase.OPEN
-        self.mode = Mode.PLAIN
+        self.mode = ChannelMode.PLAIN
         self.is_busy = False
         self.confirms: Confirms | None = None
         self.publishing = Publishing(self)
@@ -146,9 +138,9 @@ class Channel:
         Raises:
             XaError: 406, the channel is selected for something else.
         """
-        if self.mode is not Mode.PLAIN:
+        if self.mode is not ChannelMode.PLAIN:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {self.mode.value} mode")
-        self.mode = Mode.DISTRIBUTED
+        self.mode = ChannelMode.DISTRIBUTED
         self.context = context
         self.connection.metrics.selected_channels.inc()
 
@@ -325,22 +317,22 @@ class Channel:
 
     # -- modes
 
-    def _may_become(self, wanted: Mode) -> None:
+    def _may_become(self, wanted: ChannelMode) -> None:
         """Refuse (406) to change from one mode to another."""
-        if self.mode is Mode.DISTRIBUTED:
+        if self.mode is ChannelMode.DISTRIBUTED:
             raise XaError(
                 ReplyCode.PRECONDITION_FAILED,
                 "this channel is selected for distributed transactions; open another one for tx or confirm",
             )
-        if self.mode not in (Mode.PLAIN, wanted):
+        if self.mode not in (ChannelMode.PLAIN, wanted):
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to {wanted.value} mode")
 
     def confirm_select(self, payload: bytes) -> None:
         """confirm.select."""
         no_wait = declarations.flag(payload)
-        self._may_become(Mode.CONFIRM)
+        self._may_become(ChannelMode.CONFIRM)
         if self.confirms is None:
-            self.mode = Mode.CONFIRM
+            self.mode = ChannelMode.CONFIRM
             self.confirms = Confirms(self.number)
         if not no_wait:
             self.answer(keys.CONFIRM_SELECT_OK)
@@ -348,9 +340,9 @@ class Channel:
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
         declarations.no_arguments(payload)
-        self._may_become(Mode.LOCAL)
-        if self.mode is Mode.PLAIN:
-            self.mode = Mode.LOCAL
+        self._may_become(ChannelMode.LOCAL)
+        if self.mode is ChannelMode.PLAIN:
+            self.mode = ChannelMode.LOCAL
             self.context = Local(self)
         self.answer(keys.TX_SELECT_OK)
 
@@ -372,7 +364,7 @@ class Channel:
     def _local(self, payload: bytes) -> Local:
         declarations.no_arguments(payload)
         if not isinstance(self.context, Local):
-            self._may_become(Mode.LOCAL)
+            self._may_become(ChannelMode.LOCAL)
             raise XaError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
         return self.context
 
@@ -424,7 +416,7 @@ class Channel:
             self.consuming.let_go()
             self.context.let_go()
             self.transactions.let_go()
-            if self.mode is Mode.DISTRIBUTED:
+            if self.mode is ChannelMode.DISTRIBUTED:
                 self.connection.metrics.selected_channels.dec()
         self.connection.release(self)
 

@@ -18,12 +18,12 @@ from dtx.manager import TransactionManager, Who
 from dtx.manager.quotas import Resource
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
+from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.broker import Broker
 from dtx.server.standalone.channel import Channel
 from dtx.server.standalone.closing import close_queues, remove, remove_own
 from dtx.server.standalone.direct import DirectReplies
-from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.exchanges import Queue

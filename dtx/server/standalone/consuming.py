@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.auth.permissions import Permission
 from dtx.log.changes import StoredMessage
+from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
 from dtx.server.standalone.contexts import Settlement
 from dtx.server.standalone.direct import REPLY_TO
-from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
 from dtx.server.standalone.tags import Unsettled
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.exchanges import Queue

@@ -11,9 +11,9 @@ from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.amqp10.connection import Connection as Connection10
 from dtx.server.amqp10.connection import Limits as Limits10
+from dtx.server.limits import ConnectionLimits
 from dtx.server.listener import ClientConnection, NewSession
 from dtx.server.standalone.connection import Connection, Parts
-from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics

@@ -21,12 +21,12 @@ from dtx.server.amqp10.modifying import modified
 from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working, kills
 from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
+from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access
 from dtx.server.standalone.closing import remove, remove_own
 from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
-from dtx.server.standalone.limits import demand_fan_out
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
 from dtx.store.postgres.copies import sender_selected

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Final
 
 import dtx
-from dtx.server.standalone.limits import HEARTBEAT, MAX_FRAME, ConnectionLimits
+from dtx.server.limits import HEARTBEAT, MAX_FRAME, ConnectionLimits
 from dtx.wire.amqp09 import handshake, keys
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import MIN_FRAME, OPENING_FRAME, method_frame

@@ -4,8 +4,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dtx.auth.permissions import Permission
+from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.direct import REPLY_TO, is_address
-from dtx.server.standalone.limits import demand_fan_out
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import content, properties

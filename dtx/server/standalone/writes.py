@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from dtx.log.api import LogError
+from dtx.server.limits import MAX_UNWRITTEN
 from dtx.server.standalone.broker import Broker, Done
-from dtx.server.standalone.limits import MAX_UNWRITTEN
 from dtx.store.postgres.consumers import Delivery
 from dtx.store.work import Budget, HeldPublish
 

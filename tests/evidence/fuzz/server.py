@@ -19,8 +19,8 @@ from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.front import ClientSession
+from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.connection import Connection, Parts
-from dtx.server.standalone.limits import ConnectionLimits
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics

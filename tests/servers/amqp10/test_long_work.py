@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtx.server.standalone.limits import MAX_UNACKED
+from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09 import keys, requests
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode

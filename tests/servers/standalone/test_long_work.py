@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from dtx.server.standalone.limits import MAX_CONSUMERS, MAX_UNACKED
+from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED
 from dtx.wire.amqp09 import calls, keys, requests, tables
 from dtx.wire.amqp09.frames import BODY, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build

@@ -7,10 +7,10 @@ import pytest
 
 from dtx.manager import Who
 from dtx.manager.quotas import Quotas
-from dtx.server.alongside.channel import Mode
 from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
+from dtx.server.demarcation import ChannelMode
 from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
@@ -78,7 +78,7 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
             raise RuntimeError("a secret of ours")
 
     broken: Any = SimpleNamespace(
-        client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=Mode.PLAIN, tally=None, number=1
+        client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
     )
     session.channels[1] = broken
     frames = [(keys.BASIC_QOS, requests.qos(1)), (keys.BASIC_GET, requests.get(b"queue"))]
@@ -99,7 +99,7 @@ async def test_a_channel_that_breaks_when_its_client_goes_keeps_no_other_from_be
     session = running(Socket())
     gone: list[int] = []
     for number, let_go in ((1, breaks), (2, lambda: gone.append(2)), (3, breaks), (4, lambda: gone.append(4))):
-        channel: Any = SimpleNamespace(let_go=let_go, mode=Mode.PLAIN, tally=None, number=number)
+        channel: Any = SimpleNamespace(let_go=let_go, mode=ChannelMode.PLAIN, tally=None, number=number)
         session.channels[number] = channel
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         session.client_gone()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtx.server.tls import common_name
+from dtx.tls import common_name
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.server.standalone.limits import ConnectionLimits
+from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
 from dtx.wire.amqp09 import handshake, keys, tables
 from dtx.wire.amqp09.errors import WireError

@@ -7,8 +7,8 @@ import pytest
 
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import ROW_BYTES, SHARED_BYTES, Define, StoredMessage
+from dtx.server.limits import MAX_FAN_OUT, demand_fan_out
 from dtx.server.standalone.broker import Done
-from dtx.server.standalone.limits import MAX_FAN_OUT, demand_fan_out
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.postgres.exchanges import Queue
