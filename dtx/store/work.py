@@ -66,6 +66,7 @@ class Delivery:
         body: ``None`` when its content was too much to keep.
         slot: standalone mode: where it is stored; its content is not kept here.
         exclusive: alongside: *queue* goes with the client's connection to the broker.
+        stream: alongside: it comes from a stream: it can be acknowledged, and not given back.
     """
 
     holder: "Holder"
@@ -79,6 +80,7 @@ class Delivery:
     size: int
     slot: Slot | None = None
     exclusive: bool = field(default=False, kw_only=True)
+    stream: bool = field(default=False, kw_only=True)
 
 
 class Holder(Hashable, Protocol):

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO
 from dtx.store.work import Delivery
@@ -59,7 +58,7 @@ def check_settle(delivery: Delivery) -> None:
     Raises:
         XaError: 540.
     """
-    if messages.from_stream(delivery.properties):
+    if delivery.stream:
         raise XaError(ReplyCode.NOT_IMPLEMENTED, "a delivery from a stream cannot be consumed in a branch")
 
 
@@ -74,6 +73,12 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
         XaError: 406, 540; 506, the branch is to be rolled back.
     """
     check_settle(delivery)
+    if delivery.body is None:
+        raise XaError(
+            ReplyCode.RESOURCE_ERROR,
+            "unsettled deliveries exceed --max-kept-bytes or --max-held-bytes; consume with a prefetch (basic.qos), or "
+            "with less credit",
+        )
     try:
         view = properties.read(delivery.properties)
         _ = view.headers  # raises where they cannot be written anew
@@ -83,10 +88,4 @@ def check_consume(lane: Lane, delivery: Delivery) -> None:
     if not republishable(lane, delivery.properties):
         raise XaError(
             ReplyCode.RESOURCE_ERROR, f"headers of {len(delivery.properties)} octets are too large to be put back"
-        )
-    if delivery.body is None:
-        raise XaError(
-            ReplyCode.RESOURCE_ERROR,
-            "unsettled deliveries exceed --max-kept-bytes or --max-held-bytes; consume with a prefetch (basic.qos), or "
-            "with less credit",
         )

@@ -301,7 +301,7 @@ class TakingChannel:
 
     def _give_back(self, deliveries: Sequence[Delivery]) -> None:
         # The broker closes the whole connection (540) for a nack of what a stream delivered.
-        self.nack([delivery for delivery in deliveries if not messages.from_stream(delivery.properties)], requeue=True)
+        self.nack([delivery for delivery in deliveries if not delivery.stream], requeue=True)
 
     def hold(self, deliveries: Sequence[Delivery], branch: object, released: Callable[[], None] | None = None) -> None:
         """Settle within *branch*: nothing is sent before it is prepared, or has ended.
@@ -320,7 +320,7 @@ class TakingChannel:
         """Keep the contents of *deliveries* no longer: whatever becomes of these, nobody publishes them again."""
         for delivery in deliveries:
             self._free(delivery)
-            delivery.body, delivery.size = None, 0
+            delivery.properties, delivery.body, delivery.size = b"", None, 0
 
     def unhold(self, delivery: Delivery) -> bool:
         """The other end of :meth:`hold`: it is unsettled again, and nothing is sent.
@@ -602,7 +602,9 @@ class TakingChannel:
             self._is_whole()
 
     def _arrived(self, delivery: Delivery, message: Content) -> None:
-        delivery.properties = message.properties
+        delivery.stream = messages.from_stream(message.properties)
+        if not self._skip or self.on_message is not None:
+            delivery.properties = message.properties
         if not self._skip:
             delivery.body = bytes(message.body)
         self._open[delivery.tag] = delivery

@@ -1,5 +1,6 @@
 """The channel that takes deliveries for branches, without a broker behind it."""
 
+import time
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +133,22 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     upstream.written.clear()
     taking.detach()
     assert requests.nack(7, requeue=True) in upstream.written
+
+
+def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
+    """Whether a delivery is from a stream is found out as it comes, one by one, and not for all of them at once."""
+    upstream: Any = Upstream()
+    taking = TakingChannel(upstream, 1, 1 << 30, Budget(1 << 30), b"other", upstream)
+    taking.owner = SimpleNamespace(forward=lambda *_: None)
+    raw = build({Property.HEADERS: b"\x01aV" * 4_000 + entry(b"b", b"S", b"x-stream-offset")})
+    taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"c"))
+    answer = method_frame(1, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(b"c"))
+    taking.frame(keys.BASIC_CONSUME_OK, answer, 0, len(answer))
+    for tag in range(1, 201):
+        (method, _) = delivery(b"c", tag)
+        for key, frame in (method, (HEADER, header_frame(1, 60, 0, raw))):
+            taking.frame(key, frame, 0, len(frame))
+    began = time.process_time()
+    taking.recover()
+    assert time.process_time() - began < 0.05
+    assert sum(int.from_bytes(payload[:4], "big") == keys.BASIC_NACK for payload in upstream.written) == 200
