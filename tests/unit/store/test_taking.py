@@ -135,19 +135,40 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     assert requests.nack(7, requeue=True) in upstream.written
 
 
-def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
-    """Whether a delivery is from a stream is found out as it comes, one by one, and not for all of them at once."""
+def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
+    """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
-    taking = TakingChannel(upstream, 1, 1 << 30, Budget(1 << 30), b"other", upstream)
+    taking = TakingChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
-    raw = build({Property.HEADERS: b"\x01aV" * 4_000 + entry(b"b", b"S", b"x-stream-offset")})
     taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"c"))
     answer = method_frame(1, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(b"c"))
     taking.frame(keys.BASIC_CONSUME_OK, answer, 0, len(answer))
+    return upstream, taking
+
+
+def deliver(taking: TakingChannel, tag: int, raw: bytes) -> None:
+    """A message with these properties."""
+    (method, _) = delivery(b"c", tag)
+    for key, frame in (method, (HEADER, header_frame(1, 60, 0, raw))):
+        taking.frame(key, frame, 0, len(frame))
+
+
+def test_what_is_too_much_to_keep_is_not_kept_in_part() -> None:
+    """--max-kept-bytes: properties are limited by a frame alone."""
+    _, taking = consuming(max_kept=1000)
+    deliver(taking, 1, build({Property.HEADERS: b"\x01aV" * 1_000}))
+    (kept,) = taking.select(content.Settle(1, multiple=False, requeue=False))
+    assert (kept.properties, kept.body) == (b"", None)
+    with pytest.raises(XaError, match="unsettled deliveries exceed --max-kept-bytes"):
+        check_consume(SimpleNamespace(), kept)  # type: ignore[arg-type]
+
+
+def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
+    """Whether a delivery is from a stream is found out as it comes, one by one, and not for all of them at once."""
+    upstream, taking = consuming(max_kept=1 << 30)
+    raw = build({Property.HEADERS: b"\x01aV" * 4_000 + entry(b"b", b"S", b"x-stream-offset")})
     for tag in range(1, 201):
-        (method, _) = delivery(b"c", tag)
-        for key, frame in (method, (HEADER, header_frame(1, 60, 0, raw))):
-            taking.frame(key, frame, 0, len(frame))
+        deliver(taking, tag, raw)
     began = time.process_time()
     taking.recover()
     assert time.process_time() - began < 0.05
