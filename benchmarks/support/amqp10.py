@@ -4,10 +4,9 @@ import importlib
 from typing import Final
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
 from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.frames import AMQP, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER
 from dtx.wire.amqp10.message import data
 from dtx.wire.amqp10.performatives import Attach, Begin, Open, Role, Transfer
 from dtx.wire.amqp10.settings import Settings

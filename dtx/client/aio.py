@@ -41,8 +41,7 @@ from dtx.client.errors import (
     raised_by_reply_code,
 )
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.method import Method
-from dtx.wire.amqp09.methods import METHODS
+from dtx.wire.amqp09.methods import METHODS, Method
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

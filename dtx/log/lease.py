@@ -24,8 +24,8 @@ from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
 from dtx.log.connecting import Dsn, bury, connect
-from dtx.log.keeping import Keep
 from dtx.log.process import is_dead, this_process
+from dtx.log.retention import Keep
 from dtx.log.session import application_name, session_settings
 from dtx.telemetry import get_logger
 

@@ -13,11 +13,11 @@ from dtx.log import checks, retention
 from dtx.log.api import LeaseLost, LogUnavailable, Told
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.connecting import Dsn
-from dtx.log.keeping import Keep
 from dtx.log.lease import Lease
 from dtx.log.messages import MessageReader
 from dtx.log.queries import Readers
 from dtx.log.records import Archived, BranchRecord, JournalEntry, Line, LogWrite, Lookup, Work
+from dtx.log.retention import Keep
 from dtx.log.writer import Writer
 from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid

@@ -40,7 +40,6 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.connecting import Dsn
 from dtx.log.engine import engine
-from dtx.log.keeping import Keep
 from dtx.log.process import is_dead
 from dtx.log.queries import (
     BRANCH_FACTS,
@@ -58,6 +57,7 @@ from dtx.log.queries import (
     work_record,
 )
 from dtx.log.records import BranchRecord, Fate, JournalEntry, LogState, Work, WorkKind
+from dtx.log.retention import Keep
 from dtx.log.tables import branch, heuristic_outcome, journal, lease, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid

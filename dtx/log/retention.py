@@ -3,6 +3,7 @@
 The journal has a partition for each day (UTC), made ahead, dropped when nobody wants it any more.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
@@ -42,6 +43,21 @@ DELETE FROM dtx.audit WHERE id IN (
 """
 
 log = get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long a resource manager keeps what is over, days; ``None`` is for ever.
+
+    Args:
+        journal: lines of the journal, and with them the outcome memory; at least 1.
+        archive: messages that nobody got, of branches that were forgotten.
+        audit: lines of the trail of operators.
+    """
+
+    journal: int = 30
+    archive: int | None = None
+    audit: int | None = None
 
 
 def partition_name(day: date) -> str:

@@ -41,7 +41,7 @@ def demand_fan_out(message: HeldPublish) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one client connection may use; see the settings of the same names."""
+    """What a client connection may use without a broker; see the settings of the same names."""
 
     max_channels: int
     frame_max: int
@@ -50,3 +50,14 @@ class ConnectionLimits:
     require_tickets: bool = False
     tls_login: bool = False
     anonymous_user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """What a client connection may use beside a broker; see the settings of the same names."""
+
+    max_channels: int
+    frame_max: int
+    max_message_bytes: int
+    max_kept_bytes: int
+    handshake_timeout: float

@@ -20,8 +20,8 @@ from dtx.config import Settings, redact
 from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.failpoint import Point
 from dtx.log import migrate
-from dtx.log.keeping import Keep
 from dtx.log.postgres import PostgresLog
+from dtx.log.retention import Keep
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession

@@ -9,11 +9,11 @@ from dtx.config import Settings, broker_vhost
 from dtx.log.postgres import PostgresLog
 from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.amqp10.nodes import BrokerNodes
-from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session
 from dtx.server.amqp10.connection import Connection as Connection10
 from dtx.server.amqp10.connection import Limits as Limits10
 from dtx.server.amqp10.nodes import Home
+from dtx.server.limits import SessionLimits
 from dtx.server.listener import ClientConnection, NewSession
 from dtx.store.rabbitmq.identity import Identity, NameTaken
 from dtx.store.rabbitmq.lane import Lane, LaneSettings

@@ -17,7 +17,6 @@ from typing import Final
 from dtx.manager import TransactionManager, Who
 from dtx.manager.quotas import Resource
 from dtx.server.alongside.channel import Channel, Drain
-from dtx.server.alongside.client import ClientTransport, SessionLimits
 from dtx.server.alongside.contents import Contents
 from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
@@ -26,6 +25,8 @@ from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
 from dtx.server.demarcation import ChannelMode
 from dtx.server.failpoints import replying
+from dtx.server.front import ClientTransport
+from dtx.server.limits import SessionLimits
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel

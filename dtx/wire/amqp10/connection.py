@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
+from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError, malformed
@@ -25,7 +26,6 @@ from dtx.wire.amqp10.frames import (
     frame,
     head,
 )
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER, matches
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Begin,
@@ -49,8 +49,19 @@ from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.settings import FRAME_EFFORT, MAX_EARLY, MAX_EFFORT, MAX_SASL, MIN_IDLE_SECONDS, Settings
 from dtx.wire.amqp10.states import Error, TransactionalState, told
 
+AMQP_HEADER: Final = Protocol.AMQP_1_0.value
+SASL_HEADER: Final = Protocol.AMQP_1_0_SASL.value
+"""The headers of the protocol and of its SASL layer (AMQP 1.0, 2.2, 5.3)."""
 _CONNECTION: Final = "the connection"
 _NOTHING: Final = memoryview(b"")
+
+
+def matches(data: bytes, wanted: bytes) -> bool | None:
+    """Whether *data* begins with the header *wanted*; ``None`` while it is too short to tell."""
+    start = data[: len(wanted)]
+    if not wanted.startswith(start):
+        return False
+    return True if len(start) == len(wanted) else None
 
 
 class _Phase(Enum):

@@ -6,12 +6,11 @@ from typing import Final
 
 from dtx.wire.amqp10 import message, reading
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.coordination import Coordination
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.frames import AMQP, SASL, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.performatives import Detach, Disposition, Open, Role, SaslInit, read_performative, read_sasl
 from dtx.wire.amqp10.states import TransactionalState
 from dtx.wire.amqp10.terminus import Declare, Discharge, TransactionCapability

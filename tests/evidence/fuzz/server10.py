@@ -8,9 +8,9 @@ from dtx.server.amqp10.connection import Connection, Limits
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.coordination import Rejects
 from dtx.wire.amqp10.frames import AMQP, HEAD, SASL, FrameSplitter, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.performatives import (
     Begin,
     Close,

@@ -12,7 +12,7 @@ from dtx.server.alongside import queries
 from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
-from dtx.wire.amqp09.method import Method
+from dtx.wire.amqp09.methods import Method
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message

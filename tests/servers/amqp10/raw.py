@@ -9,11 +9,10 @@ from typing import Any, Self, TypeVar
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Event, Flowed, Opened
 from dtx.wire.amqp10.frames import SASL, FrameSplitter, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Role,

@@ -11,8 +11,8 @@ import pytest
 from dtx.log import retention
 from dtx.log.api import LogUnavailable
 from dtx.log.connecting import Dsn
-from dtx.log.keeping import Keep
 from dtx.log.records import JournalEvent, Note
+from dtx.log.retention import Keep
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_line, a_xid
 

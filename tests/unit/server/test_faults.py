@@ -7,10 +7,10 @@ import pytest
 
 from dtx.manager import Who
 from dtx.manager.quotas import Quotas
-from dtx.server.alongside.client import SessionLimits
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
 from dtx.server.demarcation import ChannelMode
+from dtx.server.limits import SessionLimits
 from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget

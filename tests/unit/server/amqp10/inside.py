@@ -10,11 +10,11 @@ from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import Rejects
 from dtx.wire.amqp10.events import Attached, Disposed, Event
 from dtx.wire.amqp10.frames import SASL, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Role, SaslInit, SenderSettles
 from dtx.wire.amqp10.session import Session

@@ -3,10 +3,9 @@
 from typing import Any, NamedTuple
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.events import Event
 from dtx.wire.amqp10.frames import AMQP, FrameSplitter, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import Attach, Begin, Flow, Open, Role, Transfer, read_performative, read_sasl
 from dtx.wire.amqp10.session import Session

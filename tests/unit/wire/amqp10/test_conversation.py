@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Ended, Event, Flowed, Opened
 from dtx.wire.amqp10.frames import AMQP, SASL, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.message import data
 from dtx.wire.amqp10.performatives import Detach, Disposition, Open, Role, SaslInit
 from dtx.wire.amqp10.states import ACCEPTED, Accepted

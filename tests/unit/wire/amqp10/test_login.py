@@ -4,10 +4,10 @@ import pytest
 
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.events import Closed, LoginAsked, Opened
 from dtx.wire.amqp10.frames import AMQP, SASL, frame
-from dtx.wire.amqp10.headers import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.performatives import (
     Close,
     Open,
