@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from dtx.manager.disk import DiskAlarm
 
 
@@ -28,6 +30,17 @@ def test_who_publishes_waits_until_there_is_room() -> None:
     assert (alarm.raised, went_on) == (False, ["one"])
     alarm.judge()
     assert went_on == ["one"]
+
+
+def test_the_alarm_is_logged_once_for_as_long_as_it_lasts() -> None:
+    alarm = DiskAlarm(Path("/"), 100)
+    with capture_logs() as logged:
+        for alarm.free in (100, 99, 98, 100, 101):
+            alarm.judge()
+    assert [line["event"] for line in logged] == [
+        "low on disk, clients that publish wait",
+        "there is room on the disk again",
+    ]
 
 
 def test_a_database_that_has_no_space_raises_the_alarm_anywhere() -> None:
