@@ -359,7 +359,7 @@ class SelectedChannel(Channel):
         deliveries = self._taking.select(settle)
         entry = self._demarcation.branch
         if entry is None:
-            self._taking.ack(deliveries)
+            self._taking.ack(deliveries, multiple=settle.multiple)
             return
         if entry.work is not None:
             self._run(self._consume_in(entry, entry.work, deliveries), keys.BASIC_ACK)
@@ -398,7 +398,7 @@ class SelectedChannel(Channel):
         entry = self._demarcation.branch
         work = None if entry is None else entry.work
         if entry is None or work is None:
-            self._taking.nack(deliveries, requeue=settle.requeue)
+            self._taking.nack(deliveries, requeue=settle.requeue, multiple=settle.multiple)
             return
         self._run(self._reject_in(entry, work, deliveries, settle.requeue), keys.BASIC_NACK)
 

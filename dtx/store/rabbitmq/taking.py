@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -287,13 +288,18 @@ class TakingChannel:
         if whole is not None and not whole.done():
             whole.set_result(b"")
 
-    def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Acknowledge outside a branch: "NOT transactional", so it is committed at once."""
-        self._settle(deliveries, [requests.ack(delivery.tag) for delivery in deliveries])
+    def ack(self, deliveries: Sequence[Delivery], *, multiple: bool = False) -> None:
+        """Acknowledge outside a branch: "NOT transactional", so it is committed at once.
 
-    def nack(self, deliveries: Sequence[Delivery], *, requeue: bool) -> None:
-        """Reject deliveries; it is committed at once."""
-        self._settle(deliveries, [requests.nack(delivery.tag, requeue=requeue) for delivery in deliveries])
+        Args:
+            deliveries: which.
+            multiple: they are all that is not settled up to the last of them, or all.
+        """
+        self._settle(deliveries, requests.ack, multiple=multiple)
+
+    def nack(self, deliveries: Sequence[Delivery], *, requeue: bool, multiple: bool = False) -> None:
+        """Reject deliveries; it is committed at once. *multiple* is as for :meth:`ack`."""
+        self._settle(deliveries, partial(requests.nack, requeue=requeue), multiple=multiple)
 
     def recover(self) -> None:
         """basic.recover: give everything back that is not held."""
@@ -301,7 +307,8 @@ class TakingChannel:
 
     def _give_back(self, deliveries: Sequence[Delivery]) -> None:
         # The broker closes the whole connection (540) for a nack of what a stream delivered.
-        self.nack([delivery for delivery in deliveries if not delivery.stream], requeue=True)
+        back = [delivery for delivery in deliveries if not delivery.stream]
+        self.nack(back, requeue=True, multiple=len(back) == len(self._open))
 
     def hold(self, deliveries: Sequence[Delivery], branch: object, released: Callable[[], None] | None = None) -> None:
         """Settle within *branch*: nothing is sent before it is prepared, or has ended.
@@ -340,17 +347,25 @@ class TakingChannel:
             self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
             self._flush()
 
-    def _settle(self, deliveries: Sequence[Delivery], payloads: Sequence[bytes]) -> None:
+    def _settle(self, deliveries: Sequence[Delivery], method: Callable[[int, bool], bytes], *, multiple: bool) -> None:
         if not deliveries or self.gone is not None:
             return
-        for delivery in deliveries:
-            self._forget(delivery)
-        self._send(b"".join([method_frame(self.number, payload) for payload in payloads]), dirty=True)
+        tags = [delivery.tag for delivery in deliveries]
+        if multiple and len(tags) > 1 and not self._held:  # to the broker, what a branch holds is not settled either
+            frames = method_frame(self.number, method(max(tags), True))
+        else:
+            frames = b"".join([method_frame(self.number, method(tag, False)) for tag in tags])
+        self._forget(deliveries)
+        self._send(frames, dirty=True)
 
-    def _forget(self, delivery: Delivery) -> None:
-        known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
-        if known:
-            self._free(delivery)
+    def _forget(self, deliveries: Sequence[Delivery]) -> None:
+        freed = 0
+        for delivery in deliveries:
+            known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
+            if known and delivery.body is not None:
+                freed += delivery.size
+        self._kept -= freed
+        self._budget.charge(-freed)
 
     def _free(self, delivery: Delivery) -> None:
         if delivery.body is not None:
@@ -458,8 +473,7 @@ class TakingChannel:
         if failpoint.armed:
             failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
         if unit is not None:
-            for delivery in unit.deliveries:
-                self._forget(delivery)
+            self._forget(unit.deliveries)
             _tell(unit.done, UnitOutcome.HAPPENED)
         self._act()
         self._flush()

@@ -172,4 +172,19 @@ def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
     began = time.process_time()
     taking.recover()
     assert time.process_time() - began < 0.05
-    assert sum(int.from_bytes(payload[:4], "big") == keys.BASIC_NACK for payload in upstream.written) == 200
+    assert requests.nack(200, multiple=True) in upstream.written
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(held: bool) -> None:
+    """To the broker, what a branch holds is not settled either: it must not be among them."""
+    upstream, taking = consuming(max_kept=1000)
+    for tag in range(1, 6):
+        deliver(taking, tag, EMPTY)
+    if held:
+        taking.hold(taking.select(content.Settle(2, multiple=False, requeue=False)), "a branch")
+    upstream.written.clear()
+    taking.ack(taking.select(content.Settle(4, multiple=True, requeue=False)), multiple=True)
+    acks = [payload for payload in upstream.written if payload[:4] == keys.BASIC_ACK.to_bytes(4, "big")]
+    assert acks == ([requests.ack(tag) for tag in (1, 3, 4)] if held else [requests.ack(4, multiple=True)])
+    assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [5]
