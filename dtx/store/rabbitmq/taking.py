@@ -325,8 +325,8 @@ class TakingChannel:
 
     def drop_contents(self, deliveries: Sequence[Delivery]) -> None:
         """Keep the contents of *deliveries* no longer: whatever becomes of these, nobody publishes them again."""
+        self._free(deliveries)
         for delivery in deliveries:
-            self._free(delivery)
             delivery.properties, delivery.body, delivery.size = b"", None, 0
 
     def unhold(self, delivery: Delivery) -> bool:
@@ -359,18 +359,17 @@ class TakingChannel:
         self._send(frames, dirty=True)
 
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
-        freed = 0
-        for delivery in deliveries:
-            known = self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
-            if known and delivery.body is not None:
-                freed += delivery.size
+        found = [
+            delivery
+            for delivery in deliveries
+            if self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
+        ]
+        self._free(found)
+
+    def _free(self, deliveries: Sequence[Delivery]) -> None:
+        freed = sum(delivery.size for delivery in deliveries if delivery.body is not None)
         self._kept -= freed
         self._budget.charge(-freed)
-
-    def _free(self, delivery: Delivery) -> None:
-        if delivery.body is not None:
-            self._kept -= delivery.size
-            self._budget.charge(-delivery.size)
 
     # -- what branches ask
 
