@@ -40,24 +40,26 @@ def demand_fan_out(message: HeldPublish) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """What a client connection may use without a broker; see the settings of the same names."""
+class ClientLimits:
+    """What a client connection may use in either mode; see the settings of the same names."""
 
     max_channels: int
     frame_max: int
     max_message_bytes: int
     handshake_timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits(ClientLimits):
+    """What a client connection may use without a broker."""
+
     require_tickets: bool = False
     tls_login: bool = False
     anonymous_user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionLimits:
-    """What a client connection may use beside a broker; see the settings of the same names."""
+class SessionLimits(ClientLimits):
+    """What a client connection may use in front of a broker."""
 
-    max_channels: int
-    frame_max: int
-    max_message_bytes: int
     max_kept_bytes: int
-    handshake_timeout: float
