@@ -1,4 +1,4 @@
-"""The database's URL, and connections to it; it may be one of several hosts, and there may be little time.
+"""The URL of the database, and connections to it: it may name several hosts, which share the time-out.
 
 libpq tries the hosts of a URL one after another, from the first on, and gives each of them the whole time-out. Who has
 less time than that would never reach the second one where the first is silent (a machine that is gone refuses nothing).

@@ -19,6 +19,10 @@ from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 
+_log = get_logger(part="connection")
+_numbers: Final = count(1)
+"""Of connections, whatever they speak."""
+
 
 class Outbox:
     """Frames on their way to the client, in order; those of one turn of the event loop are one write to its socket.
@@ -90,11 +94,6 @@ class Outbox:
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
-
-
-_log = get_logger(part="connection")
-_numbers: Final = count(1)
-"""Of connections, whatever they speak."""
 
 
 class Stage(Enum):

@@ -68,6 +68,25 @@ from dtx.wire.amqp10.terminus import TransactionCapability as Capability
 from dtx.xa.codes import XaError
 from dtx.xa.model import Association
 
+_log = get_logger(part="connection")
+
+_CAPABILITIES: Final = frozenset(Capability)
+_ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
+"""A target without an address leads to the node that each message names (AMQP Anonymous Terminus, 2.2): Proton's
+requests and replies need it.
+"""
+_CLOSE_PATIENCE: Final = 5.0
+"""Seconds that a client has to answer close."""
+_MAX_CHANNELS: Final = 0x10000
+"""A channel's number has 16 bits."""
+
+_BEHIND: Final = "frames wait"
+"""Why nothing is read while frames that were read have not been looked at."""
+_LATE: Final = "events wait"
+"""Why nothing is read while something is under way that has to come first."""
+_MAX_PARTIAL: Final = 64 << 20
+"""Octets of unfinished messages of one connection, at least: of all connections together there is the budget."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
@@ -90,26 +109,6 @@ class SessionFacts:
     def scan(self) -> Scan | None:
         """Recovery is for AMQP 0-9 alone."""
         return None
-
-
-_log = get_logger(part="connection")
-
-_CAPABILITIES: Final = frozenset(Capability)
-_ANONYMOUS_RELAY: Final = "ANONYMOUS-RELAY"
-"""A target without an address leads to the node that each message names (AMQP Anonymous Terminus, 2.2): Proton's
-requests and replies need it.
-"""
-_CLOSE_PATIENCE: Final = 5.0
-"""Seconds that a client has to answer close."""
-_MAX_CHANNELS: Final = 0x10000
-"""A channel's number has 16 bits."""
-
-_BEHIND: Final = "frames wait"
-"""Why nothing is read while frames that were read have not been looked at."""
-_LATE: Final = "events wait"
-"""Why nothing is read while something is under way that has to come first."""
-_MAX_PARTIAL: Final = 64 << 20
-"""Octets of unfinished messages of one connection, at least: of all connections together there is the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
