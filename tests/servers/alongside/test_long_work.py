@@ -16,7 +16,7 @@ from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
-from tests.support.peer import NO_PROPERTIES, Peer, logged_in, message
+from tests.support.peer import NO_PROPERTIES, Peer, message
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.proxy import Proxy
@@ -56,7 +56,9 @@ def peer(service: WatchedService) -> Iterator[Peer]:
 @pytest.fixture
 def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
     """A queue that was declared at the broker."""
-    with logged_in(shared_rabbitmq.url()) as direct:
+    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+        direct.log_in()
+        direct.open(1)
         name = a_queue(direct, durable=True)
         yield name
         ask(direct, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
