@@ -11,7 +11,7 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit, Work, WorkKind
 from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
-from dtx.store.rabbitmq.service import Broker
+from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Step, Upstream
 from dtx.wire.amqp09 import requests
 from dtx.wire.amqp09.frames import method_frame
@@ -125,18 +125,45 @@ async def test_units_that_shared_a_connection_with_a_fatal_one_are_applied(
         assert sorted(bodies(rabbitmq, queue)) == sorted(sent[1:])
 
 
+async def close_idle_channels(lane: Lane) -> int:
+    """Make the broker close all of them; how many there were."""
+    idle = list(lane._free)
+    for channel in idle:
+        channel.upstream.write(method_frame(channel.number, requests.ack(1)))  # 406, unknown delivery tag
+    while any(channel.closed is None for channel in idle):
+        await asyncio.sleep(0.01)
+    return len(idle)
+
+
 async def test_channels_that_the_broker_has_closed_are_replaced(lane: Lane, rabbitmq: RabbitNode) -> None:
     """All of them, while nothing was under way: commits would wait for ever."""
     with fresh_queue(rabbitmq) as queue:
-        idle = list(lane._free)
-        for channel in idle:
-            channel.upstream.write(method_frame(channel.number, requests.ack(1)))  # 406, unknown delivery tag
         async with asyncio.timeout(30):
-            while any(channel.closed is None for channel in idle):
+            closed = await close_idle_channels(lane)
+            result = await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one"))
+            assert isinstance(result, Applied)
+            while lane.channels != closed:
                 await asyncio.sleep(0.01)
+        assert bodies(rabbitmq, queue) == [b"one"]
+
+
+async def test_a_connection_without_a_channel_left_is_replaced(
+    lane: Lane, rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker closes all channels and refuses further ones: commits would wait for ever."""
+    first, open_channel = lane._connection, Lane._open_channel
+
+    async def refuse(which: Lane, connection: ServiceConnection) -> None:
+        if connection is first:
+            raise XaError(ReplyCode.RESOURCE_ERROR, "no channel is left")
+        await open_channel(which, connection)
+
+    monkeypatch.setattr(Lane, "_open_channel", refuse)
+    with fresh_queue(rabbitmq) as queue:
+        async with asyncio.timeout(30):
+            await close_idle_channels(lane)
             result = await lane.apply(phase(lane, WorkKind.PUBLISH, queue, b"one"))
         assert isinstance(result, Applied)
-        assert lane.channels == len(idle)
         assert bodies(rabbitmq, queue) == [b"one"]
 
 
