@@ -25,6 +25,8 @@ _LINKS: Final = b"".join(
 )
 STAGES: Final = (b"", SASL_HEADER, LOGIN + AMQP_HEADER, LOGIN + AMQP_HEADER + _ENTER)
 """Where a peer begins to say anything; behind the last stage come two links."""
+_LARGEST_NOTHING: Final = 8
+"""Bytes that a value may take when it is written, though it took none: an empty list in an array, as ``list32``."""
 
 
 def value(data: bytes) -> None:
@@ -34,7 +36,7 @@ def value(data: bytes) -> None:
         written = encode_value(found)
         assert encode_value(reading.read(written, 0, len(written))[0]) == written
         assert reading.skip(written, 0) == len(written)
-        assert len(written) <= 2 * end + 24 + reading.MAX_NOTHING  # values that took no bytes may take one each
+        assert len(written) <= 2 * end + 24 + _LARGEST_NOTHING * reading.MAX_NOTHING
     for read in (read_performative, read_sasl):
         with suppress(AmqpError):
             said = read(data, 0, len(data))
