@@ -1,6 +1,7 @@
 """The messages of a branch, one after the other: all of them, or an error."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -32,6 +33,12 @@ async def test_small_and_large_bodies_come_whole_and_in_order(open_log: OpenLog,
         assert (some.count, list(bodies(some))) == (2, [b"", sent[35]])
         assert Export(reader, "another", record.vhost, record.xid).branches == ()
         assert Export(reader, "rm", "another", record.xid).branches == ()
+        xid = record.xid
+        for other in (
+            replace(xid, format_id=xid.format_id + 1), replace(xid, gtrid=xid.gtrid + b"x"),
+            replace(xid, bqual=xid.bqual + b"x"),
+        ):  # fmt: skip
+            assert Export(reader, "rm", record.vhost, other).branches == ()
 
 
 async def test_what_is_known_of_a_message_comes_before_its_body(open_log: OpenLog, migrated_postgres_url: str) -> None:
