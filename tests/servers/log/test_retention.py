@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from dtx.log import retention
 from dtx.log.api import LogUnavailable
@@ -70,6 +71,20 @@ def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
     monkeypatch.setattr(retention, "datetime", AheadOfTime)
     retention.maintain(Dsn(migrated_postgres_url))
     assert partitions(migrated_postgres_url) == made
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Etc/GMT+12"], ids=["14 h ahead", "12 h behind"])
+def test_days_begin_at_midnight_utc_whatever_the_zone_of_the_database(migrated_postgres_url: str, zone: str) -> None:
+    with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET timezone = {}").format(name, zone))
+    wanted(migrated_postgres_url, mine=1)
+    days = {datetime.now(UTC).date()}
+    retention.maintain(Dsn(migrated_postgres_url))
+    days.add(datetime.now(UTC).date())
+    made = partitions(migrated_postgres_url)
+    expected = [(day - timedelta(days=1), day + timedelta(days=retention.AHEAD_DAYS)) for day in days]
+    assert (made[0], made[-1]) in [tuple(map(retention.partition_name, ends)) for ends in expected]
 
 
 def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: str) -> None:
