@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(part="channel")
 _ACCESS_REQUEST_OK: Final = keys.ACCESS_REQUEST_OK.to_bytes(4, "big")
-"""Octets of frames that wait behind a running call of their channel; beyond it the client is not read from."""
 
 
 class Phase(Enum):

@@ -26,7 +26,7 @@ from dtx.server.backlog import Backlog
 from dtx.server.demarcation import ChannelMode
 from dtx.server.failpoints import replying
 from dtx.server.front import ClientTransport
-from dtx.server.limits import SessionLimits
+from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
@@ -78,8 +78,6 @@ _NO_BROKERS: Final = 101 << 16
 """From here on classes are dtx's, the preview's, or nobody's: the last one that brokers know is 90."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
-_MAX_UNSENT: Final = 1 << 20
-"""Octets of dtx's own answers that wait for a client that does not read; beyond it, nothing is read from it either."""
 _CHANNEL_OPEN_OK: Final = keys.CHANNEL_OPEN_OK.to_bytes(4, "big") + b"\x00\x00\x00\x00"
 
 
@@ -253,7 +251,7 @@ class Session:
     def client_data(self, data: bytes) -> None:
         """Octets from the client."""
         self._pulse.read = True
-        if self._slow and self._client is not None and self._client.unsent > _MAX_UNSENT:
+        if self._slow and self._client is not None and self._client.unsent > MAX_UNSENT:
             self.hold_client(self)
         self._slices.run(self._read(data))
         if self._slices.busy:
@@ -464,7 +462,7 @@ class Session:
     def to_client(self, data: bytes) -> None:
         """Send whole frames."""
         self.contents.send(data)
-        if self.contents.late > _MAX_UNSENT:
+        if self.contents.late > MAX_UNSENT:
             self.hold_client(self.contents)
 
     def _write(self, data: bytes) -> None:
