@@ -146,16 +146,6 @@ STATE_MARK: Final = {
 """What a participant's word for the state of a branch says; any other word (``taking``) is no vote and says nothing."""
 
 
-def mark_of(event: JournalEvent, outcome: Heuristic | None) -> Mark:
-    """What a line of the journal says of its branch."""
-    mark = EVENT_MARK[event]
-    if event in WITH_OUTCOME and outcome is not None:
-        mark |= HEURISTIC_MARK[outcome]
-    elif event is JournalEvent.HEURISTIC:
-        mark |= Mark.HEURISTIC_HAZARD
-    return mark
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What the rules need beside the facts.

@@ -13,8 +13,11 @@ from dtx.log.records import JournalEvent
 from dtx.pipeline.verdicts import (
     DIRECTIONS,
     ENDED,
+    EVENT_MARK,
+    HEURISTIC_MARK,
     OPENED,
     STATE_MARK,
+    WITH_OUTCOME,
     Choice,
     Facts,
     Kind,
@@ -22,11 +25,20 @@ from dtx.pipeline.verdicts import (
     Rules,
     Verdict,
     judge,
-    mark_of,
 )
 from dtx.xa.codes import Heuristic
 
 _NOTHING: Final = Mark(0)
+
+
+def mark_of(event: JournalEvent, outcome: Heuristic | None) -> Mark:
+    """What a line of the journal says of its branch."""
+    mark = EVENT_MARK[event]
+    if event in WITH_OUTCOME and outcome is not None:
+        mark |= HEURISTIC_MARK[outcome]
+    elif event is JournalEvent.HEURISTIC:
+        mark |= Mark.HEURISTIC_HAZARD
+    return mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -217,6 +216,3 @@ async def show_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         response.headers.update(error.headers or {})
     return response
-
-
-HANDLED: Final = (Problem, RequestValidationError)

@@ -5,29 +5,10 @@ frame, class and method first, and raises WireError 502 when the arguments are t
 Names are never decoded to text; ``arguments`` are tables without their length, not looked into.
 """
 
-from typing import Final, NamedTuple, Never
+from typing import NamedTuple, Never
 
-from dtx.wire.amqp09 import keys, tables
+from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.errors import syntax_error
-
-TICKETED: Final = frozenset(
-    (
-        keys.EXCHANGE_DECLARE,
-        keys.EXCHANGE_DELETE,
-        keys.EXCHANGE_BIND,  # and exchange.query
-        keys.EXCHANGE_UNBIND,
-        keys.QUEUE_DECLARE,
-        keys.QUEUE_BIND,
-        keys.QUEUE_UNBIND,
-        keys.QUEUE_PURGE,
-        keys.QUEUE_DELETE,
-        keys.BASIC_CONSUME,
-        keys.BASIC_PUBLISH,
-        keys.BASIC_GET,
-        keys.BINDING_QUERY,
-    )
-)
-"""The methods that begin with an access ticket, which 0-9-1 calls reserved. The dtx methods have theirs as well."""
 
 
 class AccessRequest(NamedTuple):
@@ -119,7 +100,7 @@ def _malformed(name: str) -> Never:
 
 
 def ticket(payload: bytes) -> int:
-    """The access ticket of a method of :data:`TICKETED` or of a dtx method that has one."""
+    """The access ticket, which 0-9-1 calls reserved: the first argument of a method that has one."""
     if len(payload) < 6:
         _malformed("access ticket")
     return int.from_bytes(payload[4:6], "big")
@@ -136,12 +117,6 @@ def flag(payload: bytes) -> bool:
     if len(payload) != 5:
         _malformed("method with one bit")
     return payload[4] & 1 != 0
-
-
-def channel_open(payload: bytes) -> None:
-    """Read channel.open, of which nothing is used."""
-    if tables.short_string(payload, 4)[1] != len(payload):
-        _malformed("channel.open")
 
 
 def execution_complete(payload: bytes) -> int:

@@ -159,8 +159,3 @@ def close_frame(error: BaseException, channel: int, key: int = 0) -> bytes:
             return connection_close(error.code, describe(error.code, error.reason), key)
         case _:
             return connection_close(HardCode.INTERNAL_ERROR, describe(HardCode.INTERNAL_ERROR, "internal error"), key)
-
-
-def closes_connection(error: BaseException) -> bool:
-    """Whether :func:`close_frame` answers *error* with connection.close."""
-    return not isinstance(error, XaError)

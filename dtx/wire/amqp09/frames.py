@@ -278,8 +278,3 @@ def body_frames(channel: int, body: bytes, frame_max: int) -> list[bytes]:
 def with_channel(frame: bytes, channel: int) -> bytes:
     """A copy of a whole frame for another channel."""
     return frame[:1] + _CHANNEL.pack(channel) + frame[3:]
-
-
-def readdress(buffer: bytearray, start: int, channel: int) -> None:
-    """Give the frame that begins at *start* another channel, in place."""
-    _CHANNEL.pack_into(buffer, start + 1, channel)

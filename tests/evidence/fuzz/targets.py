@@ -168,7 +168,6 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     declarations.access_request,
     declarations.bind,
     declarations.binding_query,
-    declarations.channel_open,
     declarations.exchange_declare,
     declarations.exchange_delete,
     declarations.exchange_query,

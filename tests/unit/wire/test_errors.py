@@ -10,7 +10,6 @@ from dtx.wire.amqp09.errors import (
     WireError,
     channel_close,
     close_frame,
-    closes_connection,
     facts_of,
     reply_text,
     syntax_error,
@@ -31,7 +30,6 @@ def test_every_error_of_the_core_is_a_channel_exception_with_its_code(code: Repl
     answer = decoded(close_frame(error, 9, 0x0069000A))
     assert answer.channel_number == 9
     assert answer.method == spec.Channel.Close(code, f"{code.name} - commit is illegal in state idle", 105, 10)
-    assert not closes_connection(error)
 
 
 def test_facts_come_before_the_sentence_and_are_never_cut_off() -> None:
@@ -66,14 +64,12 @@ def test_every_error_of_the_protocol_closes_the_connection_with_its_code(code: H
     answer = decoded(close_frame(error, 9))
     assert answer.channel_number == 0
     assert answer.method == spec.Connection.Close(code, f"{code.name} - that is no frame", 0, 0)
-    assert closes_connection(error)
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), OSError("secret"), ExceptionGroup("secret", [KeyError("a")])])
 def test_an_unexpected_error_tells_the_peer_only_that_it_is_ours(error: Exception) -> None:
     answer = decoded(close_frame(error, 9, keys.BASIC_PUBLISH))
     assert answer.method == spec.Connection.Close(541, "INTERNAL_ERROR - internal error", 60, 40)
-    assert closes_connection(error)
 
 
 def test_a_frame_error_carries_the_frames_before_it() -> None:

@@ -17,7 +17,6 @@ from dtx.wire.amqp09.frames import (
     header_frame,
     method_frame,
     protocol_header,
-    readdress,
     with_channel,
 )
 
@@ -241,9 +240,6 @@ def test_a_body_without_a_frame_max_is_one_frame() -> None:
 
 def test_a_frame_is_readdressed() -> None:
     assert with_channel(SMALL_BODY, 513) == frame.Body(513, b"abc").marshal()
-    buffer = bytearray(PUBLISH + SMALL_BODY)
-    readdress(buffer, len(PUBLISH), 513)
-    assert bytes(buffer) == PUBLISH + frame.Body(513, b"abc").marshal()
 
 
 def test_the_parts_of_a_frame_are_what_the_text_says() -> None:
