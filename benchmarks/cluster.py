@@ -303,7 +303,7 @@ def compare(transactions: int, anomalies: int, lines: int) -> list[str]:
         What differs.
     """
     columns = ["reconcile s", "archive s", "verdicts", "lines", "tasks repeated"]
-    table = Table((f"{transactions:,} transactions", 34), columns)
+    table = Table((f"{transactions:,} transactions", 36), columns)
     failed: list[str] = []
     with short_directory("cluster") as directory, environment() as env, server() as url:
         fill(url, lines)
