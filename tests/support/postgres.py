@@ -72,17 +72,22 @@ class PostgresServer:
 
     def kill9(self) -> None:
         """Kill the postmaster; it comes back by itself. Returns when it is dead."""
-        pid = self.embedded.pid
-        assert pid is not None
+        pid = self._postmaster()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.embedded.pid != pid, what="the death of the postmaster")
 
     def restart(self) -> None:
         """Shut it down in order; it comes back by itself, at once. Returns when it is down."""
-        pid = self.embedded.pid
-        assert pid is not None
+        pid = self._postmaster()
         os.kill(pid, signal.SIGINT)
         wait_until(lambda: self.embedded.pid != pid, what="the end of the postmaster")
+
+    def _postmaster(self) -> int:
+        """Its process; after a kill it takes a moment until there is one again."""
+        wait_until(lambda: self.embedded.pid is not None, what="a postmaster")
+        pid = self.embedded.pid
+        assert pid is not None
+        return pid
 
     def wait_ready(self, *, seconds: float = 30.0) -> None:
         """Wait until it accepts connections."""
