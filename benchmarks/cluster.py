@@ -5,7 +5,7 @@ archived, in each place, each by a program of its own: in one process (``local[*
 while an executor is killed with kill -9, and through Connect. Control totals, the fingerprint of all verdicts and the
 digest of all lines in the lake have to be the same everywhere, the verdicts those that the fleet's truth says, and the
 lake's lines those of the journal. Tasks that had to be done once more are counted: where none was, nothing was killed
-in the middle.
+in the middle, and the run with a kill is repeated, up to five times in all.
 
     python -m benchmarks.cluster --transactions 20000 --anomalies 100
 """
