@@ -16,6 +16,7 @@ from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
 from dtx.server.demarcation import ChannelMode, Demarcation
 from dtx.server.failpoints import replying
+from dtx.server.limits import MAX_UNSETTLED
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
@@ -208,8 +209,12 @@ class SelectedChannel(Channel):
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame of T on to the client."""
-        if not self._asked.received(buffer, start):
-            super().forward(buffer, start, end)
+        if self._asked.received(buffer, start):
+            return
+        super().forward(buffer, start, end)
+        if self._taking.unsettled > MAX_UNSETTLED:
+            reason = f"more than {MAX_UNSETTLED} deliveries are not settled: consume with a prefetch (basic.qos)"
+            self.refuse_as(Close(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
 
     async def executed(self) -> None:
         """Wait until the broker has done what it was sent on T and P, or the channel is no more."""

@@ -14,6 +14,7 @@ from typing import Final
 from dtx.wire.amqp09 import content, keys
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import Frame
+from dtx.wire.amqp09.requests import SETTLE_FRAME
 
 ANSWERS: Final = frozenset(
     {
@@ -29,8 +30,6 @@ ANSWERS: Final = frozenset(
 _MULTIPLE: Final = {keys.BASIC_ACK: 1, keys.BASIC_NACK: 1, keys.BASIC_REJECT: 0}
 """The bit that means all up to the tag; that of basic.reject is another one."""
 _SETTLE: Final = Struct(">QB")
-_SETTLE_FRAME: Final = 21
-"""Octets of a frame of basic.ack, nack or reject."""
 _MOST_BEYOND: Final = 10_000
 """Tags that are remembered because they were settled out of order; a channel with more is not watched any longer."""
 
@@ -188,7 +187,7 @@ class Unsettled:
         """What the client sent: settlements are noted."""
         tallies = self.by_number
         for key, number, start, end in frames:
-            if key in _MULTIPLE and number in tallies and end - start == _SETTLE_FRAME:
+            if key in _MULTIPLE and number in tallies and end - start == SETTLE_FRAME:
                 tag, bits = _SETTLE.unpack_from(buffer, start + 11)
                 tallies[number].settled(tag, bits & _MULTIPLE[key])
 

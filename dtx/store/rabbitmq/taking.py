@@ -7,9 +7,10 @@ everything that goes out passes a gate.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -37,6 +38,8 @@ _MAX_FORMER: Final = 64
 """Cancelled consumers that one channel remembers; what a broker had on its way comes at once."""
 _MAX_WAITING: Final = 1 << 20
 """Octets that wait behind commit-ok; beyond them the client is not read from."""
+_AT_ONCE: Final = 4_096
+"""Deliveries that one commit settles outside a branch: of more, the others have their turn behind its commit-ok."""
 
 
 class Owner(Protocol):
@@ -90,6 +93,16 @@ class _Frames:
 
 
 @dataclass(slots=True, eq=False)
+class _Settlement:
+    """A part of very many deliveries that are settled outside a branch; its frames are made when it has its turn."""
+
+    deliveries: Sequence[Delivery]
+    method: Callable[[int, bool], bytes]
+    multiple: bool
+    """They are all that is not settled up to the last of them."""
+
+
+@dataclass(slots=True, eq=False)
 class _Held:
     delivery: Delivery
     branch: object
@@ -135,8 +148,10 @@ class TakingChannel:
         self._kept = 0
         self._budget = budget
         self._open: dict[int, Delivery] = {}
+        self._sorted = True
+        """Whether the tags of what is open are in order."""
         self._held: dict[int, _Held] = {}
-        self._queue: deque[_Frames | _UnitRequest] = deque()
+        self._queue: deque[_Frames | _Settlement | _UnitRequest] = deque()
         self._waiting = 0
         self._committing = False
         self._acts: list[Callable[[], None]] = []
@@ -176,6 +191,11 @@ class TakingChannel:
     def holds(self) -> bool:
         """Whether deliveries are held for branches."""
         return bool(self._held) or self._unit is not None
+
+    @property
+    def unsettled(self) -> int:
+        """Deliveries that nobody has settled, and those that branches hold."""
+        return len(self._open) + len(self._held)
 
     @property
     def rests(self) -> bool:
@@ -266,11 +286,16 @@ class TakingChannel:
         """
         tag = settle.delivery_tag
         if settle.multiple and not tag:
-            return list(self._open.values())
+            return list(self._in_order())
         delivery = self._open.get(tag)
         if delivery is None:  # RabbitMQ refuses that with "multiple", too: the last one has to be there
             raise _unknown(tag)
-        return [each for each in self._open.values() if each.tag <= tag] if settle.multiple else [delivery]
+        return list(takewhile(lambda each: each.tag <= tag, self._in_order())) if settle.multiple else [delivery]
+
+    def _in_order(self) -> Iterable[Delivery]:
+        if not self._sorted:
+            self._open, self._sorted = dict(sorted(self._open.items())), True
+        return self._open.values()
 
     def incoming(self, settle: Settle) -> "asyncio.Future[bytes] | None":
         """Done, with no octets, when a delivery that *settle* means is whole; ``None`` where it means whole ones.
@@ -303,7 +328,7 @@ class TakingChannel:
 
     def recover(self) -> None:
         """basic.recover: give everything back that is not held."""
-        self._give_back(list(self._open.values()))
+        self._give_back(list(self._in_order()))
 
     def _give_back(self, deliveries: Sequence[Delivery]) -> None:
         # The broker closes the whole connection (540) for a nack of what a stream delivered.
@@ -339,6 +364,7 @@ class TakingChannel:
         if held is None:
             return False
         self._open[delivery.tag] = held.delivery
+        self._sorted = False
         return True
 
     def then(self, act: Callable[[], None]) -> None:
@@ -350,21 +376,33 @@ class TakingChannel:
     def _settle(self, deliveries: Sequence[Delivery], method: Callable[[int, bool], bytes], *, multiple: bool) -> None:
         if not deliveries or self.gone is not None:
             return
-        tags = [delivery.tag for delivery in deliveries]
-        if multiple and len(tags) > 1 and not self._held:  # to the broker, what a branch holds is not settled either
-            frames = method_frame(self.number, method(max(tags), True))
+        multiple = multiple and not self._held  # to the broker, what a branch holds is not settled either
+        if multiple and len(deliveries) == len(self._open):
+            self._open.clear()
         else:
-            frames = b"".join([method_frame(self.number, method(tag, False)) for tag in tags])
-        self._forget(deliveries)
-        self._send(frames, dirty=True)
+            deliveries = self._forget(deliveries)
+        if len(deliveries) <= _AT_ONCE:
+            self._send(self._settlement(_Settlement(deliveries, method, multiple)), dirty=True)
+            return
+        for start in range(0, len(deliveries), _AT_ONCE):
+            part = _Settlement(deliveries[start : start + _AT_ONCE], method, multiple)
+            self._enqueue(part, requests.SETTLE_FRAME * len(part.deliveries))
 
-    def _forget(self, deliveries: Sequence[Delivery]) -> None:
-        found = [
+    def _settlement(self, part: _Settlement) -> bytes:
+        """The frames of *part*, whose contents are kept no longer."""
+        deliveries, method = part.deliveries, part.method
+        self._free(deliveries)
+        if part.multiple and len(deliveries) > 1:
+            return method_frame(self.number, method(deliveries[-1].tag, True))
+        return b"".join([method_frame(self.number, method(delivery.tag, False)) for delivery in deliveries])
+
+    def _forget(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Those of *deliveries* that were not settled; they are now."""
+        return [
             delivery
             for delivery in deliveries
             if self._open.pop(delivery.tag, None) is not None or self._held.pop(delivery.tag, None) is not None
         ]
-        self._free(found)
 
     def _free(self, deliveries: Sequence[Delivery]) -> None:
         freed = sum(delivery.size for delivery in deliveries if delivery.body is not None)
@@ -405,11 +443,14 @@ class TakingChannel:
 
     def _send(self, data: bytes, *, dirty: bool = False, last: bool = False) -> None:
         """Send frames, now or behind commit-ok; *dirty* ones are committed."""
+        self._enqueue(_Frames(data, dirty, last), len(data))
+
+    def _enqueue(self, item: _Frames | _Settlement, size: int) -> None:
         if self.gone is None:
-            self._queue.append(_Frames(data, dirty, last))
+            self._queue.append(item)
             self._flush()
             if self._queue:
-                self._waiting += len(data)
+                self._waiting += size
                 if self._waiting > _MAX_WAITING:
                     self._keeper.hold_client(self)
 
@@ -430,11 +471,13 @@ class TakingChannel:
                     ((commit,), Point.TAKING_SENT),
                 )
                 return
+            if isinstance(item, _Settlement):
+                item = _Frames(self._settlement(item), dirty=True, last=False)
             frames, dirty, last = [item.data], item.dirty, item.last
             acts = [item.act]
             while self._queue and not last:
                 following = self._queue[0]
-                if isinstance(following, _UnitRequest) or following.last:
+                if not isinstance(following, _Frames) or following.last:
                     break
                 frames.append(following.data)
                 acts.append(following.act)
@@ -472,7 +515,7 @@ class TakingChannel:
         if failpoint.armed:
             failpoint.at(Point.SETTLE_COMMITTED if unit is None else Point.TAKING_COMMITTED)
         if unit is not None:
-            self._forget(unit.deliveries)
+            self._free(self._forget(unit.deliveries))
             _tell(unit.done, UnitOutcome.HAPPENED)
         self._act()
         self._flush()

@@ -20,6 +20,8 @@ CONNECTION_CLOSE_OK: Final = keys.CONNECTION_CLOSE_OK.to_bytes(4, "big")
 CONFIRM_SELECT: Final = keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00"
 
 _SETTLE: Final = Struct(">IQB")
+SETTLE_FRAME: Final = 8 + _SETTLE.size
+"""Octets of a frame of basic.ack, nack or reject."""
 _DELIVER: Final = Struct(">QB")
 _QOS: Final = Struct(">IIHB")
 _CODE: Final = Struct(">IH")

@@ -9,11 +9,13 @@ from typing import Final
 
 import pytest
 
-from dtx.wire.amqp09 import calls, keys, requests, tables
+from dtx.server.limits import MAX_UNSETTLED
+from dtx.wire.amqp09 import calls, content, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry
+from dtx.xa.codes import ReplyCode
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
 from tests.support.peer import NO_PROPERTIES, Peer, message
@@ -245,6 +247,64 @@ def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: b
         peer.wait(keys.BASIC_RECOVER_OK)
     wanted = 0 if how in ("ack", "reject") else BRANCH_MESSAGES
     wait_until(lambda: settled(peer, filled) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
+
+
+@pytest.fixture
+def overfull(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
+    """A queue with one message more than a channel may have unsettled."""
+    with Peer(shared_rabbitmq.url(), patience=PATIENCE) as direct:
+        direct.log_in()
+        fill(direct, queue, MAX_UNSETTLED + 1)
+    return queue
+
+
+@pytest.mark.parametrize("how", ["ack", "close", "disconnect"])
+def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfull: bytes, how: str) -> None:
+    """One is held by a branch, so that each of the others is settled by a method of its own."""
+    peer.open(2)
+    peer.say(2, requests.get(overfull, no_ack=True))
+    peer.wait(keys.BASIC_GET_OK, channel=2)
+    select(peer)
+    peer.say(1, requests.consume(overfull, b"all"))
+    take(peer, MAX_UNSETTLED)
+    xid = start(peer)
+    peer.say(1, requests.ack(MAX_UNSETTLED // 2))
+    end(peer, xid)
+    if how == "disconnect":
+        peer.socket.close()
+        return
+    if how == "ack":
+        peer.say(1, requests.ack(0, multiple=True))
+        assert settled(peer, overfull) == 0
+    ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
+    peer.open(1)
+    ask(peer, calls.encode_call(calls.Rollback(xid=xid)), DtxMethod.ROLLBACK_OK)
+    wanted = 1 if how == "ack" else MAX_UNSETTLED
+    wait_until(lambda: settled(peer, overfull) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
+
+
+def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(peer: Peer, overfull: bytes) -> None:
+    for channel in range(2, 12):
+        peer.open(channel)
+        select(peer, channel)
+    for channel in range(2, 12):
+        peer.say(channel, requests.consume(overfull, b"all"))
+    take(peer, MAX_UNSETTLED)
+    peer.socket.close()
+
+
+def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Peer, overfull: bytes) -> None:
+    select(peer)
+    peer.say(1, requests.consume(overfull, b"all"))
+    take(peer, MAX_UNSETTLED)
+    close = content.close(peer.wait(keys.CHANNEL_CLOSE).payload)
+    assert close.reply_code == ReplyCode.RESOURCE_ERROR
+    assert close.reply_text == b"more than 200000 deliveries are not settled: consume with a prefetch (basic.qos)"
+    peer.say(1, requests.CHANNEL_CLOSE_OK)
+    peer.open(1)
+    wait_until(
+        lambda: settled(peer, overfull) == MAX_UNSETTLED + 1, seconds=PATIENCE, what="all messages in the queue again"
+    )
 
 
 # -- channels and consumers --------------------------------------------------------------------------------------------

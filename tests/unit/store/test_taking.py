@@ -138,6 +138,7 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
 def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
     """A channel with a consumer that acknowledges, and the connection that it writes to."""
     upstream: Any = Upstream()
+    upstream.hold_client = upstream.release_client = lambda _: None
     taking = TakingChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
     taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"c"))
@@ -188,3 +189,51 @@ def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(
     acks = [payload for payload in upstream.written if payload[:4] == keys.BASIC_ACK.to_bytes(4, "big")]
     assert acks == ([requests.ack(tag) for tag in (1, 3, 4)] if held else [requests.ack(4, multiple=True)])
     assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [5]
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["one by one", "with one method for each part"])
+def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_behind_them(held: bool) -> None:
+    """How long the event loop is held for as many as may be is measured beside a broker."""
+    most, parts = 4_096, 3
+    count = parts * most - 5
+    upstream, taking = consuming(max_kept=1 << 30)
+    for tag in range(1, count + 1):
+        deliver(taking, tag, EMPTY)
+    if held:
+        taking.hold(taking.select(content.Settle(7, multiple=False, requeue=False)), "a branch")
+    upstream.written.clear()
+    taking.ack(taking.select(content.Settle(0, multiple=True, requeue=False)), multiple=True)
+    done = list[bool]()
+    taking.then(lambda: done.append(True))
+    deliver(taking, count + 1, EMPTY)
+    assert taking.unsettled == 1 + held
+    with pytest.raises(XaError, match="unknown delivery tag 1"):
+        taking.select(content.Settle(1, multiple=False, requeue=False))
+    commit_ok = method_frame(1, keys.TX_COMMIT_OK.to_bytes(4, "big"))
+    settled = set[int]()
+    for _ in range(parts):
+        assert not done
+        *acks, commit = upstream.written
+        upstream.written.clear()
+        assert commit == requests.TX_COMMIT, "nothing may follow it before commit-ok"
+        tags = {int.from_bytes(payload[4:12], "big") for payload in acks}
+        assert len(tags) <= most
+        settled = settled | tags if held else set(range(1, max(tags) + 1))
+        taking.frame(keys.TX_COMMIT_OK, commit_ok, 0, len(commit_ok))
+    assert done
+    assert upstream.written == []
+    assert settled == set(range(1, count + 1)) - ({7} if held else set())
+
+
+def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
+    """All up to a tag, and the last tag of all, are told by the order of what is open."""
+    upstream, taking = consuming(max_kept=1000)
+    for tag in range(1, 6):
+        deliver(taking, tag, EMPTY)
+    (second,) = taking.select(content.Settle(2, multiple=False, requeue=False))
+    taking.hold([second], "a branch")
+    assert taking.unhold(second)
+    upstream.written.clear()
+    taking.ack(taking.select(content.Settle(3, multiple=True, requeue=False)), multiple=True)
+    assert upstream.written[0] == requests.ack(3, multiple=True)
+    assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [4, 5]
