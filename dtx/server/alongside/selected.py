@@ -422,9 +422,7 @@ class SelectedChannel(Channel):
 
     def _rejected(self, delivery: Delivery, requeue: bool, committed: bool) -> None:
         """The branch that rejected *delivery* has ended."""
-        if self._taking.unhold(delivery):
-            self._taking.nack((delivery,), requeue=requeue or not committed)
-        elif committed and not requeue:
+        if not self._taking.nack_held(delivery, requeue=requeue or not committed) and committed and not requeue:
             _log.warning("a reject is lost with its channel: the message is in its queue", queue=delivery.queue)
 
     # -- demarcation

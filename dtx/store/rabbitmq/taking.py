@@ -367,6 +367,13 @@ class TakingChannel:
         self._sorted = False
         return True
 
+    def nack_held(self, delivery: Delivery, *, requeue: bool) -> bool:
+        """Reject a delivery whose contents were dropped; it is committed at once. Returns as :meth:`unhold`."""
+        if self._held.pop(delivery.tag, None) is None:
+            return False
+        self._send(method_frame(self.number, requests.nack(delivery.tag, False, requeue)), dirty=True)
+        return True
+
     def then(self, act: Callable[[], None]) -> None:
         """Call *act* when all that was sent so far is committed; never, where that gets lost."""
         if self.gone is None:
@@ -382,17 +389,18 @@ class TakingChannel:
         else:
             deliveries = self._forget(deliveries)
         if len(deliveries) <= _AT_ONCE:
-            self._send(self._settlement(_Settlement(deliveries, method, multiple)), dirty=True)
+            self._send(self._settlement(deliveries, method, multiple), dirty=True)
             return
         for start in range(0, len(deliveries), _AT_ONCE):
             part = _Settlement(deliveries[start : start + _AT_ONCE], method, multiple)
             self._enqueue(part, requests.SETTLE_FRAME * len(part.deliveries))
 
-    def _settlement(self, part: _Settlement) -> bytes:
-        """The frames of *part*, whose contents are kept no longer."""
-        deliveries, method = part.deliveries, part.method
+    def _settlement(
+        self, deliveries: Sequence[Delivery], method: Callable[[int, bool], bytes], multiple: bool
+    ) -> bytes:
+        """The frames that settle *deliveries*, whose contents are kept no longer."""
         self._free(deliveries)
-        if part.multiple and len(deliveries) > 1:
+        if multiple and len(deliveries) > 1:
             return method_frame(self.number, method(deliveries[-1].tag, True))
         return b"".join([method_frame(self.number, method(delivery.tag, False)) for delivery in deliveries])
 
@@ -406,8 +414,9 @@ class TakingChannel:
 
     def _free(self, deliveries: Sequence[Delivery]) -> None:
         freed = sum(delivery.size for delivery in deliveries if delivery.body is not None)
-        self._kept -= freed
-        self._budget.charge(-freed)
+        if freed:
+            self._kept -= freed
+            self._budget.charge(-freed)
 
     # -- what branches ask
 
@@ -472,7 +481,8 @@ class TakingChannel:
                 )
                 return
             if isinstance(item, _Settlement):
-                item = _Frames(self._settlement(item), dirty=True, last=False)
+                data = self._settlement(item.deliveries, item.method, item.multiple)
+                item = _Frames(data, dirty=True, last=False)
             frames, dirty, last = [item.data], item.dirty, item.last
             acts = [item.act]
             while self._queue and not last:

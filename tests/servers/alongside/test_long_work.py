@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.wire.amqp09 import calls, content, keys, requests, tables
+from dtx.wire.amqp09 import calls, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
@@ -296,8 +296,7 @@ def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(pe
 def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Peer, overfull: bytes) -> None:
     select(peer)
     peer.say(1, requests.consume(overfull, b"all"))
-    take(peer, MAX_UNSETTLED)
-    close = content.close(peer.wait(keys.CHANNEL_CLOSE).payload)
+    close = peer.refusal(1)
     assert close.reply_code == ReplyCode.RESOURCE_ERROR
     assert close.reply_text == b"more than 200000 deliveries are not settled: consume with a prefetch (basic.qos)"
     peer.say(1, requests.CHANNEL_CLOSE_OK)
