@@ -27,8 +27,8 @@ MAX_UNACKED: Final = 50_000
 """Deliveries of one channel that are not settled. Consumers get no more until some are, and basic.get is refused: a
 client would otherwise take a queue of any length into the memory of dtx."""
 MAX_UNSETTLED: Final = 200_000
-"""The same of a selected channel in front of a broker, which alone could make consumers wait: the channel is closed.
-All of them can be settled at once, within some ten milliseconds."""
+"""Unsettled deliveries of one selected channel in front of a broker. Beyond it the channel is closed (506), as dtx
+cannot make the broker's consumers wait. One request may settle them all without holding the event loop for long."""
 
 
 def demand_fan_out(message: HeldPublish) -> None:

@@ -39,7 +39,7 @@ _MAX_FORMER: Final = 64
 _MAX_WAITING: Final = 1 << 20
 """Octets that wait behind commit-ok; beyond them the client is not read from."""
 _AT_ONCE: Final = 4_096
-"""Deliveries that one commit settles outside a branch: of more, the others have their turn behind its commit-ok."""
+"""Deliveries that one commit settles outside a branch at most; further ones wait for its commit-ok."""
 
 
 class Owner(Protocol):
@@ -194,7 +194,7 @@ class TakingChannel:
 
     @property
     def unsettled(self) -> int:
-        """Deliveries that nobody has settled, and those that branches hold."""
+        """How many deliveries are not settled, with those that branches hold."""
         return len(self._open) + len(self._held)
 
     @property
