@@ -1,16 +1,21 @@
 """The channel that takes deliveries for branches, without a broker behind it."""
 
+import asyncio
 import time
+from collections.abc import Iterable
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from dtx.log.records import Unit
+from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
-from dtx.store.work import Budget
+from dtx.store.work import Budget, Delivery
 from dtx.wire.amqp09 import content, keys, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
@@ -27,6 +32,19 @@ class Upstream:
         self.handlers: dict[int, Any] = {}
         self.exclusive = ExclusiveQueues()
         self.written: list[bytes] = []
+        self.aborted: str | None = None
+
+    def free(self, number: int) -> None:
+        """The channel's number can be used again."""
+
+    def abort(self, reason: str) -> None:
+        """End the connection at once."""
+        self.aborted = reason
+
+    def write_steps(self, *steps: tuple[Iterable[bytes], object]) -> None:
+        """Frames in steps."""
+        for frames, _ in steps:
+            self.write(b"".join(frames))
 
     def write(self, data: bytes) -> None:
         """Methods, without their frames."""
@@ -237,3 +255,72 @@ def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
     taking.ack(taking.select(content.Settle(3, multiple=True, requeue=False)), multiple=True)
     assert upstream.written[0] == requests.ack(3, multiple=True)
     assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [4, 5]
+
+
+def take(taking: TakingChannel, held: list[Delivery], unit: Unit) -> "asyncio.Future[UnitOutcome | None]":
+    """The outcome of a unit, on a connection that holds its lock."""
+    outcome = taking.take(held, uuid4(), unit, b"receipts")
+    locked = method_frame(1, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(taking.lock.encode()))
+    taking.frame(keys.BASIC_CONSUME_OK, locked, 0, len(locked))
+    return outcome
+
+
+SENT = (keys.BASIC_ACK, keys.BASIC_PUBLISH, keys.TX_COMMIT)
+
+
+@pytest.mark.parametrize("receipt", [True, False])
+async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(receipt: bool) -> None:
+    """Without a receipt the unit's row says so: then nothing may be left in the queue of receipts."""
+    upstream, taking = consuming(max_kept=1000)
+    deliver(taking, 1, EMPTY)
+    held = taking.select(content.Settle(1, multiple=False, requeue=False))
+    taking.hold(held, "a branch")
+    upstream.written.clear()
+    unit = Unit(number=1, lock="", nonce=uuid4(), receipt=receipt)
+    outcome = take(taking, held, unit)
+    published = [requests.publish(b"", b"receipts")] if receipt else []
+    methods = [payload for payload in upstream.written if int.from_bytes(payload[:4], "big") in SENT]
+    assert methods == [requests.ack(1), *published, requests.TX_COMMIT]
+    assert not outcome.done()
+    commit_ok = method_frame(1, keys.TX_COMMIT_OK.to_bytes(4, "big"))
+    taking.frame(keys.TX_COMMIT_OK, commit_ok, 0, len(commit_ok))
+    assert await outcome is UnitOutcome.HAPPENED
+
+
+async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> None:
+    """It went back to its queue meanwhile; an acknowledgement would take another message, or close the channel."""
+    upstream, taking = consuming(max_kept=1000)
+    deliver(taking, 1, EMPTY)
+    (delivery,) = taking.select(content.Settle(1, multiple=False, requeue=False))
+    taking.hold([delivery], "a branch")
+    taking.release([delivery])
+    upstream.written.clear()
+    outcome = take(taking, [delivery], Unit(number=1, lock="", nonce=uuid4()))
+    assert outcome.done()
+    assert outcome.result() is UnitOutcome.NEVER
+    assert upstream.written == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [(keys.TX_COMMIT, None), (0, None), (keys.BASIC_ACK, UnitOutcome.NEVER), (keys.BASIC_PUBLISH, UnitOutcome.NEVER)],
+    ids=["tx.commit", "no method", "basic.ack", "basic.publish"],
+)
+async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_commit(
+    failed: int, expected: UnitOutcome | None
+) -> None:
+    """Its receipt can be asked for once the connection has ended, so that ends at once."""
+    upstream, taking = consuming(max_kept=1000)
+    lost = list[object]()
+    upstream.held_lost = lambda branch, _reason: lost.append(branch)
+    upstream.taking_ended = lambda: None
+    taking.owner = SimpleNamespace(forward=lambda *_: None, upstream_closed=lambda _: None)
+    deliver(taking, 1, EMPTY)
+    held = taking.select(content.Settle(1, multiple=False, requeue=False))
+    taking.hold(held, "a branch")
+    outcome = take(taking, held, Unit(number=1, lock="", nonce=uuid4()))
+    close = method_frame(1, requests.close(keys.CHANNEL_CLOSE, 406, b"PRECONDITION_FAILED", failed))
+    taking.frame(keys.CHANNEL_CLOSE, close, 0, len(close))
+    assert await outcome is expected
+    assert (upstream.aborted is not None) == (expected is None)
+    assert lost == ["a branch"]
