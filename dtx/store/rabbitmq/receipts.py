@@ -128,32 +128,38 @@ class Receipts:
             self._current = next(free, self._current)
         for generation, queue in enumerate(self.queues):
             if generation != self._current and self._used[generation] and not self._pending[generation]:
-                async with self._scanning:  # who scans would miss the marker
-                    await self._drain(queue, channel)
-                self._used[generation] = False
+                async with self._scanning:
+                    drained = await self._drain(queue, channel.upstream)
+                self._used[generation] = not drained
 
-    async def _drain(self, queue: bytes, channel: OwnChannel) -> None:
-        """Purge *queue*, and leave its marker in it.
+    async def _drain(self, queue: bytes, upstream: Upstream) -> bool:
+        """Purge *queue*, and leave its marker in it. Returns whether that could be done now.
 
         A queue without its marker tells that the broker has forgotten receipts. So the marker is taken out and not
-        acknowledged: the purge does not touch it, and a connection that ends gives it back.
+        acknowledged: the purge does not touch it, and a channel that ends gives it back. Until then a scan would miss
+        it, also one of a later connection of this dtx, or of a successor, which may be there before the broker has
+        ended this one. So the queue is consumed exclusively meanwhile, as for a scan.
         """
         assert self.incarnation is not None, "a lane that turns has recognised its broker"
         failpoint.at(Point.DRAIN_BEFORE)
-        key, answer, first = await channel.call(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+        first: list[Content] = []
+        channel = await self._consume_alone(queue, upstream, first.append, prefetch=1)
+        if channel is None:
+            return False
+        for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
+            await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
         number, marker = channel.number, _marker(self.incarnation)
-        purge = method_frame(number, requests.queue_purge(queue))
-        tag = content.get_ok(answer).delivery_tag if key == keys.BASIC_GET_OK else 0
-        held = first is not None and first.body == marker
-        if not held:
+        frames = method_frame(number, requests.queue_purge(queue))
+        if not first or first[0].body != marker:
             # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
-            taken = method_frame(number, requests.ack(tag)) if tag else b""
-            purge = taken + purge + messages.receipt(number, queue, marker)
-        await channel.send_raw(purge, keys.QUEUE_PURGE_OK)
+            if first:
+                frames += method_frame(number, requests.ack(content.deliver(first[0].method).delivery_tag))
+            frames += messages.receipt(number, queue, marker)
+        await channel.send_raw(frames, keys.QUEUE_PURGE_OK)
         failpoint.at(Point.DRAIN_PURGED)
-        if held:
-            channel.upstream.write(method_frame(number, requests.nack(tag, requeue=True)))
+        await channel.close()
         failpoint.at(Point.DRAIN_AFTER)
+        return True
 
     # -- asking the broker
 
@@ -251,7 +257,11 @@ class Receipts:
 
         for queue in queues:
             markers.append(set())
-            channel = await self._consume_alone(queue, upstream, note)
+            while True:
+                channel = await self._consume_alone(queue, upstream, note)
+                if channel is not None:
+                    break
+                await asyncio.sleep(_RETRY)
             waiting = -1
             while waiting:
                 # What is counted after the consumer began has been delivered before the answer, or still waits.
@@ -260,18 +270,21 @@ class Receipts:
             await channel.close()  # they go back where they were
         return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
-    async def _consume_alone(self, queue: bytes, upstream: Upstream, note: Callable[[Content], None]) -> OwnChannel:
-        while True:
-            channel = await OwnChannel(upstream).open()
-            channel.on_delivery = note
-            try:
-                await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
-            except ChannelClosed as closed:
-                if closed.close.reply_code != _IN_USE:
-                    raise
-                await asyncio.sleep(_RETRY)
-            else:
-                return channel
+    async def _consume_alone(
+        self, queue: bytes, upstream: Upstream, note: Callable[[Content], None], prefetch: int = 0
+    ) -> OwnChannel | None:
+        """A channel that consumes *queue* exclusively; ``None`` while another one does."""
+        channel = await OwnChannel(upstream).open()
+        channel.on_delivery = note
+        try:
+            if prefetch:
+                await channel.call(requests.qos(prefetch), keys.BASIC_QOS_OK)
+            await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+        except ChannelClosed as closed:
+            if closed.close.reply_code != _IN_USE:
+                raise
+            return None
+        return channel
 
 
 def _marker(incarnation: str) -> bytes:

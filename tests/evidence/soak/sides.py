@@ -10,13 +10,16 @@ from typing import Final
 import pika
 import psycopg
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
 from dtx.client import XAER_NOTA, XAER_PROTO, Coordinator, XAException, XaFlag, XAResource, XARollback, Xid
 from tests.evidence.soak.money import FORMAT_ID, Coin, Seen, xid_of
 from tests.evidence.soak.ways import STRAIGHT, Way
 
-BROKEN: Final = (AMQPError, XAException, psycopg.Error, OSError, ValueError, AttributeError)
+BROKEN: Final = (
+    AMQPError, AMQPConnectorException, XAException, psycopg.Error, OSError, ValueError, AttributeError
+)  # fmt: skip
 """What a client sees when the other end dies. The last two are pika's: for a socket that is reset just after it was
 connected, and for a server's close that comes while pika closes channels one by one."""
 PATIENCE: Final = 15.0

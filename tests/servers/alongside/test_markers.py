@@ -1,7 +1,9 @@
 """The marker of a receipt queue: it tells that the broker has forgotten nothing, so dtx must never lose it itself."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
+from typing import cast
 from uuid import uuid4
 
 import pytest
@@ -11,30 +13,29 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import Content, OwnChannel
+from dtx.store.rabbitmq.upstream import Content, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import keys, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
 
 
-class Cut(Exception):
-    """The connection was cut off."""
+class Purging(OwnChannel):
+    """A channel that stops when the first queue has been purged."""
 
-
-class Failing(OwnChannel):
-    """A channel whose connection is cut off when the first queue has been purged."""
+    purged: asyncio.Event
 
     def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         future = super().send_raw(frames, *answers)
-        return asyncio.ensure_future(self._cut(future)) if keys.QUEUE_PURGE_OK in answers else future
+        return asyncio.ensure_future(self._stop(future)) if keys.QUEUE_PURGE_OK in answers else future
 
-    async def _cut(
+    async def _stop(
         self, future: "asyncio.Future[tuple[int, bytes, Content | None]]"
     ) -> tuple[int, bytes, Content | None]:
-        await future
-        self.upstream.abort("cut off by the test")
-        raise Cut
+        answer = await future
+        self.purged.set()
+        await asyncio.shield(cast("ServiceConnection", self.upstream).gone)
+        return answer
 
 
 async def connected(rabbitmq: RabbitNode) -> ServiceConnection:
@@ -69,28 +70,62 @@ async def tx(connection: ServiceConnection) -> OwnChannel:
     return channel
 
 
-async def test_a_connection_that_is_cut_off_behind_a_purge_takes_no_marker_along(rabbitmq: RabbitNode) -> None:
-    """The broker has not restarted: whoever comes next must not believe that it has forgotten receipts."""
+async def test_a_purge_that_is_cut_off_hides_no_marker_from_whoever_comes_next(
+    rabbitmq: RabbitNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has not restarted, and must not seem to have forgotten receipts; it may see the end of a connection
+    later than dtx does.
+    """
     identity = new_identity("markers")
     first = await connected(rabbitmq)
     receipts = await made(first, identity)
-    await receipts.turn(await OwnChannel(first).open())  # what a predecessor may have left is gone
+    control = await OwnChannel(first).open()
+    await receipts.turn(control)  # what a predecessor may have left is gone
     await leave(receipts, await tx(first))
-    failing = Failing(first)
-    await failing.open()
-    cut = False
-    for _ in range(GENERATIONS):
-        try:
-            await receipts.turn(failing)
-        except Cut:
-            cut = True
-            break
-    assert cut
+    with monkeypatch.context() as patched:
+        patched.setattr(Purging, "purged", asyncio.Event(), raising=False)
+        patched.setattr("dtx.store.rabbitmq.receipts.OwnChannel", Purging)
+        turns = asyncio.create_task(turn_on(receipts, await Purging(first).open()))
+        async with asyncio.timeout(30):
+            await Purging.purged.wait()
     second = await connected(rabbitmq)
+    successor = asyncio.create_task(made(second, identity))
+    assert not (await asyncio.wait([successor], timeout=1))[0], "it has looked while the marker was not there"
+    first.abort("cut off by the test")
     async with asyncio.timeout(30):
-        successor = await made(second, identity)
-    assert successor.incarnation == receipts.incarnation
+        assert (await successor).incarnation == receipts.incarnation
+        with contextlib.suppress(UpstreamLost):
+            await turns
     second.end("the test is over")
+
+
+async def turn_on(receipts: Receipts, control: OwnChannel) -> None:
+    for _ in range(GENERATIONS):
+        await receipts.turn(control)
+
+
+async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: RabbitNode) -> None:
+    """A scan holds what it looks at, so a purge would leave the receipts there, and lose the marker's place."""
+    identity = new_identity("markers")
+    connection = await connected(rabbitmq)
+    receipts = await made(connection, identity)
+    control = await OwnChannel(connection).open()
+    await receipts.turn(control)
+    unit = await leave(receipts, await tx(connection))
+    other = await connected(rabbitmq)
+    for queue in receipts.queues:
+        channel = await OwnChannel(other).open()
+        await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+    await turn_on(receipts, control)
+    other.end("it has seen all")
+    async with asyncio.timeout(30):
+        found = await receipts.left_by(identity.new_lock(), connection)
+        assert found.nonces == {unit.nonce}
+        await turn_on(receipts, control)
+        found = await receipts.left_by(identity.new_lock(), connection)
+    assert found.nonces == frozenset()
+    assert found.markers == {receipts.incarnation}
+    connection.end("the test is over")
 
 
 async def test_what_is_not_needed_any_more_is_purged_and_the_marker_stays(rabbitmq: RabbitNode) -> None:
