@@ -23,7 +23,7 @@ from benchmarks.support.pauses import Probe
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.tables import entry
@@ -191,7 +191,7 @@ def removals(bench: Bench) -> None:
         client.declare(b"deep")
         client.fill(b"deep", count)
         with bench.measured("purge", count):
-            client.call(requests.queue_purge(b"deep"), keys.QUEUE_PURGE_OK)
+            client.call(methods.QueuePurge(b"deep").encode(), keys.QUEUE_PURGE_OK)
         if client.depth(b"deep"):
             raise Refused("the queue should be empty")
     with Client(bench.address, size) as client:
@@ -257,7 +257,7 @@ def flood(bench: Bench) -> None:
     life = entry(b"x-message-ttl", b"l", (1).to_bytes(8, "big"))
     for name, arguments in ((b"x-max-length 1", length), (b"x-message-ttl 1 ms", life)):
         with Client(bench.address, size) as client:
-            client.call(requests.queue_declare(name, durable=True, arguments=arguments), keys.QUEUE_DECLARE_OK)
+            client.call(methods.QueueDeclare(name, durable=True, arguments=arguments).encode(), keys.QUEUE_DECLARE_OK)
             with bench.measured(f"publish, {name.decode()}", count):
                 client.fill(name, count)
             client.delete(name)
@@ -272,7 +272,7 @@ def declarations(bench: Bench) -> None:
             for first in range(0, count, _BATCH):
                 client.socket.sendall(
                     b"".join(
-                        method_frame(CHANNEL, requests.queue_declare(name, durable=True, no_wait=True))
+                        method_frame(CHANNEL, methods.QueueDeclare(name, durable=True, no_wait=True).encode())
                         for name in names[first : first + _BATCH]
                     )
                 )

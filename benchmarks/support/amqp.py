@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09 import content, handshake, keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, Select, encode_call
 from dtx.wire.amqp09.frames import Frame, FrameSplitter, Protocol, body_frames, header_frame, method_frame
 
@@ -142,17 +142,17 @@ class RawConnection:
 
     def declare(self, queue: bytes) -> None:
         """Make a durable classic queue."""
-        self.call(requests.queue_declare(queue, durable=True), keys.QUEUE_DECLARE_OK)
+        self.call(methods.QueueDeclare(queue, durable=True).encode(), keys.QUEUE_DECLARE_OK)
 
     def depth(self, queue: bytes) -> int:
         """How many messages are ready."""
-        answer = self.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+        answer = self.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
         messages, _ = _COUNTS.unpack(answer[-8:])
         return int(messages)
 
     def delete(self, queue: bytes) -> None:
         """Remove a queue with what is in it."""
-        self.call(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        self.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
     def close(self) -> None:
         """Close in order; the server's goodbye is waited for, so that its side is gone too."""

@@ -40,8 +40,8 @@ from dtx.client.errors import (
     XAException,
     raised_by_reply_code,
 )
+from dtx.client.pika_methods import METHODS, Method
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.methods import METHODS, Method
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from dtx.client.errors import XAER_RMERR, XARollback, raised_by_flag
-from dtx.wire.amqp09.methods import DtxCoordination, DtxDemarcation
+from dtx.client.pika_methods import DtxCoordination, DtxDemarcation
 from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.xid import Xid
 

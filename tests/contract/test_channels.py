@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, keys, methods, properties, requests
 from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry, put_long, put_short
@@ -42,7 +42,7 @@ def client(either_url: str) -> Iterator[RawClient]:
 def queue(client: RawClient) -> bytes:
     """An exclusive queue with a name of its own."""
     name = f"dialogue-{secrets.token_hex(6)}".encode()
-    ask(client, 1, requests.queue_declare(name, exclusive=True), keys.QUEUE_DECLARE_OK)
+    ask(client, 1, methods.QueueDeclare(name, exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
     return name
 
 
@@ -87,7 +87,7 @@ def test_what_is_sent_behind_an_exception_is_discarded_until_close_ok(client: Ra
     """AMQP 0-9-1, 1.5.2.5: "after sending this method, any received methods except … MUST be discarded"."""
     client.send_frames(publish_frames(1, "key", exchange="not-there"))
     publish(client, queue, b"late")
-    client.send(1, requests.queue_declare(b"", exclusive=True))
+    client.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
     assert client.refused(1).code == 404
     assert declare(client, queue, passive=True).message_count == 0
 
@@ -339,7 +339,7 @@ def test_a_queue_with_auto_delete_goes_with_its_last_consumer(client: RawClient)
     ask(client, 1, requests.cancel(b"a"), keys.BASIC_CANCEL_OK)
     assert declare(client, name, passive=True).consumer_count == 1
     ask(client, 1, requests.cancel(b"b"), keys.BASIC_CANCEL_OK)
-    assert client.refusal_of(1, requests.queue_declare(name, passive=True)).code == 404
+    assert client.refusal_of(1, methods.QueueDeclare(name, passive=True).encode()).code == 404
 
 
 def test_a_prefetch_in_octets_is_not_implemented(client: RawClient) -> None:
@@ -384,7 +384,7 @@ def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
 def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2", b"3")
     get(client, queue)
-    answer = ask(client, 1, requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
+    answer = ask(client, 1, methods.QueuePurge(queue).encode(), keys.QUEUE_PURGE_OK)
     assert answer[4:] == b"\x00\x00\x00\x02"
     client.send(1, requests.nack(1))
     assert bodies(client, queue) == [b"1"]
@@ -394,13 +394,13 @@ def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes)
     """queue.delete-ok: "Reports the number of messages deleted"; RabbitMQ means those that were ready."""
     fill(client, queue, b"1", b"2", b"3")
     assert get(client, queue) is not None
-    answer = ask(client, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    answer = ask(client, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
     assert answer[4:] == b"\x00\x00\x00\x02"
 
 
 def test_a_delete_of_a_queue_that_is_not_there_is_no_error(client: RawClient) -> None:
     """RabbitMQ, "queue.delete": "idempotent"."""
-    answer = ask(client, 1, requests.queue_delete(b"not-there"), keys.QUEUE_DELETE_OK)
+    answer = ask(client, 1, methods.QueueDelete(b"not-there").encode(), keys.QUEUE_DELETE_OK)
     assert answer[4:] == b"\x00\x00\x00\x00"
 
 
@@ -409,15 +409,15 @@ def test_a_delete_that_is_conditional_spares_what_is_not_empty_or_in_use(client:
     instead".
     """
     fill(client, queue, b"1")
-    assert client.refusal_of(1, requests.queue_delete(queue, if_empty=True)).code == 406
+    assert client.refusal_of(1, methods.QueueDelete(queue, if_empty=True).encode()).code == 406
     client.open(2)
     consume(client, queue, no_ack=True, channel=2)
-    assert client.refusal_of(1, requests.queue_delete(queue, if_unused=True)).code == 406
+    assert client.refusal_of(1, methods.QueueDelete(queue, if_unused=True).encode()).code == 406
     assert declare(client, queue, passive=True).consumer_count == 1
 
 
 def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.queue_bind(queue, b"amq.direct", queue), keys.QUEUE_BIND_OK)
+    ask(client, 1, methods.QueueBind(queue, b"amq.direct", queue).encode(), keys.QUEUE_BIND_OK)
     client.send_frames(publish_frames(1, queue.decode(), b"bound", exchange="amq.direct"))
     assert bodies(client, queue) == [b"bound"]
     unbind = keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00"
@@ -430,7 +430,7 @@ def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: by
 def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClient) -> None:
     name = f"silent-{secrets.token_hex(4)}".encode()
     client.send(
-        1, requests.queue_declare(name, exclusive=True, no_wait=True), requests.consume(name, b"t", no_wait=True)
+        1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode(), requests.consume(name, b"t", no_wait=True)
     )
     publish(client, name, b"1")
     assert next_delivery(client)[1] == b"1"
@@ -465,7 +465,7 @@ def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient
 def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
     """RabbitMQ, Queue Length Limit: reject-publish "informs the publisher of the reject via a basic.nack"."""
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x02") + entry(b"x-overflow", b"S", b"reject-publish")
-    payload = requests.queue_declare(b"", exclusive=True, arguments=limits)
+    payload = methods.QueueDeclare(b"", exclusive=True, arguments=limits).encode()
     name = content.declare_ok(ask(client, 1, payload, keys.QUEUE_DECLARE_OK)).queue
     ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
     fates = []
@@ -585,7 +585,7 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
     client.close()
     with RawClient(either_url) as other:
         other.open(1)
-        answer = ask(other, 1, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
+        answer = ask(other, 1, methods.QueueDelete(name).encode(), keys.QUEUE_DELETE_OK)
         assert answer[4:] == b"\x00\x00\x00\x32"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, keys, methods, properties, requests
 from dtx.wire.amqp09.properties import Property
 from tests.support.asking import (
     ask,
@@ -55,7 +55,7 @@ def question(asker: RawClient, answerer: RawClient) -> bytes:
     view = properties.read(content.header(header).properties)
     assert view.correlation_id == b"7"
     assert answerer.read()[2] == b"question"
-    ask(answerer, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    ask(answerer, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
     address = view.reply_to
     assert address is not None
     assert address.startswith(REPLY_TO + b".")
@@ -89,7 +89,7 @@ def test_a_reply_to_somebody_who_is_gone_is_dropped(asker: RawClient, answerer: 
     ask(asker, 1, requests.cancel(b"replies"), keys.BASIC_CANCEL_OK)
     consume(asker, REPLY_TO, b"replies", no_ack=True)
     asker.close_channel(1)
-    refusal = answerer.refusal_of(1, requests.queue_declare(address, passive=True))
+    refusal = answerer.refusal_of(1, methods.QueueDeclare(address, passive=True).encode())
     assert refusal.code == 404
     ask(answerer, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
     publish(answerer, address, b"reply")
@@ -147,4 +147,4 @@ def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: 
     queue = declare(answerer).queue
     answerer.send_frames(publish_frames(1, REPLY_TO.decode() + ".made-up") + publish_frames(1, queue.decode()))
     assert get(answerer, queue) is not None
-    ask(answerer, 1, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    ask(answerer, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)

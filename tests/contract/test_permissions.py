@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from dtx.auth.permissions import Permission
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, keys, methods, properties, requests
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
@@ -76,38 +76,41 @@ def operation(payload: bytes, *needs: Pair, code: int = 0) -> Operation:
 BINDING: Final[tuple[Pair, ...]] = ((WRITE, QUEUE), (READ, SOURCE))
 LINKING: Final[tuple[Pair, ...]] = ((WRITE, DESTINATION), (READ, SOURCE))
 OPERATIONS: Final = {
-    "queue.declare": operation(requests.queue_declare(NEW_QUEUE), (CONFIGURE, NEW_QUEUE)),
-    "queue.declare again": operation(requests.queue_declare(QUEUE), (CONFIGURE, QUEUE)),
-    "queue.declare passive": operation(requests.queue_declare(QUEUE, passive=True)),
+    "queue.declare": operation(methods.QueueDeclare(NEW_QUEUE).encode(), (CONFIGURE, NEW_QUEUE)),
+    "queue.declare again": operation(methods.QueueDeclare(QUEUE).encode(), (CONFIGURE, QUEUE)),
+    "queue.declare passive": operation(methods.QueueDeclare(QUEUE, passive=True).encode()),
     "queue.declare named by the server": operation(
-        requests.queue_declare(b"", exclusive=True), (CONFIGURE, SERVER_NAMED)
+        methods.QueueDeclare(b"", exclusive=True).encode(), (CONFIGURE, SERVER_NAMED)
     ),
     "queue.declare with dead letters": operation(
-        requests.queue_declare(NEW_QUEUE, arguments=DEAD), (CONFIGURE, NEW_QUEUE), (READ, NEW_QUEUE), (WRITE, LETTERS)
+        methods.QueueDeclare(NEW_QUEUE, arguments=DEAD).encode(),
+        (CONFIGURE, NEW_QUEUE),
+        (READ, NEW_QUEUE),
+        (WRITE, LETTERS),
     ),
     "queue.declare with dead letters to the default exchange": operation(
-        requests.queue_declare(NEW_QUEUE, arguments=DEAD_TO_DEFAULT),
+        methods.QueueDeclare(NEW_QUEUE, arguments=DEAD_TO_DEFAULT).encode(),
         (CONFIGURE, NEW_QUEUE),
         (READ, NEW_QUEUE),
         (WRITE, DEFAULT),
     ),
     "queue.declare with dead letters, named by the server": operation(
-        requests.queue_declare(b"", exclusive=True, arguments=DEAD),
+        methods.QueueDeclare(b"", exclusive=True, arguments=DEAD).encode(),
         (CONFIGURE, SERVER_NAMED),
         (READ, SERVER_NAMED),
         (WRITE, LETTERS),
     ),
     "queue.declare with dead letters again": operation(
-        requests.queue_declare(QUEUE_WITH_LETTERS, arguments=DEAD), (CONFIGURE, QUEUE_WITH_LETTERS)
+        methods.QueueDeclare(QUEUE_WITH_LETTERS, arguments=DEAD).encode(), (CONFIGURE, QUEUE_WITH_LETTERS)
     ),
-    "queue.bind": operation(requests.queue_bind(QUEUE, SOURCE, b"key"), *BINDING),
+    "queue.bind": operation(methods.QueueBind(QUEUE, SOURCE, b"key").encode(), *BINDING),
     "queue.bind a queue that is not there": operation(
-        requests.queue_bind(MISSING, SOURCE, b"key"), (WRITE, MISSING), (READ, SOURCE), code=404
+        methods.QueueBind(MISSING, SOURCE, b"key").encode(), (WRITE, MISSING), (READ, SOURCE), code=404
     ),
     "queue.unbind": operation(queue_unbind(QUEUE, SOURCE), *BINDING),
-    "queue.purge": operation(requests.queue_purge(QUEUE), (READ, QUEUE)),
-    "queue.delete": operation(requests.queue_delete(NEW_QUEUE), (CONFIGURE, NEW_QUEUE)),
-    "queue.delete of one that is there": operation(requests.queue_delete(QUEUE), (CONFIGURE, QUEUE)),
+    "queue.purge": operation(methods.QueuePurge(QUEUE).encode(), (READ, QUEUE)),
+    "queue.delete": operation(methods.QueueDelete(NEW_QUEUE).encode(), (CONFIGURE, NEW_QUEUE)),
+    "queue.delete of one that is there": operation(methods.QueueDelete(QUEUE).encode(), (CONFIGURE, QUEUE)),
     "exchange.declare": operation(exchange_declare(NEW_EXCHANGE), (CONFIGURE, NEW_EXCHANGE)),
     "exchange.declare again": operation(exchange_declare(SOURCE), (CONFIGURE, SOURCE)),
     "exchange.declare passive": operation(exchange_declare(SOURCE, passive=True)),
@@ -150,7 +153,7 @@ class Stage:
 
     def clear(self) -> None:
         for name in (QUEUE, NEW_QUEUE, QUEUE_WITH_LETTERS):
-            self._ask(requests.queue_delete(name))
+            self._ask(methods.QueueDelete(name).encode())
         for name in EXCHANGES:
             self._ask(exchange_delete(name))
 
@@ -160,8 +163,8 @@ class Stage:
             self._ask(exchange_declare(name))
         self._ask(exchange_declare(INTERNAL, internal=True))
         self._ask(exchange_declare(EXCHANGE_WITH_ALTERNATE, OTHERWISE))
-        self._ask(requests.queue_declare(QUEUE))
-        self._ask(requests.queue_declare(QUEUE_WITH_LETTERS, arguments=DEAD))
+        self._ask(methods.QueueDeclare(QUEUE).encode())
+        self._ask(methods.QueueDeclare(QUEUE_WITH_LETTERS, arguments=DEAD).encode())
 
     def _ask(self, payload: bytes) -> None:
         self._guest.send(1, payload)
@@ -203,13 +206,13 @@ NOBODYS: Final = {
     "publish to an internal exchange": publish_frames(1, "key", exchange="p-internal"),
     "declare the default exchange": method_frame(1, exchange_declare(b"")),
     "delete the default exchange": method_frame(1, exchange_delete(b"")),
-    "bind to the default exchange": method_frame(1, requests.queue_bind(QUEUE, b"", b"key")),
+    "bind to the default exchange": method_frame(1, methods.QueueBind(QUEUE, b"", b"key").encode()),
     "unbind from the default exchange": method_frame(1, queue_unbind(QUEUE, b"")),
     "link to the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, b"", SOURCE)),
     "link from the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, DESTINATION, b"")),
     "delete an exchange of the server's": method_frame(1, exchange_delete(b"amq.fanout")),
     "declare an exchange with a name of the server's": method_frame(1, exchange_declare(b"amq.mine")),
-    "declare a queue with a name of the server's": method_frame(1, requests.queue_declare(b"amq.mine")),
+    "declare a queue with a name of the server's": method_frame(1, methods.QueueDeclare(b"amq.mine").encode()),
 }
 
 

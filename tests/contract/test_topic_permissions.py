@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09 import keys, methods, properties
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
@@ -30,7 +30,7 @@ def unbind(queue: str, exchange: str, key: str) -> bytes:
 
 
 def bind(queue: str, exchange: str, key: str) -> bytes:
-    return method_frame(1, requests.queue_bind(queue.encode(), exchange.encode(), key.encode()))
+    return method_frame(1, methods.QueueBind(queue.encode(), exchange.encode(), key.encode()).encode())
 
 
 def link(key: int, destination: str, source: str, routing_key: str) -> bytes:
@@ -44,10 +44,10 @@ def queue(users: Users, alice: str) -> Iterator[str]:
     name = f"topics-{secrets.token_hex(4)}"
     with RawClient(users.url(alice)) as client:
         client.open(1)
-        client.send(1, requests.queue_declare(name.encode()))
+        client.send(1, methods.QueueDeclare(name.encode()).encode())
         client.read_method(1, keys.QUEUE_DECLARE_OK)
         yield name
-        client.send(1, requests.queue_delete(name.encode()))
+        client.send(1, methods.QueueDelete(name.encode()).encode())
         client.read_method(1, keys.QUEUE_DELETE_OK)
 
 

@@ -14,7 +14,7 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel
-from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09 import content, keys, methods, properties, requests, tables
 from dtx.wire.amqp09.content import MANDATORY
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from tests.evidence.sim.broker import HOST, PORT, SimBroker
@@ -66,7 +66,7 @@ class Rig:
     async def remove(self) -> None:
         """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
         channel = await self.channel()
-        await channel.call(requests.queue_delete(self.queue), keys.QUEUE_DELETE_OK)
+        await channel.call(methods.QueueDelete(self.queue).encode(), keys.QUEUE_DELETE_OK)
         await self.close()
 
     async def channel(self, *, tx: bool = False) -> OwnChannel:
@@ -76,7 +76,7 @@ class Rig:
         return channel
 
     async def declare(self, channel: OwnChannel, **options: Any) -> None:
-        await channel.call(requests.queue_declare(self.queue, durable=True, **options), keys.QUEUE_DECLARE_OK)
+        await channel.call(methods.QueueDeclare(self.queue, durable=True, **options).encode(), keys.QUEUE_DECLARE_OK)
 
 
 Scenario = Callable[[Rig], Awaitable[None]]
@@ -146,7 +146,7 @@ async def commit(channel: OwnChannel, frames: bytes = b"") -> None:
 
 
 async def count(channel: OwnChannel, queue: bytes) -> int:
-    _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     return content.declare_ok(answer).message_count
 
 
@@ -196,7 +196,7 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
         got = await get(unit, rig.queue)
         assert got is not None
         unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
-        await unit.call(requests.queue_declare(rig.queue, passive=True), keys.QUEUE_DECLARE_OK)
+        await unit.call(methods.QueueDeclare(rig.queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
         unit.upstream.abort("the end")
         async with asyncio.timeout(30):
             while not await count(other, rig.queue):
@@ -242,7 +242,7 @@ async def test_an_exclusive_queue_is_there_as_long_as_its_connection(play: Play)
     async def scenario(rig: Rig) -> None:
         owner, other = await rig.channel(), await rig.connect()
         lock = rig.queue
-        await owner.call(requests.queue_declare(lock, exclusive=True), keys.QUEUE_DECLARE_OK)
+        await owner.call(methods.QueueDeclare(lock, exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
         assert await consumers_of(lock, other) == 1
         owner.upstream.abort("the end")
         async with asyncio.timeout(30):
@@ -290,7 +290,7 @@ async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_r
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other, arguments=REFUSING)
         receipts = rig.queue + b".receipts"
-        await other.call(requests.queue_declare(receipts, durable=True), keys.QUEUE_DECLARE_OK)
+        await other.call(methods.QueueDeclare(receipts, durable=True).encode(), keys.QUEUE_DECLARE_OK)
         await commit(unit, publish(unit, rig.queue, b"fits"))
         frames = publish(unit, rig.queue, b"too much") + publish(unit, receipts, b"receipt", TRANSIENT)
         error = await closed(commit(unit, frames))
@@ -349,10 +349,10 @@ async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Pl
         got = await get(control, rig.queue)
         assert got is not None
         assert bytes(got[1].body) == b"marker"
-        await control.call(requests.queue_purge(rig.queue), keys.QUEUE_PURGE_OK)
+        await control.call(methods.QueuePurge(rig.queue).encode(), keys.QUEUE_PURGE_OK)
         await commit(unit, publish(unit, rig.queue, b"three", TRANSIENT))
         control.upstream.write(method_frame(control.number, requests.nack(got[0], requeue=True)))
-        await control.call(requests.queue_declare(rig.queue, passive=True), keys.QUEUE_DECLARE_OK)
+        await control.call(methods.QueueDeclare(rig.queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
         async with asyncio.timeout(30):
             while await count(control, rig.queue) < 2:
                 await asyncio.sleep(0.05)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 
@@ -18,7 +18,9 @@ def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
 
 def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
     """queue.declare."""
-    return content.declare_ok(ask(client, channel, requests.queue_declare(name, **options), keys.QUEUE_DECLARE_OK))
+    return content.declare_ok(
+        ask(client, channel, methods.QueueDeclare(name, **options).encode(), keys.QUEUE_DECLARE_OK)
+    )
 
 
 def publish(client: RawClient, queue: bytes, *bodies: bytes, channel: int = 1, **options: Any) -> None:

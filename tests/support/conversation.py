@@ -24,8 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from pika import spec
 
+from dtx.client.pika_methods import DtxCoordination, DtxDemarcation
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, METHOD
-from dtx.wire.amqp09.methods import DtxCoordination, DtxDemarcation
 from tests.support.client import new_xid
 from tests.support.peer import Frame, Peer
 

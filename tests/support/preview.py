@@ -12,8 +12,8 @@ from typing import Final, Self
 
 from pika import amqp_object, spec
 
+from dtx.client.pika_methods import Method, bit_octet
 from dtx.wire.amqp09 import keys, tables
-from dtx.wire.amqp09.methods import Method, bit_octet
 
 
 class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types

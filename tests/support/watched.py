@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from dtx.server import service as served
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
@@ -174,7 +174,7 @@ def service(watched: WatchedService) -> Iterator[WatchedService]:
 def a_queue(peer: Peer, *, durable: bool = False, arguments: bytes = b"") -> bytes:
     """A fresh queue, declared on channel 1."""
     queue = f"long-{secrets.token_hex(6)}".encode()
-    ask(peer, requests.queue_declare(queue, durable=durable, arguments=arguments), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, durable=durable, arguments=arguments).encode(), keys.QUEUE_DECLARE_OK)
     return queue
 
 

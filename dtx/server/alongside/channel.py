@@ -21,7 +21,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, content, declarations, errors, keys, requests
+from dtx.wire.amqp09 import calls, content, errors, keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
@@ -308,7 +308,7 @@ class Channel:
         """Pass a frame on to the client."""
         frame = buffer[start:end]
         if frame[0] == METHOD and frame.startswith(_ACCESS_REQUEST_OK, 7):
-            self.ticket = declarations.ticket(frame[7:-1])
+            self.ticket = methods.ticket(frame[7:-1])
         self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
 
     def lost(self, reason: str) -> None:
@@ -429,7 +429,7 @@ class Channel:
             XaError: 403 (the rule's on-failure="access-refused").
             WireError: 502, it has none.
         """
-        ticket = declarations.ticket(payload)
+        ticket = methods.ticket(payload)
         if ticket not in (0, self.ticket):
             raise XaError(
                 ReplyCode.ACCESS_REFUSED,

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.store.rabbitmq.arguments import Plain, from_table
-from dtx.wire.amqp09 import declarations, keys, replies
+from dtx.wire.amqp09 import keys, methods, replies
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
     if key not in _BINDS:
         return key >> 16 in _PREVIEW
     payload = buffer[start + 7 : end - 1]
-    if key == keys.EXCHANGE_BIND and not declarations.is_query(payload):
-        declarations.bind(payload)
+    if key == keys.EXCHANGE_BIND and not methods.is_query(payload):
+        methods.ExchangeBind.decode(payload)
         return False
     return True
 
@@ -56,16 +56,16 @@ def answer(channel: "Channel", key: int, payload: bytes) -> Coroutine[Any, Any, 
     match key:
         case keys.EXCHANGE_BIND:
             channel.need_broker()
-            name = declarations.exchange_query(payload)
+            name = methods.ExchangeQuery.decode(payload).exchange
             channel.check_ticket("exchange.query", payload)
             return _exchange(channel, name)
         case keys.BINDING_QUERY:
             channel.need_broker()
-            asked = declarations.binding_query(payload)
+            asked = methods.BindingQuery.decode(payload)
             channel.check_ticket("binding.query", payload)
             return _binding(channel, asked, from_table(asked.arguments))
         case keys.EXECUTION_FLUSH:
-            declarations.no_arguments(payload)
+            methods.ExecutionFlush.decode(payload)
             return _complete(channel, channel.commands_so_far())
         case keys.EXECUTION_COMPLETE:
             return None  # an answer to a flush that dtx never sends: there is nothing to it
@@ -86,7 +86,7 @@ async def _exchange(channel: "Channel", name: bytes) -> bytes:
     )
 
 
-async def _binding(channel: "Channel", asked: declarations.BindingQuery, arguments: dict[bytes, Plain]) -> bytes:
+async def _binding(channel: "Channel", asked: methods.BindingQuery, arguments: dict[bytes, Plain]) -> bytes:
     await channel.executed()
     if not channel.is_open():
         return b""

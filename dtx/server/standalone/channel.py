@@ -25,7 +25,7 @@ from dtx.server.standalone.transactions import Transactions
 from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, declarations, errors, keys, replies, requests
+from dtx.wire.amqp09 import calls, errors, keys, methods, replies, requests
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.xa.codes import ReplyCode, XaError
@@ -329,7 +329,7 @@ class Channel:
 
     def confirm_select(self, payload: bytes) -> None:
         """confirm.select."""
-        no_wait = declarations.flag(payload)
+        no_wait = methods.ConfirmSelect.decode(payload).no_wait
         self._may_become(ChannelMode.CONFIRM)
         if self.confirms is None:
             self.mode = ChannelMode.CONFIRM
@@ -339,7 +339,7 @@ class Channel:
 
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
-        declarations.no_arguments(payload)
+        methods.TxSelect.decode(payload)
         self._may_become(ChannelMode.LOCAL)
         if self.mode is ChannelMode.PLAIN:
             self.mode = ChannelMode.LOCAL
@@ -348,7 +348,8 @@ class Channel:
 
     def tx_commit(self, payload: bytes) -> None:
         """tx.commit."""
-        context = self._local(payload)
+        methods.TxCommit.decode(payload)
+        context = self._local()
         self.occupy()
 
         def done(error: XaError | None) -> None:
@@ -358,11 +359,11 @@ class Channel:
 
     def tx_rollback(self, payload: bytes) -> None:
         """tx.rollback."""
-        self._local(payload).rollback()
+        methods.TxRollback.decode(payload)
+        self._local().rollback()
         self.answer(keys.TX_ROLLBACK_OK)
 
-    def _local(self, payload: bytes) -> Local:
-        declarations.no_arguments(payload)
+    def _local(self) -> Local:
         if not isinstance(self.context, Local):
             self._may_become(ChannelMode.LOCAL)
             raise XaError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
@@ -370,13 +371,13 @@ class Channel:
 
     def execution_flush(self, payload: bytes) -> None:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""
-        declarations.no_arguments(payload)
+        methods.ExecutionFlush.decode(payload)
         frame = replies.complete(self.number, self._commands)
         self.after_writes(lambda: self.send(frame), keys.EXECUTION_FLUSH)
 
     def execution_complete(self, payload: bytes) -> None:
         """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
-        declarations.execution_complete(payload)
+        methods.ExecutionComplete.decode(payload)
 
     # -- the end
 
@@ -423,7 +424,7 @@ class Channel:
 
 _METHODS: Final[dict[int, Callable[[Channel, bytes], None]]] = {
     keys.CHANNEL_OPEN: Channel.open,
-    keys.CHANNEL_FLOW: lambda channel, payload: channel.consuming.flow(declarations.flag(payload)),
+    keys.CHANNEL_FLOW: lambda channel, payload: channel.consuming.flow(methods.ChannelFlow.decode(payload).active),
     keys.CHANNEL_CLOSE: Channel.close,
     keys.CHANNEL_CLOSE_OK: Channel.close_ok,
     keys.ACCESS_REQUEST: lambda channel, payload: channel.declaring.access_request(payload),

@@ -17,7 +17,7 @@ from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.refusals import check_not_default
 from dtx.store.postgres.values import first_of_each
-from dtx.wire.amqp09 import declarations, keys, replies
+from dtx.wire.amqp09 import keys, methods, replies
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
 _TICKET: Final = 1
 """What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
 _TICKET_OCTETS: Final = slice(4, 6)
+_BINDINGS: Final = {
+    each.KEY: each for each in (methods.ExchangeBind, methods.ExchangeUnbind, methods.QueueBind, methods.QueueUnbind)
+}
 
 
 class Declaring:
@@ -61,7 +64,7 @@ class Declaring:
 
     def access_request(self, payload: bytes) -> None:
         """access.request."""
-        declarations.access_request(payload)
+        methods.AccessRequest.decode(payload)
         self.ticket = _TICKET
         self._channel.send(replies.ticket_ok(self._channel.number, _TICKET))
 
@@ -88,7 +91,7 @@ class Declaring:
 
     def exchange_declare(self, payload: bytes) -> None:
         """exchange.declare."""
-        asked = declarations.exchange_declare(payload)
+        asked = methods.ExchangeDeclare.decode(payload)
         vhost, demand = self._connection.vhost, self._connection.demand
         name = _name(asked.exchange)
         define = None
@@ -113,7 +116,7 @@ class Declaring:
 
     def exchange_delete(self, payload: bytes) -> None:
         """exchange.delete."""
-        asked = declarations.exchange_delete(payload)
+        asked = methods.ExchangeDelete.decode(payload)
         name = _name(asked.exchange)
         check_not_default(name)
         self._connection.demand(Permission.CONFIGURE, "exchange", name)
@@ -122,11 +125,11 @@ class Declaring:
 
     def exchange_bind_or_query(self, payload: bytes) -> None:
         """exchange.bind, or the preview's exchange.query, which has the same number."""
-        if not declarations.is_query(payload):
+        if not methods.is_query(payload):
             self._bind(payload, keys.EXCHANGE_BIND)
             return
         self.check_ticket("exchange.query", payload)
-        name = declarations.exchange_query(payload)
+        name = methods.ExchangeQuery.decode(payload).exchange
         if name:
             self._connection.demand(Permission.READ, "exchange", name)
         facts = exchange_facts(self._connection.vhost, name)
@@ -153,7 +156,7 @@ class Declaring:
         self._bind(payload, keys.QUEUE_UNBIND)
 
     def _bind(self, payload: bytes, key: int) -> None:
-        asked = (declarations.queue_unbind if key == keys.QUEUE_UNBIND else declarations.bind)(payload)
+        asked = _BINDINGS[key].decode(payload)
         vhost, demand = self._connection.vhost, self._connection.demand
         destination, source, routing_key = _name(asked.destination), _name(asked.source), asked.routing_key
         kind = DestinationKind.EXCHANGE
@@ -176,14 +179,14 @@ class Declaring:
     def binding_query(self, payload: bytes) -> None:
         """binding.query of the preview."""
         self.check_ticket("binding.query", payload)
-        asked = declarations.binding_query(payload)
+        asked = methods.BindingQuery.decode(payload)
         if asked.exchange:
             self._connection.demand(Permission.READ, "exchange", asked.exchange)
         # To the default exchange each queue is bound by its name, so there a key is the name of one.
         for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
             if name:
                 self._demand_sight(name)
-        facts = binding_facts(self._connection.vhost, *asked)
+        facts = binding_facts(self._connection.vhost, asked.exchange, asked.queue, asked.routing_key, asked.arguments)
         self._channel.send(
             replies.binding_query_ok(
                 self._channel.number,
@@ -210,7 +213,7 @@ class Declaring:
 
     def queue_declare(self, payload: bytes) -> None:
         """queue.declare: with the number of messages, so behind what was published before it."""
-        asked = declarations.queue_declare(payload)
+        asked = methods.QueueDeclare.decode(payload)
         name = _name(asked.queue)
         if name.startswith(REPLY_TO):
             self._declare_reply_queue(name, asked.no_wait)
@@ -271,7 +274,7 @@ class Declaring:
 
     def queue_purge(self, payload: bytes) -> None:
         """queue.purge: also what was published before it."""
-        asked = declarations.queue_purge(payload)
+        asked = methods.QueuePurge.decode(payload)
         name = self.queue_name(asked.queue)
         self._connection.demand(Permission.READ, "queue", name)
         self._connection.vhost.find_queue(name, self._connection)
@@ -287,12 +290,12 @@ class Declaring:
 
     def queue_delete(self, payload: bytes) -> None:
         """queue.delete: with what was published before it."""
-        asked = declarations.queue_delete(payload)
+        asked = methods.QueueDelete.decode(payload)
         name = self.queue_name(asked.queue)
         self._connection.demand(Permission.CONFIGURE, "queue", name)
         self._channel.after_writes(lambda: self._delete(name, asked), keys.QUEUE_DELETE)
 
-    def _delete(self, name: bytes, asked: declarations.QueueDelete) -> None:
+    def _delete(self, name: bytes, asked: methods.QueueDelete) -> None:
         vhost = self._connection.vhost
         queue = vhost.queues.get(name)
         if queue is not None:

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09 import content, keys, methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 
 GENERATIONS: Final = 4
@@ -54,13 +54,13 @@ class Identity:
             NameTaken: another log has declared it.
             ChannelClosed: the broker refuses for another reason.
         """
-        declare = requests.exchange_declare(
+        declare = methods.ExchangeDeclare(
             owner_exchange(self.rm).encode(),
             b"fanout",
             durable=True,
             internal=True,
             arguments=tables.entry(b"alternate-exchange", b"S", owner_mark(self.log).encode()),
-        )
+        ).encode()
         try:
             await channel.call(declare, keys.EXCHANGE_DECLARE_OK)
         except ChannelClosed as closed:
@@ -104,7 +104,7 @@ def declare_lock(lock: str) -> bytes:
     be in the midst of tx.commit, or have one before it in its mailbox.
     """
     arguments = CLASSIC + tables.entry(b"x-expires", b"I", _LOCK_UNUSED.to_bytes(4, "big"))
-    return requests.queue_declare(lock.encode(), durable=True, auto_delete=True, arguments=arguments)
+    return methods.QueueDeclare(lock.encode(), durable=True, auto_delete=True, arguments=arguments).encode()
 
 
 def hold_lock(channel: int, lock: str) -> bytes:
@@ -123,7 +123,7 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
     """
     channel = await OwnChannel(upstream).open()
     try:
-        _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+        _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     except ChannelClosed as closed:
         match closed.close.reply_code:
             case 404:

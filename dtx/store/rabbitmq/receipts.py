@@ -26,7 +26,7 @@ from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09 import content, keys, methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 
 _KEEP_SCANS: Final = 64
@@ -121,7 +121,7 @@ class Receipts:
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
                 for queue in receipt_queues(stem):
-                    await channel.call(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+                    await channel.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
             del self._inherited[stem]
         if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
@@ -147,9 +147,9 @@ class Receipts:
         if channel is None:
             return False
         for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
-            await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+            await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
         number, marker = channel.number, _marker(self.incarnation)
-        frames = method_frame(number, requests.queue_purge(queue))
+        frames = method_frame(number, methods.QueuePurge(queue).encode())
         if not first or first[0].body != marker:
             # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
             if first:
@@ -172,7 +172,9 @@ class Receipts:
             ChannelClosed: dtx's user may not, or a queue of that name is something else.
         """
         for queue in self.queues:
-            await channel.call(requests.queue_declare(queue, durable=True, arguments=_ARGUMENTS), keys.QUEUE_DECLARE_OK)
+            await channel.call(
+                methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS).encode(), keys.QUEUE_DECLARE_OK
+            )
 
     async def renew_inherited(self, upstream: Upstream) -> None:
         """Ask for the queues of predecessors whose units are open: the broker counts that as use.
@@ -189,7 +191,7 @@ class Receipts:
         """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""
         if not self._generation:
             for queue in self.queues:
-                await channel.call(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+                await channel.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
     async def recognise(self, upstream: Upstream) -> None:
         """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
@@ -265,7 +267,9 @@ class Receipts:
             waiting = -1
             while waiting:
                 # What is counted after the consumer began has been delivered before the answer, or still waits.
-                _, answer, _ = await channel.call(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+                _, answer, _ = await channel.call(
+                    methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK
+                )
                 waiting = content.declare_ok(answer).message_count
             await channel.close()  # they go back where they were
         return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))

@@ -15,7 +15,7 @@ from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, declarations, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
@@ -102,7 +102,7 @@ class Declares:
     def asked(self, payload: bytes) -> None:
         """The client sent queue.declare."""
         try:
-            declare = declarations.queue_declare(payload)
+            declare = methods.QueueDeclare.decode(payload)
         except WireError:
             return  # the broker refuses it
         makes = declare.exclusive and not declare.passive
@@ -119,7 +119,7 @@ class Declares:
     def deleted(self, payload: bytes, last_queue: bytes) -> None:
         """The client sent queue.delete; *last_queue* is the one that the channel declared last."""
         with suppress(WireError):
-            self._queues.discard(declarations.queue_delete(payload).queue or last_queue)
+            self._queues.discard(methods.QueueDelete.decode(payload).queue or last_queue)
 
 
 class Upstream(asyncio.BaseProtocol):

@@ -1,6 +1,6 @@
 """The dtx methods as the server sees them: requests as values, answers as whole frames.
 
-pika's method objects are for clients; this is the same wire form (see :mod:`dtx.wire.amqp09.methods`) without them, for
+pika's method objects are for clients; this is the same wire form (see :mod:`dtx.client.pika_methods`) without them, for
 the path that every branch takes five times. Whatever is wrong with the arguments of a dtx method is a *channel*
 exception, so it is an XaError.
 

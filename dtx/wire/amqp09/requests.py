@@ -98,51 +98,6 @@ def get(queue: bytes, no_ack: bool = False) -> bytes:
     return _ticket(keys.BASIC_GET) + put_short(queue) + bytes((no_ack,))
 
 
-def queue_declare(
-    queue: bytes,
-    *,
-    passive: bool = False,
-    durable: bool = False,
-    exclusive: bool = False,
-    auto_delete: bool = False,
-    no_wait: bool = False,
-    arguments: bytes = NO_ARGUMENTS,
-) -> bytes:
-    """queue.declare; *arguments* are a table without its length."""
-    bits = passive | durable << 1 | exclusive << 2 | auto_delete << 3 | no_wait << 4
-    return _ticket(keys.QUEUE_DECLARE) + put_short(queue) + bytes((bits,)) + put_long(arguments)
-
-
-def queue_delete(queue: bytes, *, if_unused: bool = False, if_empty: bool = False, no_wait: bool = False) -> bytes:
-    """queue.delete."""
-    return _ticket(keys.QUEUE_DELETE) + put_short(queue) + bytes((if_unused | if_empty << 1 | no_wait << 2,))
-
-
-def queue_purge(queue: bytes, no_wait: bool = False) -> bytes:
-    """queue.purge."""
-    return _ticket(keys.QUEUE_PURGE) + put_short(queue) + bytes((no_wait,))
-
-
-def queue_bind(queue: bytes, exchange: bytes, routing_key: bytes, arguments: bytes = NO_ARGUMENTS) -> bytes:
-    """queue.bind; *arguments* are a table without its length."""
-    names = put_short(queue) + put_short(exchange) + put_short(routing_key)
-    return _ticket(keys.QUEUE_BIND) + names + b"\x00" + put_long(arguments)
-
-
-def exchange_declare(
-    exchange: bytes,
-    kind: bytes,
-    *,
-    passive: bool = False,
-    durable: bool = False,
-    internal: bool = False,
-    arguments: bytes = NO_ARGUMENTS,
-) -> bytes:
-    """exchange.declare; with *passive*, a question whether it is there. *arguments* are a table without its length."""
-    bits = bytes((passive | durable << 1 | internal << 3,))
-    return _ticket(keys.EXCHANGE_DECLARE) + put_short(exchange) + put_short(kind) + bits + put_long(arguments)
-
-
 def close(key: int, code: int, text: bytes, failed: int = 0) -> bytes:
     """channel.close or connection.close.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
@@ -163,7 +163,7 @@ def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
     queue = f"dying-{secrets.token_hex(4)}".encode()
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", grave)
     for name, arguments in ((grave, grave_arguments), (queue, letters)):
-        raw.send(2, requests.queue_declare(name, exclusive=True, arguments=arguments))
+        raw.send(2, methods.QueueDeclare(name, exclusive=True, arguments=arguments).encode())
         raw.read_method(2, keys.QUEUE_DECLARE_OK)
     raw.publish(2, queue.decode(), b"rejected")
     return queue.decode(), grave.decode()
@@ -297,7 +297,7 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
     """A rejected message is dead when its branch has committed, and not before."""
     dying = f"{queue}-dying"
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", queue.encode())
-    raw.send(2, requests.queue_declare(dying.encode(), exclusive=True, arguments=letters))
+    raw.send(2, methods.QueueDeclare(dying.encode(), exclusive=True, arguments=letters).encode())
     raw.read_method(2, keys.QUEUE_DECLARE_OK)
     raw.publish(2, dying, b"rejected")
     while (tag := raw.get(1, dying)) is None:  # published on another channel
@@ -421,7 +421,7 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
     for xid, name in zip(xids, names, strict=True):
         worker = RawClient(service.url())
         worker.open(1, select=True)
-        worker.send(1, requests.queue_declare(name, exclusive=True))
+        worker.send(1, methods.QueueDeclare(name, exclusive=True).encode())
         worker.read_method(1, keys.QUEUE_DECLARE_OK)
         worker.publish(1, name.decode(), b"mine")
         worker.ask(1, Start(xid=xid))
@@ -446,7 +446,7 @@ def test_what_a_gone_exclusive_queue_held_goes_with_it(
     with RawClient(service.url()) as worker:
         worker.open(1, select=True)
         worker.open(2)
-        worker.send(declares_on, requests.queue_declare(b"", exclusive=True))
+        worker.send(declares_on, methods.QueueDeclare(b"", exclusive=True).encode())
         exclusive = read_declared(worker, declares_on)
         worker.publish(declares_on, exclusive, b"mine")
         worker.ask(1, Start(xid=xid))
@@ -461,7 +461,7 @@ def test_what_a_gone_exclusive_queue_held_goes_with_it(
 
 @only_alongside
 def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, broker: Broker, xid: Xid) -> None:
-    raw.send(1, requests.queue_declare(b"", exclusive=True))
+    raw.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
     exclusive = read_declared(raw, 1)
     raw.publish(1, exclusive, b"mine")
     raw.ask(1, Start(xid=xid))
@@ -480,9 +480,9 @@ def test_only_what_an_exclusive_queue_held_may_go(
     target = f"{queue}-gone".encode()
     with RawClient(service.url()) as worker:
         worker.open(1, select=True)
-        worker.send(1, requests.queue_declare(target))
+        worker.send(1, methods.QueueDeclare(target).encode())
         read_declared(worker, 1)
-        worker.send(1, requests.queue_declare(b"", exclusive=True))
+        worker.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
         exclusive = read_declared(worker, 1)
         for name in (target.decode(), exclusive):
             worker.publish(1, name, name.encode())
@@ -491,16 +491,16 @@ def test_only_what_an_exclusive_queue_held_may_go(
         worker.consume_one(1, exclusive)
         worker.ask(1, End(xid=xid))
         assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
-        worker.send(1, requests.queue_delete(target))
+        worker.send(1, methods.QueueDelete(target).encode())
         worker.read_method(1, keys.QUEUE_DELETE_OK)
     wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
     refusal = raw.refusal(2, Rollback(xid=xid))
     assert (refusal.code, "1 message(s) could not be put back" in refusal.text) == (541, True)
-    raw.send(2, requests.queue_declare(target))
+    raw.send(2, methods.QueueDeclare(target).encode())
     read_declared(raw, 2)
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     assert bodies(rabbitmq, target.decode()) == [target]
-    raw.send(2, requests.queue_delete(target))
+    raw.send(2, methods.QueueDelete(target).encode())
 
 
 def test_what_is_published_keeps_its_order_its_properties_and_its_id(

@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
-from dtx.wire.amqp09 import keys, properties, requests, tables
+from dtx.wire.amqp09 import keys, methods, properties, requests, tables
 from dtx.wire.amqp09.calls import (
     Call,
     DtxMethod,
@@ -44,10 +44,10 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
         + b"".join(body_frames(2, b"12345", 4096))
     )
     plain = [
-        method_frame(1, requests.queue_declare(b"", exclusive=True)),
+        method_frame(1, methods.QueueDeclare(b"", exclusive=True).encode()),
         method_frame(1, requests.qos(rng.randrange(50))),
         message(1, queue, rng.randbytes(rng.choice((0, 1, 5000)))),
-        method_frame(1, requests.queue_bind(b"", b"amq.fanout", b"")),
+        method_frame(1, methods.QueueBind(b"", b"amq.fanout", b"").encode()),
         message(1, b"", b"to itself", exchange=b"amq.fanout"),
         method_frame(1, requests.get(b"")),
         method_frame(1, requests.ack(1)),
@@ -108,15 +108,15 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
         requests.consume(b"amq.rabbitmq.reply-to", b"replies", no_ack=True),
         method(keys.ACCESS_REQUEST, tables.put_short(b"/data") + b"\x1f")[:4] + tables.put_short(b"/data") + b"\x1f",
         method(keys.EXCHANGE_DECLARE, name + tables.put_short(kind) + b"\x04" + tables.put_long(b"")),
-        requests.queue_declare(b"", exclusive=True, arguments=limits),
-        requests.queue_bind(b"", exchange, b"one.*", nested),
+        methods.QueueDeclare(b"", exclusive=True, arguments=limits).encode(),
+        methods.QueueBind(b"", exchange, b"one.*", arguments=nested).encode(),
         method(keys.EXCHANGE_BIND, tables.put_short(b"amq.fanout") + name + tables.put_short(b"k") + b"\x00\0\0\0\0"),
         method(keys.EXCHANGE_BIND, name),  # exchange.query of the preview
         method(keys.BINDING_QUERY, name + tables.put_short(b"") + tables.put_short(b"one.*") + tables.put_long(nested)),
         keys.EXECUTION_FLUSH.to_bytes(4, "big"),
         requests.get(b""),
-        requests.queue_purge(b""),
-        requests.queue_delete(b"", if_unused=True),
+        methods.QueuePurge(b"").encode(),
+        methods.QueueDelete(b"", if_unused=True).encode(),
     ]
     publishes = [
         publish(1, exchange, b"one.two", rich, rng.randrange(2)),
@@ -130,7 +130,7 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
         requests.nack(1, multiple=True, requeue=rng.random() < 0.5),
         rng.choice((requests.TX_COMMIT, requests.TX_ROLLBACK)),
         keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x00",
-        requests.queue_declare(queue, passive=True),
+        methods.QueueDeclare(queue, passive=True).encode(),
         requests.TX_COMMIT,
     ]
     frames = [method_frame(1, payload) for payload in first]

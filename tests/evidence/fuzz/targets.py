@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
+from dtx.client import pika_methods
 from dtx.log.changes import BindingRow, DestinationKind
 from dtx.store.postgres import matching
 from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue_arguments
-from dtx.wire.amqp09 import content, declarations, handshake, methods, properties, tables
+from dtx.wire.amqp09 import content, handshake, methods, properties, tables
 from dtx.wire.amqp09.calls import DtxMethod, decode_call, encode_call
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, connection_close, describe
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
@@ -141,7 +142,7 @@ def call(data: bytes) -> None:
     with nothing_but(ReplyCode.SYNTAX_ERROR, ReplyCode.COMMAND_INVALID, ReplyCode.NOT_IMPLEMENTED):
         read = decode_call(payload)
         assert decode_call(encode_call(read)) == read
-    method = methods.METHODS.get(int.from_bytes(payload[:4], "big"))
+    method = pika_methods.METHODS.get(int.from_bytes(payload[:4], "big"))
     if method is not None:
         with nothing_but(*_MALFORMED):
             decoded = method().decode(payload[4:])
@@ -165,28 +166,28 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     content.declare_ok,
     content.close,
     content.header,
-    declarations.access_request,
-    declarations.bind,
-    declarations.binding_query,
-    declarations.exchange_declare,
-    declarations.exchange_delete,
-    declarations.exchange_query,
-    declarations.flag,
-    declarations.is_query,
-    declarations.no_arguments,
-    declarations.queue_declare,
-    declarations.queue_delete,
-    declarations.queue_purge,
-    declarations.queue_unbind,
-    declarations.ticket,
+    methods.AccessRequest.decode,
+    methods.QueueBind.decode,
+    methods.BindingQuery.decode,
+    methods.ExchangeDeclare.decode,
+    methods.ExchangeDelete.decode,
+    methods.ExchangeQuery.decode,
+    methods.ConfirmSelect.decode,
+    methods.is_query,
+    methods.TxCommit.decode,
+    methods.QueueDeclare.decode,
+    methods.QueueDelete.decode,
+    methods.QueuePurge.decode,
+    methods.QueueUnbind.decode,
+    methods.ticket,
     handshake.decode_start,
     handshake.decode_tune,
     handshake.decode_open,
     handshake.advertise,
-    methods.split_xids,
+    pika_methods.split_xids,
     *(lambda data, made=made: made().decode(data) for made in preview.METHODS.values()),
     handshake.decode_update_secret,
-    declarations.execution_complete,
+    methods.ExecutionComplete.decode,
 )
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, method_frame
 from dtx.xa.xid import Xid
@@ -128,7 +128,7 @@ async def deaf(place: Place) -> None:
     link = await place.link()
     link.transport.pause_reading()
     link.say(requests.consume(PLENTY, b"deaf"))
-    question = method_frame(1, requests.queue_declare(PLENTY, passive=True))
+    question = method_frame(1, methods.QueueDeclare(PLENTY, passive=True).encode())
     place.in_place()
     while not link.ended.done():
         if link.transport.get_write_buffer_size() < 1 << 16:

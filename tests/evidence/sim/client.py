@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
+from dtx.client.pika_methods import split_xids
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import content, keys, properties, requests, tables
+from dtx.wire.amqp09 import content, keys, methods, properties, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
 from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame, method_frame
-from dtx.wire.amqp09.methods import split_xids
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.instance import PORT
@@ -173,7 +173,7 @@ class Client:
 
     async def declare(self, queue: bytes) -> None:
         """A durable queue."""
-        await self.ask(requests.queue_declare(queue, durable=True), keys.QUEUE_DECLARE_OK)
+        await self.ask(methods.QueueDeclare(queue, durable=True).encode(), keys.QUEUE_DECLARE_OK)
 
     async def get(self, queue: bytes) -> tuple[int, bytes] | None:
         """Tag and body of the next message, if there is one."""

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.wire.amqp09 import calls, keys, requests, tables
+from dtx.wire.amqp09 import calls, keys, methods, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
@@ -63,7 +63,7 @@ def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
         direct.open(1)
         name = a_queue(direct, durable=True)
         yield name
-        ask(direct, requests.queue_delete(name), keys.QUEUE_DELETE_OK)
+        ask(direct, methods.QueueDelete(name).encode(), keys.QUEUE_DELETE_OK)
 
 
 @pytest.fixture
@@ -77,7 +77,9 @@ def filled(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
 
 def settled(peer: Peer, queue: bytes) -> int:
     """Messages that are ready, once all that was said before is done."""
-    return int.from_bytes(ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)[-8:-4], "big")
+    return int.from_bytes(
+        ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)[-8:-4], "big"
+    )
 
 
 def select(peer: Peer, channel: int = 1) -> None:
@@ -113,7 +115,7 @@ def test_all_frames_of_a_read_are_little_work_together(peer: Peer, queue: bytes,
         select(peer)
     one = message(1, queue, b"")
     if mode == "mixed":
-        one += method_frame(2, requests.queue_declare(queue, passive=True))
+        one += method_frame(2, methods.QueueDeclare(queue, passive=True).encode())
     peer.send(one * MANY)
     if mode == "mixed":
         take(peer, MANY, keys.QUEUE_DECLARE_OK)
@@ -141,7 +143,7 @@ def test_frames_that_wait_behind_a_call_are_little_work_together(peer: Peer, que
     """A select takes its time; what waits behind it is done afterwards."""
     one = message(1, queue, b"")
     peer.send(method_frame(1, calls.encode_call(calls.Select())), one * (MANY // 2))
-    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
 
 
 @pytest.mark.parametrize("kind", ["many", "nested"])
@@ -217,7 +219,7 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
         start(peer)
     if kind == "publish":
         publish_largest(peer, filled)
-        peer.send(method_frame(1, requests.queue_declare(filled, passive=True)))
+        peer.send(method_frame(1, methods.QueueDeclare(filled, passive=True).encode()))
         peer.wait(keys.QUEUE_DECLARE_OK)
     elif kind == "consume":
         peer.say(1, requests.ack(0, multiple=True))
@@ -331,7 +333,7 @@ def test_a_channel_has_very_many_consumers(peer: Peer, queue: bytes, mode: str, 
     if mode == "selected":
         select(peer)
     peer.send(*(method_frame(1, requests.consume(queue, b"%d" % number, no_wait=True)) for number in range(MANY // 4)))
-    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     if how == "close":
         ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
     else:

@@ -14,7 +14,7 @@ from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumer
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import keys, requests, tables
+from dtx.wire.amqp09 import keys, methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
@@ -173,7 +173,7 @@ async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_t
     control, units = await OwnChannel(connection).open(), await tx(connection)
     unit = Unit(number=0, lock=lock, nonce=uuid4(), incarnation="theirs")
     for queue in receipt_queues(stem_of(lock)):
-        await control.call(requests.queue_declare(queue, durable=True, arguments=CLASSIC), keys.QUEUE_DECLARE_OK)
+        await control.call(methods.QueueDeclare(queue, durable=True, arguments=CLASSIC).encode(), keys.QUEUE_DECLARE_OK)
         left = messages.receipt(units.number, queue, b"marker:theirs")
         await units.send_raw(left + commit(units), keys.TX_COMMIT_OK)
     left = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from dtx.client.pika_methods import Method
 from dtx.server.alongside import queries
 from dtx.wire.amqp09 import content, keys, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
-from dtx.wire.amqp09.methods import Method
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message

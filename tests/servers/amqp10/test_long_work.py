@@ -3,7 +3,7 @@
 import pytest
 
 from dtx.server.limits import MAX_UNACKED
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.events import Attached, Event
@@ -55,7 +55,7 @@ def take(raw: Raw, count: int) -> None:
 def ready(service: WatchedService, queue: bytes) -> int:
     """Messages that are ready."""
     with logged_in(service.url()) as peer:
-        payload = ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+        payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     return int.from_bytes(payload[-8:-4], "big")
 
 

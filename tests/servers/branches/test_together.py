@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dtx.client import XaFlag, XAResource, Xid
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from tests.servers.branches.conftest import MakeScene
@@ -53,7 +53,9 @@ def fits(client: RawClient, size: int) -> bool:
     xid = new_xid()
     client.ask(1, Start(xid=xid))
     client.publish(1, "out", bytes(size))
-    client.send(1, requests.queue_declare(b"out", passive=True))  # answered behind the publish, or refused with it
+    client.send(
+        1, methods.QueueDeclare(b"out", passive=True).encode()
+    )  # answered behind the publish, or refused with it
     payload = client.next_method(1)
     taken = payload[:4] == struct.pack(">I", keys.QUEUE_DECLARE_OK)
     if taken:

@@ -23,7 +23,7 @@ from dtx.client import (
 )
 from dtx.client import calls as dtx_calls
 from dtx.client.channels import submit_and_wait
-from dtx.wire.amqp09.methods import DtxCoordination
+from dtx.client.pika_methods import DtxCoordination
 from tests.support.client import bodies, connected, new_xid
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import DtxService

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError
 
 from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, refusing
@@ -196,21 +196,21 @@ def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
         assert take_all(anew.channel(), "late") == [b"on time"]
 
 
-NEW_QUEUE = requests.queue_declare(b"new", durable=True)
-NEW_EXCHANGE = requests.exchange_declare(b"x", b"direct", durable=True)
-BIND = requests.queue_bind(b"new", b"amq.direct", b"k")
+NEW_QUEUE = methods.QueueDeclare(b"new", durable=True).encode()
+NEW_EXCHANGE = methods.ExchangeDeclare(b"x", b"direct", durable=True).encode()
+BIND = methods.QueueBind(b"new", b"amq.direct", b"k").encode()
 UNBIND = keys.QUEUE_UNBIND.to_bytes(4, "big") + bytes(2) + b"\x03new\x0aamq.direct\x01k" + bytes(4)
 DELETE_EXCHANGE = keys.EXCHANGE_DELETE.to_bytes(4, "big") + bytes(2) + b"\x01x\x00"
-DELETE = requests.queue_delete(b"new")
+DELETE = methods.QueueDelete(b"new").encode()
 
 
 @pytest.mark.parametrize(
     ("before", "first", "second", "table"),
     [
         ((), NEW_QUEUE, NEW_QUEUE, "queue"),
-        ((), NEW_QUEUE, requests.queue_declare(b"new", passive=True), "queue"),
+        ((), NEW_QUEUE, methods.QueueDeclare(b"new", passive=True).encode(), "queue"),
         ((DELETE_EXCHANGE,), NEW_EXCHANGE, NEW_EXCHANGE, "exchange"),
-        ((DELETE_EXCHANGE,), NEW_EXCHANGE, requests.exchange_declare(b"x", b"", passive=True), "exchange"),
+        ((DELETE_EXCHANGE,), NEW_EXCHANGE, methods.ExchangeDeclare(b"x", b"", passive=True).encode(), "exchange"),
         ((NEW_QUEUE,), BIND, BIND, "binding"),
         ((NEW_QUEUE, BIND), UNBIND, UNBIND, "binding"),
         ((NEW_QUEUE,), DELETE, DELETE, "queue"),

@@ -12,7 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09 import content, handshake, keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from tests.servers.amqp10.raw import Raw
@@ -68,7 +68,7 @@ MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "truncated ack": (frame(1, 1, keys.BASIC_ACK.to_bytes(4, "big") + b"\0\0"), (501, 502, 541)),
     "unknown class": (frame(1, 1, b"\x12\x34\x00\x0a"), _DROPPED),
     "class between the dtx classes": (frame(1, 1, b"\x00\x66\x00\x0a"), _DROPPED),
-    "method on a channel that is not open": (frame(1, 77, requests.queue_declare(b"")), (504,)),
+    "method on a channel that is not open": (frame(1, 77, methods.QueueDeclare(b"").encode()), (504,)),
     "channel opened twice": (method_frame(1, requests.CHANNEL_OPEN), (504,)),
     "close-ok without a close": (frame(1, 78, requests.CHANNEL_CLOSE_OK), (504,)),
     "channel.open on channel 0": (frame(1, 0, requests.CHANNEL_OPEN), (503, 504)),
@@ -141,7 +141,7 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
         assert peer.refusal(1).reply_code == code
         peer.say(1, requests.CHANNEL_CLOSE_OK)
         peer.open(1)
-        peer.say(2, requests.queue_declare(b"", exclusive=True))
+        peer.say(2, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(keys.QUEUE_DECLARE_OK)
 
 
@@ -231,7 +231,7 @@ def test_a_client_that_never_reads_its_messages_costs_no_memory(
 def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService) -> None:
     service = start_service("--max-connections", "1")
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         queue = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
         for _ in range(50):
             peer.send(message(1, queue, bytes(1 << 20)))

@@ -12,7 +12,7 @@ from typing import Literal
 import pika
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods
 from tests.support.peer import HEADER_0_9_1, Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -65,9 +65,9 @@ def busy(service: DtxService) -> float:
 
 def use(peer: Peer) -> None:
     """A queue of its own, a message there and back."""
-    peer.say(1, requests.queue_declare(b"", exclusive=True, auto_delete=True))
+    peer.say(1, methods.QueueDeclare(b"", exclusive=True, auto_delete=True).encode())
     queue = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
-    peer.say(1, requests.queue_delete(queue))
+    peer.say(1, methods.QueueDelete(queue).encode())
     peer.wait(keys.QUEUE_DELETE_OK)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09 import content, keys, methods, requests, tables
 from dtx.wire.amqp09.frames import HEADER
 from tests.support.broker import Mode, only_standalone
 from tests.support.peer import Peer, logged_in, message
@@ -37,7 +37,7 @@ def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxServ
 
 
 def exclusive_queue(peer: Peer) -> bytes:
-    peer.say(1, requests.queue_declare(b"", exclusive=True))
+    peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
     return content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
 
 
@@ -79,7 +79,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         while confirmed < count:
             settle = content.ack(peer.wait(keys.BASIC_ACK).payload)
             confirmed = settle.delivery_tag if settle.multiple else confirmed + 1
-        peer.say(1, requests.queue_delete(queue))
+        peer.say(1, methods.QueueDelete(queue).encode())
         assert peer.wait(keys.QUEUE_DELETE_OK).payload[4:] == count.to_bytes(4, "big")
 
 

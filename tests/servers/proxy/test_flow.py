@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.conftest import ServiceFactory
@@ -196,7 +196,7 @@ def test_what_waits_behind_a_commit_of_acks_is_bounded(
         between.stall("up")
         memory = Memory(service.pid)
         peer.say(1, requests.ack(1))
-        asking = method_frame(1, requests.queue_purge(b"x" * 250, no_wait=True)) * 4000
+        asking = method_frame(1, methods.QueuePurge(b"x" * 250, no_wait=True).encode()) * 4000
         peer.socket.settimeout(1)
         sent = 0
         with contextlib.suppress(TimeoutError):

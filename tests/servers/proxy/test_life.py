@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -35,7 +35,7 @@ def test_clients_hear_that_the_broker_is_gone_and_new_ones_work_when_it_is_back(
     service = dtx_service(broker=own_rabbitmq.url())
     for end_broker in (own_rabbitmq.kill9, own_rabbitmq.stop):
         with logged_in(service.url()) as plain, logged_in(service.url()) as selected:
-            plain.say(1, requests.queue_declare(b"", exclusive=True))
+            plain.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
             plain.wait(keys.QUEUE_DECLARE_OK)
             selected.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             selected.wait(DtxMethod.SELECT_OK)

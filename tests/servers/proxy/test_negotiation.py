@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
-from dtx.wire.amqp09 import content, handshake, keys, requests, tables
+from dtx.wire.amqp09 import content, handshake, keys, methods, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Rollback, Select, Start, encode_call
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
 from tests.conftest import ServiceFactory
@@ -46,7 +46,7 @@ def test_amqp_0_9_is_spoken(url: str) -> None:
         peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
         peer.wait(keys.CONNECTION_OPEN_OK)
         peer.open(1)
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(keys.QUEUE_DECLARE_OK)
 
 
@@ -109,7 +109,7 @@ def test_any_frame_size_can_be_agreed(url: str, frame_max: int) -> None:
     with Peer(url) as peer:
         peer.log_in(frame_max=frame_max)
         peer.open(1)
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         queue = peer.wait(keys.QUEUE_DECLARE_OK).payload[5:]
         name = queue[: len(queue) - 8]
         body = bytes(range(256)) * 1200
@@ -149,7 +149,7 @@ def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> N
         assert most == 1022
         peer.open(*range(1, most + 1))
         for channel in (1, most):
-            peer.say(channel, requests.queue_declare(b"", exclusive=True))
+            peer.say(channel, methods.QueueDeclare(b"", exclusive=True).encode())
             peer.wait(keys.QUEUE_DECLARE_OK, channel=channel)
         for channel in range(1, most + 1):
             peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
@@ -233,7 +233,7 @@ def test_a_silent_broker_is_noticed(
     between = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service("--upstream-heartbeat", "1", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(keys.QUEUE_DECLARE_OK)
         between.stall()
         end = peer.end()

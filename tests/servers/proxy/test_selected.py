@@ -7,7 +7,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import method_frame
 from tests.servers.proxy.channels import fill, get, get_body, numbers
@@ -171,7 +171,7 @@ def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxServ
         peer.wait(DtxMethod.SELECT_OK)
         for number in range(100):
             name = b"pipelined-%d" % number
-            declare = method_frame(1, requests.queue_declare(name, exclusive=True))
+            declare = method_frame(1, methods.QueueDeclare(name, exclusive=True).encode())
             peer.send(declare, message(1, name, b"body"), method_frame(1, requests.get(name, no_ack=True)))
             peer.wait(keys.QUEUE_DECLARE_OK)
             answer = peer.wait(keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)

@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAError, XAResource
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, End, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -114,7 +114,7 @@ def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) 
         with logged_in(service.url()) as peer:
             peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(DtxMethod.SELECT_OK)
-            missing = requests.queue_declare(b"no such queue", passive=True)
+            missing = methods.QueueDeclare(b"no such queue", passive=True).encode()
             peer.say(1, missing, requests.close(keys.CHANNEL_CLOSE, 200, b"bye"))
             frame = peer.frame()
             assert frame is not None
@@ -188,7 +188,7 @@ def test_nothing_stays_at_the_broker_of_a_client_that_left(service: DtxService, 
         exclusive = select(connection).queue_declare("", exclusive=True).method.queue
     assert_gone(rabbitmq, exclusive)
     with logged_in(service.url()) as peer:
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.queue_declare(b"", exclusive=True))
+        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.QueueDeclare(b"", exclusive=True).encode())
         declared = peer.wait(keys.QUEUE_DECLARE_OK)
     assert_gone(rabbitmq, declared.payload[5:-8].decode())
 
@@ -243,7 +243,7 @@ def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService)
             peer.wait(keys.CHANNEL_OPEN_OK)
             peer.say(2, requests.close(keys.CHANNEL_CLOSE, 200, b"never mind"))
             peer.wait(keys.CHANNEL_CLOSE_OK)
-        peer.say(1, requests.queue_declare(b"", exclusive=True))
+        peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(keys.QUEUE_DECLARE_OK)
 
 
@@ -276,7 +276,7 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
             peer.wait(DtxMethod.SELECT_OK)
             peer.send(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
-                method_frame(1, requests.queue_declare(queue.encode(), passive=True)),
+                method_frame(1, methods.QueueDeclare(queue.encode(), passive=True).encode()),
             )
             assert peer.refusal(1).reply_code == 404
             peer.say(1, requests.CHANNEL_CLOSE_OK)

@@ -11,7 +11,7 @@ import pytest
 
 from dtx.auth.editing import AccountEditor
 from dtx.cli import run
-from dtx.wire.amqp09 import properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
@@ -72,9 +72,9 @@ class Scene:
         client.open(1, select=True)
         client.open(2)
         for queue in (b"orders", b"copies"):
-            client.send(2, requests.queue_declare(queue, durable=True))
+            client.send(2, methods.QueueDeclare(queue, durable=True).encode())
             client.next_method(2)
-            client.send(2, requests.queue_bind(queue, b"amq.fanout", b""))
+            client.send(2, methods.QueueBind(queue, b"amq.fanout", b"").encode())
             client.next_method(2)
         client.prepared(1, self.over, queue="orders", body=b"first")
         assert client.ask(2, Commit(xid=self.over)) is XaFlag.OK
@@ -160,10 +160,10 @@ def test_show_remembers_what_is_over(dtx: Command, scene: Scene) -> None:
 
 def test_a_branch_whose_queue_is_gone_is_shown_still(scene: Scene, dtx: Command) -> None:
     client, xid = scene.client, new_xid(b"gone")
-    client.send(2, requests.queue_declare(b"short-lived", durable=True))
+    client.send(2, methods.QueueDeclare(b"short-lived", durable=True).encode())
     client.next_method(2)
     client.prepared(1, xid, queue="short-lived")
-    client.send(2, requests.queue_delete(b"short-lived"))
+    client.send(2, methods.QueueDelete(b"short-lived").encode())
     client.next_method(2)
     (shown,) = dtx.objects("show", str(xid))
     assert shown["in_log"]["publishes"] == 1

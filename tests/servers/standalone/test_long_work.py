@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED
-from dtx.wire.amqp09 import calls, keys, requests, tables
+from dtx.wire.amqp09 import calls, keys, methods, requests, tables
 from dtx.wire.amqp09.frames import BODY, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
@@ -60,7 +60,7 @@ def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind
         peer.socket.close()
     else:
         with logged_in(service.url()) as other:
-            ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+            ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: Peer) -> None:
@@ -78,7 +78,7 @@ def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService
         take(peer, had)
         ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
         assert [int(other.wait(BODY).payload) for _ in range(had + left)] == list(range(had + left))
-        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 # -- deliveries --------------------------------------------------------------------------------------------------------
@@ -110,14 +110,14 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
             if how not in ("close", "disconnect"):
                 ask(peer, requests.cancel(b"all"), keys.BASIC_CANCEL_OK)
                 peer.say(1, said)
-                ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+                ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
             elif said:
                 ask(peer, said, keys.CHANNEL_CLOSE_OK)
             peer.close()
         ready = left
         assert count(service, queue) == ready, how
     with logged_in(service.url()) as peer:
-        ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 @pytest.mark.parametrize("how", ["purge", "delete"])
@@ -125,8 +125,8 @@ def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how
     queue = a_queue(peer)
     fill(peer, queue, MAX_UNACKED // 2)
     if how == "purge":
-        ask(peer, requests.queue_purge(queue), keys.QUEUE_PURGE_OK)
-    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        ask(peer, methods.QueuePurge(queue).encode(), keys.QUEUE_PURGE_OK)
+    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: Peer) -> None:
@@ -134,16 +134,16 @@ def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, 
     many = method_frame(1, requests.consume(queue, b"one", no_wait=True)) + method_frame(
         1, requests.cancel(b"one", True)
     )
-    peer.send(many * 20_000, method_frame(1, requests.queue_declare(queue, passive=True)))
+    peer.send(many * 20_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
     peer.wait(keys.QUEUE_DECLARE_OK)
-    peer.send(message(1, queue, b"") * 30_000, method_frame(1, requests.queue_declare(queue, passive=True)))
+    peer.send(message(1, queue, b"") * 30_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
     peer.wait(keys.QUEUE_DECLARE_OK)
 
 
 def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: Peer) -> None:
     queue = a_queue(peer)
     one = message(1, queue, b"")
-    get = method_frame(1, requests.queue_declare(queue, passive=True))
+    get = method_frame(1, methods.QueueDeclare(queue, passive=True).encode())
     for _ in range(5):
         peer.send(
             one,
@@ -184,7 +184,7 @@ def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str,
     else:
         ask(peer, calls.encode_call(calls.Rollback(xid=xid)), calls.DtxMethod.ROLLBACK_OK)
     with logged_in(service.url()) as other:
-        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
@@ -210,7 +210,7 @@ def test_the_largest_local_transaction_ends(service: WatchedService, peer: Peer,
     else:
         ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
     with logged_in(service.url()) as other:
-        ask(other, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 # -- topology and headers ----------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ def with_headers(queue: bytes, exchange: bytes, headers: bytes) -> bytes:
 def test_a_message_has_as_many_headers_as_may_be(service: WatchedService, peer: Peer, kind: str) -> None:
     queue = a_queue(peer)
     table = entry(b"k", b"V", b"")
-    ask(peer, requests.queue_bind(queue, b"amq.headers", b"", table), keys.QUEUE_BIND_OK)
+    ask(peer, methods.QueueBind(queue, b"amq.headers", b"", arguments=table).encode(), keys.QUEUE_BIND_OK)
     headers = b"\x00V" * (tables.MAX_ENTRIES - 2)
     if kind == "nested":
         headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x00V" * (tables.MAX_ENTRIES - 4)
     peer.send(with_headers(b"", b"amq.headers", entry(b"CC", b"A", b"") + headers) * 5)
-    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
-    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 MANY = 10_000
@@ -246,27 +246,27 @@ MANY = 10_000
 @pytest.mark.parametrize("end", ["queue", "exchange"])
 def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes, end: str) -> None:
     queue, exchange = a_queue(peer), secrets.token_hex(6).encode()
-    ask(peer, requests.exchange_declare(exchange, kind), keys.EXCHANGE_DECLARE_OK)
+    ask(peer, methods.ExchangeDeclare(exchange, kind).encode(), keys.EXCHANGE_DECLARE_OK)
     for number in range(MANY):
         table = entry(b"k%d" % number, b"S", b"v") if kind == b"headers" else b""
-        peer.say(1, requests.queue_bind(queue, exchange, b"#.k%d" % number, table))
+        peer.say(1, methods.QueueBind(queue, exchange, b"#.k%d" % number, arguments=table).encode())
     for _ in range(MANY):
         peer.wait(keys.QUEUE_BIND_OK)
     service.reset()
     peer.send(with_headers(b"a.b.k7", exchange, entry(b"k7", b"S", b"v")) * 5)
-    ask(peer, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     service.reset()
     if end == "exchange":
         delete = keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(exchange) + b"\x00"
         ask(peer, delete, keys.EXCHANGE_DELETE_OK)
-    ask(peer, requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
 
 
 def test_very_many_queues_go_with_their_connection(service: WatchedService, peer: Peer) -> None:
     names = [secrets.token_hex(6).encode() for _ in range(5000)]
     for name in names:
-        peer.say(1, requests.queue_declare(name, exclusive=True, no_wait=True))
-        peer.say(1, requests.queue_bind(name, b"amq.fanout", b""))
+        peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
+        peer.say(1, methods.QueueBind(name, b"amq.fanout", b"").encode())
     for _ in names:
         peer.wait(keys.QUEUE_BIND_OK)
     peer.close()
@@ -275,8 +275,8 @@ def test_very_many_queues_go_with_their_connection(service: WatchedService, peer
 def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer) -> None:
     names = [secrets.token_hex(6).encode() for _ in range(2000)]
     for name in names:
-        peer.say(1, requests.queue_declare(name, exclusive=True, no_wait=True))
-        peer.say(1, requests.queue_bind(name, b"amq.fanout", b""))
+        peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
+        peer.say(1, methods.QueueBind(name, b"amq.fanout", b"").encode())
         peer.say(1, requests.consume(name, name, no_ack=True, no_wait=True))
     for _ in names:
         peer.wait(keys.QUEUE_BIND_OK)
@@ -304,5 +304,5 @@ def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Pee
 def count(service: WatchedService, queue: bytes) -> int:
     """Messages that are ready."""
     with logged_in(service.url()) as other:
-        payload = ask(other, requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+        payload = ask(other, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
     return int.from_bytes(payload[-8:-4], "big")

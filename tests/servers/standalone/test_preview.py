@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.calls import (
     Call,
     Commit,
@@ -59,8 +59,8 @@ def names(peer: Peer) -> Names:
     # auto-delete: it goes with its bindings, and they with the exclusive queues, and these with the connection
     peer.say(1, declare + b"\x04" + put_long(table({"alternate-exchange": "amq.fanout"})))
     for queue, key, arguments in ((made.queue, b"k", K), (made.other, b"l", b"")):
-        peer.say(1, requests.queue_declare(queue, exclusive=True))
-        peer.say(1, requests.queue_bind(queue, made.exchange, key, arguments))
+        peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
+        peer.say(1, methods.QueueBind(queue, made.exchange, key, arguments=arguments).encode())
     link = keys.EXCHANGE_BIND.to_bytes(4, "big") + b"\0\0"
     peer.say(1, link + put_short(b"amq.fanout") + put_short(made.exchange) + put_short(b"e") + b"\0" + put_long(b""))
     peer.wait(keys.EXCHANGE_BIND_OK)
@@ -181,9 +181,9 @@ def test_who_may_not_see_does_not_learn(
 
 def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
     """Pipelined between declarations, each sees what came before it and nothing that comes after."""
-    delete = requests.queue_delete(names.queue)
+    delete = methods.QueueDelete(names.queue).encode()
     query = binding_query(names.exchange, names.queue)
-    declare = requests.queue_declare(names.queue, durable=True)
+    declare = methods.QueueDeclare(names.queue, durable=True).encode()
     peer.say(1, query, delete, query, declare, query, delete, exchange_query(names.exchange))
     answers = [peer.frame() for _ in range(7)]
     assert [answer.payload[4:] for answer in answers if answer and answer.key == keys.BINDING_QUERY_OK] == [
@@ -211,10 +211,10 @@ def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
     """execution.complete: "the low-water mark for executed command-ids"."""
     queue = f"flush-{secrets.token_hex(4)}".encode()
     assert asked(peer, FLUSH, keys.EXECUTION_COMPLETE) == bytes(4)
-    peer.say(1, requests.queue_declare(queue, exclusive=True))
+    peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
     for number in range(3):
         peer.send(message(1, queue, b"%d" % number))
-    peer.say(1, encode_call(Select()), FLUSH, requests.queue_declare(queue, passive=True), FLUSH)
+    peer.say(1, encode_call(Select()), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
     assert peer.wait(keys.EXECUTION_COMPLETE).payload[4:] == struct.pack(">I", 5)
     declared = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload)
     assert declared.message_count == 3
@@ -302,14 +302,14 @@ def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
         for query in QUERIES_WITH:
             peer.say(1, query(ticket))
             peer.wait(keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
-        peer.say(1, requests.queue_declare(queue, exclusive=True), encode_call(Select()))
+        peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode(), encode_call(Select()))
         peer.say(1, encode_call(Start(xid=xid), ticket))
         peer.send(message(1, queue, b"one"))
         calls: list[Call] = [SetTimeout(xid=xid, timeout=5), End(xid=xid), Prepare(xid=xid)]
         calls += [Recover(startscan=True, endscan=True), Commit(xid=xid)]
         peer.say(1, *(encode_call(call, ticket) for call in calls))
         peer.wait(DtxMethod.COMMIT_OK)
-        peer.say(1, requests.queue_purge(queue))
+        peer.say(1, methods.QueuePurge(queue).encode())
         assert peer.wait(keys.QUEUE_PURGE_OK).payload[4:] == struct.pack(">I", 1)
 
 

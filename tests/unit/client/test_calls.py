@@ -8,7 +8,7 @@ import pytest
 from dtx.client import calls
 from dtx.client.calls import Call
 from dtx.client.errors import XAER_RMERR, XAException, XAHeuristic, raised_by_flag
-from dtx.wire.amqp09.methods import DtxCoordination, DtxDemarcation
+from dtx.client.pika_methods import DtxCoordination, DtxDemarcation
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

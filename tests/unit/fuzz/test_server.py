@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame as pika_frame
 
-from dtx.wire.amqp09 import handshake, keys, requests
+from dtx.wire.amqp09 import handshake, keys, methods, requests
 from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.xa.xid import Xid
@@ -18,7 +18,7 @@ from tests.evidence.fuzz import server
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation
 
 SELECT = method_frame(1, encode_call(Select()))
-DECLARED = method_frame(1, requests.queue_declare(b"q", durable=True))
+DECLARED = method_frame(1, methods.QueueDeclare(b"q", durable=True).encode())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pika import frame
 
+from dtx.client import pika_methods
 from dtx.wire.amqp09 import (
     calls,
     content,
-    declarations,
     handshake,
     keys,
     methods,
@@ -130,9 +130,12 @@ VALID: list[tuple[Callable[[bytes], object], bytes]] = [
     (content.publish, requests.publish(b"exchange", b"key", 1)),
     (content.deliver, requests.deliver(b"tag", 7, True, b"exchange", b"key")),
     (content.consume, requests.consume(b"queue", b"tag", arguments=b"\x01aS\x00\x00\x00\x01b")),
-    (declarations.queue_declare, requests.queue_declare(b"queue", arguments=b"\x01aS\x00\x00\x00\x01b")),
-    (declarations.bind, requests.queue_bind(b"queue", b"exchange", b"key", b"\x01aS\x00\x00\x00\x01b")),
-    (declarations.exchange_declare, requests.exchange_declare(b"exchange", b"topic")),
+    (methods.QueueDeclare.decode, methods.QueueDeclare(b"queue", arguments=b"\x01aS\x00\x00\x00\x01b").encode()),
+    (
+        methods.QueueBind.decode,
+        methods.QueueBind(b"queue", b"exchange", b"key", arguments=b"\x01aS\x00\x00\x00\x01b").encode(),
+    ),
+    (methods.ExchangeDeclare.decode, methods.ExchangeDeclare(b"exchange", b"topic").encode()),
     (
         handshake.advertise,
         handshake.encode_start(
@@ -204,7 +207,7 @@ def test_client_and_server_agree_about_every_call(call: Call, ticket: int, chann
 
 
 @pytest.mark.parametrize(
-    "method", [*methods.METHODS.values(), *preview.METHODS.values()], ids=lambda method: method.NAME
+    "method", [*pika_methods.METHODS.values(), *preview.METHODS.values()], ids=lambda method: method.NAME
 )
 @given(data=octets)
 def test_pika_methods_read_anything_or_raise_a_syntax_error(method: type[Any], data: bytes) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dtx.log.api import LogError
 from dtx.server.standalone.connection import Connection
 from dtx.store.postgres.store import PostgresStore
-from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.answers import flags_ok
 from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
@@ -64,7 +64,9 @@ async def rig() -> AsyncIterator[Rig]:
         for data in (START_OK, ENTER, TWO_CHANNELS):
             await hear(connection, wire, data)
         found = Rig(connection, wire, store)
-        await found.say(requests.queue_declare(b"grave"), requests.queue_declare(b"dying", arguments=LETTERS))
+        await found.say(
+            methods.QueueDeclare(b"grave").encode(), methods.QueueDeclare(b"dying", arguments=LETTERS).encode()
+        )
         await hear(connection, wire, message(1, b"dying", b"rejected"))
         await found.call(Select(), Start(xid=XID))
         await found.say(requests.get(b"dying"))

@@ -4,7 +4,7 @@ import pytest
 
 from dtx.store.rabbitmq import upstream
 from dtx.store.rabbitmq.upstream import Declares, ExclusiveQueues
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import keys, methods
 from dtx.wire.amqp09.tables import put_long, put_short
 
 PASSIVE, EXCLUSIVE, NO_WAIT = 1, 4, 16
@@ -65,14 +65,14 @@ def test_a_deleted_queue_is_not_exclusive(queues: ExclusiveQueues, channel: Decl
     """Its name may be another one's from then on; without a name it is the last one of the channel."""
     for name in (b"q", b"r", b"s"):
         queues.add(name)
-    channel.deleted(requests.queue_delete(b"q"), b"r")
-    channel.deleted(requests.queue_delete(b""), b"r")
+    channel.deleted(methods.QueueDelete(b"q").encode(), b"r")
+    channel.deleted(methods.QueueDelete(b"").encode(), b"r")
     assert [name in queues for name in (b"q", b"r", b"s")] == [False, False, True]
 
 
 def test_what_the_broker_will_refuse_changes_nothing(queues: ExclusiveQueues, channel: Declares) -> None:
     channel.asked(declare(b"q", EXCLUSIVE)[:-1])
-    channel.deleted(requests.queue_delete(b"q")[:-1], b"")
+    channel.deleted(methods.QueueDelete(b"q").encode()[:-1], b"")
     channel.answered(b"q")
     assert b"q" not in queues
 

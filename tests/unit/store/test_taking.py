@@ -16,7 +16,7 @@ from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
 from dtx.wire.amqp09.tables import MAX_DEPTH, entry, put_short
@@ -106,9 +106,9 @@ def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_lat
         taking.request(keys.BASIC_CONSUME, requests.consume(b"", tag))
 
     consume(b"a")
-    taking.request(keys.QUEUE_DECLARE, requests.queue_declare(b""))
+    taking.request(keys.QUEUE_DECLARE, methods.QueueDeclare(b"").encode())
     consume(b"b")
-    taking.request(keys.QUEUE_DECLARE, requests.queue_declare(b"named"))
+    taking.request(keys.QUEUE_DECLARE, methods.QueueDeclare(b"named").encode())
     consume(b"c")
     consumed(b"a")
     declared(b"amq.gen-1")

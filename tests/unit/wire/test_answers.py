@@ -3,9 +3,9 @@
 import pytest
 from pika import frame
 
+from dtx.client.pika_methods import METHODS, DtxCoordination
 from dtx.wire.amqp09.answers import empty_ok, flags_ok, get_timeout_ok, recover_ok, split_recover
 from dtx.wire.amqp09.calls import DtxMethod
-from dtx.wire.amqp09.methods import METHODS, DtxCoordination
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, keys, methods, requests
 from dtx.wire.amqp09.errors import WireError
 
 
@@ -126,22 +126,24 @@ WRITTEN: list[tuple[bytes, amqp_object.Method]] = [
     ),
     (requests.cancel(b"t", no_wait=True), spec.Basic.Cancel("t", nowait=True)),
     (requests.get(b"q", no_ack=True), spec.Basic.Get(queue="q", no_ack=True)),
-    (requests.queue_declare(b"q", passive=True), spec.Queue.Declare(queue="q", passive=True)),
+    (methods.QueueDeclare(b"q", passive=True).encode(), spec.Queue.Declare(queue="q", passive=True)),
     (
-        requests.queue_declare(b"q", durable=True, exclusive=True, auto_delete=True, no_wait=True, arguments=b"\x01aV"),
+        methods.QueueDeclare(
+            b"q", durable=True, exclusive=True, auto_delete=True, no_wait=True, arguments=b"\x01aV"
+        ).encode(),
         spec.Queue.Declare(
             queue="q", durable=True, exclusive=True, auto_delete=True, nowait=True, arguments={"a": None}
         ),
     ),
     (
-        requests.queue_delete(b"q", if_unused=True, no_wait=True),
+        methods.QueueDelete(b"q", if_unused=True, no_wait=True).encode(),
         spec.Queue.Delete(queue="q", if_unused=True, nowait=True),
     ),
-    (requests.queue_delete(b"q", if_empty=True), spec.Queue.Delete(queue="q", if_empty=True)),
-    (requests.queue_purge(b"q"), spec.Queue.Purge(queue="q")),
-    (requests.queue_bind(b"q", b"ex", b"key"), spec.Queue.Bind(queue="q", exchange="ex", routing_key="key")),
+    (methods.QueueDelete(b"q", if_empty=True).encode(), spec.Queue.Delete(queue="q", if_empty=True)),
+    (methods.QueuePurge(b"q").encode(), spec.Queue.Purge(queue="q")),
+    (methods.QueueBind(b"q", b"ex", b"key").encode(), spec.Queue.Bind(queue="q", exchange="ex", routing_key="key")),
     (
-        requests.exchange_declare(b"ex", b"fanout", passive=True, durable=True),
+        methods.ExchangeDeclare(b"ex", b"fanout", passive=True, durable=True).encode(),
         spec.Exchange.Declare(exchange="ex", type="fanout", passive=True, durable=True),
     ),
     (requests.close(keys.CHANNEL_CLOSE, 406, b"why", keys.BASIC_ACK), spec.Channel.Close(406, "why", 60, 80)),

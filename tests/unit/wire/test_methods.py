@@ -1,290 +1,167 @@
-"""Every method of classes 101 and 105, octet for octet."""
+"""What a client asks of a server: read and written as pika does, as bytes, and to the last byte."""
 
-from dataclasses import dataclass
+from typing import Final
 
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import (
-    Call,
-    Commit,
-    DtxMethod,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    Select,
-    SetTimeout,
-    Start,
-    decode_call,
-    encode_call,
-)
+from dtx.wire.amqp09 import keys, methods
+from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.methods import DtxCoordination, DtxDemarcation
-from dtx.xa.codes import ReplyCode, XaError
-from dtx.xa.xid import Xid
+from tests.support.preview import Binding, Exchange, Execution
 
-# format_id 0x0000000A, gtrid "gt" (2), bqual "b" (1): nine octets
-XID = Xid(10, b"gt", b"b")
-WIRE = bytes.fromhex("0000000a 02 01 6774 62")
-LONGSTR = "00000009 0000000a 02 01 6774 62"
+TABLE = b"\x01aV"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """A method, its payload in hexadecimal, and what the server makes of it."""
-
-    method: amqp_object.Method
-    payload: str
-    call: Call | None = None
-    ticket: int = 0
+def payload(method: amqp_object.Method) -> bytes:
+    marshalled: bytes = frame.Method(1, method).marshal()
+    return marshalled[7:-1]
 
 
-EXAMPLES = [
-    Example(method=DtxDemarcation.Select(), payload="0065 000a", call=Select()),
-    Example(method=DtxDemarcation.SelectOk(), payload="0065 000b"),
-    Example(method=DtxDemarcation.Start(0, WIRE), payload=f"0065 0014 0000 {LONGSTR} 00", call=Start(xid=XID)),
-    Example(
-        method=DtxDemarcation.Start(0, WIRE, join=True),
-        payload=f"0065 0014 0000 {LONGSTR} 01",
-        call=Start(xid=XID, join=True),
+READ: list[tuple[Method, amqp_object.Method]] = [
+    (
+        methods.AccessRequest(b"/data", exclusive=True, passive=False, active=True, write=False, read=True),
+        spec.Access.Request(realm="/data", exclusive=True, passive=False, active=True, write=False, read=True),
     ),
-    Example(
-        method=DtxDemarcation.Start(258, WIRE, resume=True),
-        payload=f"0065 0014 0102 {LONGSTR} 02",
-        call=Start(xid=XID, resume=True),
-        ticket=258,
+    (
+        methods.AccessRequest(b"", exclusive=False, passive=True, active=False, write=True, read=False),
+        spec.Access.Request(realm="", exclusive=False, passive=True, active=False, write=True, read=False),
     ),
-    Example(
-        method=DtxDemarcation.Start(0, WIRE, join=True, resume=True),
-        payload=f"0065 0014 0000 {LONGSTR} 03",
-        call=Start(xid=XID, join=True, resume=True),
+    (methods.ChannelFlow(active=True), spec.Channel.Flow(True)),
+    (methods.ConfirmSelect(), spec.Confirm.Select(nowait=False)),
+    (methods.ConfirmSelect(no_wait=True), spec.Confirm.Select(nowait=True)),
+    (methods.TxSelect(), spec.Tx.Select()),
+    (methods.TxCommit(), spec.Tx.Commit()),
+    (methods.TxRollback(), spec.Tx.Rollback()),
+    (methods.ExecutionFlush(), Execution.Flush()),
+    (methods.ExecutionComplete(7), Execution.Complete(7)),
+    (
+        methods.ExchangeDeclare(b"e", b"topic", durable=True, internal=True, arguments=TABLE),
+        spec.Exchange.Declare(exchange="e", type="topic", durable=True, internal=True, arguments={"a": None}),
     ),
-    Example(method=DtxDemarcation.StartOk(8), payload="0065 0015 0008"),
-    Example(method=DtxDemarcation.End(0, WIRE), payload=f"0065 001e 0000 {LONGSTR} 00", call=End(xid=XID)),
-    Example(
-        method=DtxDemarcation.End(0, WIRE, fail=True),
-        payload=f"0065 001e 0000 {LONGSTR} 01",
-        call=End(xid=XID, fail=True),
+    (
+        methods.ExchangeDeclare(b"", b"", passive=True, auto_delete=True, no_wait=True),
+        spec.Exchange.Declare(exchange="", type="", passive=True, auto_delete=True, nowait=True),
     ),
-    Example(
-        method=DtxDemarcation.End(1, WIRE, suspend=True),
-        payload=f"0065 001e 0001 {LONGSTR} 02",
-        call=End(xid=XID, suspend=True),
-        ticket=1,
+    (methods.ExchangeDelete(b"e", if_unused=True), spec.Exchange.Delete(exchange="e", if_unused=True)),
+    (methods.ExchangeDelete(b"e", no_wait=True), spec.Exchange.Delete(exchange="e", nowait=True)),
+    (
+        methods.ExchangeBind(b"d", b"s", b"k", no_wait=True, arguments=TABLE),
+        spec.Exchange.Bind(destination="d", source="s", routing_key="k", nowait=True, arguments={"a": None}),
     ),
-    Example(method=DtxDemarcation.EndOk(2), payload="0065 001f 0002"),
-    Example(method=DtxCoordination.Commit(0, WIRE), payload=f"0069 000a 0000 {LONGSTR} 00", call=Commit(xid=XID)),
-    Example(
-        method=DtxCoordination.Commit(0, WIRE, one_phase=True),
-        payload=f"0069 000a 0000 {LONGSTR} 01",
-        call=Commit(xid=XID, one_phase=True),
+    (
+        methods.ExchangeUnbind(b"d", b"s", b"k"),
+        spec.Exchange.Unbind(destination="d", source="s", routing_key="k"),
     ),
-    Example(method=DtxCoordination.CommitOk(6), payload="0069 000b 0006"),
-    Example(method=DtxCoordination.Forget(0, WIRE), payload=f"0069 0014 0000 {LONGSTR}", call=Forget(xid=XID)),
-    Example(method=DtxCoordination.ForgetOk(), payload="0069 0015"),
-    Example(method=DtxCoordination.GetTimeout(WIRE), payload=f"0069 001e {LONGSTR}", call=GetTimeout(xid=XID)),
-    Example(method=DtxCoordination.GetTimeoutOk(3600), payload="0069 001f 00000e10"),
-    Example(method=DtxCoordination.Prepare(0, WIRE), payload=f"0069 0028 0000 {LONGSTR}", call=Prepare(xid=XID)),
-    Example(method=DtxCoordination.PrepareOk(7), payload="0069 0029 0007"),
-    Example(
-        method=DtxCoordination.Recover(0, startscan=True),
-        payload="0069 0032 0000 01 00000000",
-        call=Recover(startscan=True, endscan=False),
+    (
+        methods.QueueBind(b"q", b"e", b"k", arguments=TABLE),
+        spec.Queue.Bind(queue="q", exchange="e", routing_key="k", arguments={"a": None}),
     ),
-    Example(
-        method=DtxCoordination.Recover(0, endscan=True),
-        payload="0069 0032 0000 00 00000001",
-        call=Recover(startscan=False, endscan=True),
+    (
+        methods.QueueUnbind(b"q", b"e", b"k", arguments=TABLE),
+        spec.Queue.Unbind(queue="q", exchange="e", routing_key="k", arguments={"a": None}),
     ),
-    Example(
-        method=DtxCoordination.Recover(5, startscan=True, endscan=True),
-        payload="0069 0032 0005 01 00000001",
-        call=Recover(startscan=True, endscan=True),
-        ticket=5,
+    (
+        methods.QueueDeclare(b"q", durable=True, auto_delete=True, arguments=TABLE),
+        spec.Queue.Declare(queue="q", durable=True, auto_delete=True, arguments={"a": None}),
     ),
-    Example(
-        method=DtxCoordination.RecoverOk([WIRE, bytes.fromhex("00000001 01 00 ff")]),
-        # table of 28 octets: key of 4, type S, longstr of 18: 9 octets, 7 octets
-        payload=f"0069 0033 0000001c 04 78696473 53 00000012 09 {WIRE.hex()} 07 00000001 01 00 ff",
+    (
+        methods.QueueDeclare(b"", passive=True, exclusive=True, no_wait=True),
+        spec.Queue.Declare(queue="", passive=True, exclusive=True, nowait=True),
     ),
-    Example(method=DtxCoordination.RecoverOk(), payload="0069 0033 0000000a 04 78696473 53 00000000"),
-    Example(method=DtxCoordination.Rollback(0, WIRE), payload=f"0069 003c 0000 {LONGSTR}", call=Rollback(xid=XID)),
-    Example(method=DtxCoordination.RollbackOk(5), payload="0069 003d 0005"),
-    Example(
-        method=DtxCoordination.SetTimeout(0, WIRE, 3600),
-        payload=f"0069 0046 0000 {LONGSTR} 00000e10",
-        call=SetTimeout(xid=XID, timeout=3600),
+    (methods.QueuePurge(b"q", no_wait=True), spec.Queue.Purge(queue="q", nowait=True)),
+    (methods.QueueDelete(b"q", if_unused=True), spec.Queue.Delete(queue="q", if_unused=True)),
+    (
+        methods.QueueDelete(b"q", if_empty=True, no_wait=True),
+        spec.Queue.Delete(queue="q", if_empty=True, nowait=True),
     ),
-    Example(method=DtxCoordination.SetTimeoutOk(), payload="0069 0047"),
+    (methods.ExchangeQuery(b"e"), Exchange.Query(b"e", 0)),
+    (methods.BindingQuery(b"e", b"q", b"k", TABLE), Binding.Query(b"e", b"q", b"k", TABLE)),
+    (methods.BindingQuery(b"", b"", b"", b""), Binding.Query()),
 ]
-each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: repr(example.method))
-each_call = pytest.mark.parametrize(
-    "example", [example for example in EXAMPLES if example.call], ids=lambda example: repr(example.method)
-)
 
 
-def payload_of(example: Example) -> bytes:
-    return bytes.fromhex(example.payload)
+each_method = pytest.mark.parametrize(("method", "of_pika"), READ, ids=lambda value: repr(value)[:60])
 
 
-def test_the_examples_show_every_method() -> None:
-    assert {example.method.INDEX for example in EXAMPLES} == set(DtxMethod) == set(methods.METHODS)
+@each_method
+def test_a_method_is_read_as_bytes(method: Method, of_pika: amqp_object.Method) -> None:
+    assert type(method).decode(payload(of_pika)) == method
+    assert method.KEY == of_pika.INDEX
 
 
-@each_example
-def test_a_method_is_written_octet_for_octet(example: Example) -> None:
-    payload = payload_of(example)
-    framed = bytes.fromhex("01 0007") + len(payload).to_bytes(4, "big") + payload + b"\xce"
-    assert frame.Method(7, example.method).marshal() == framed
+@each_method
+def test_a_method_is_written_as_pika_writes_it(method: Method, of_pika: amqp_object.Method) -> None:
+    assert method.encode() == payload(of_pika)
 
 
-@each_example
-def test_pika_reads_what_is_written(example: Example) -> None:
-    framed = frame.Method(7, example.method).marshal()
-    consumed, decoded = frame.decode_frame(framed)
-    assert consumed == len(framed)
-    assert decoded.channel_number == 7
-    assert type(decoded.method) is type(example.method)
-    assert decoded.method == example.method
+@each_method
+def test_a_ticket_is_no_field(method: Method, of_pika: amqp_object.Method) -> None:
+    """0-9-1 calls it reserved."""
+    if hasattr(of_pika, "ticket"):
+        of_pika.ticket = 258
+        assert type(method).decode(payload(of_pika)) == method
 
 
-@each_example
-def test_a_truncated_method_is_a_syntax_error_to_the_client(example: Example) -> None:
-    """502: "a frame that contained illegal values for one or more fields"."""
-    payload = payload_of(example)
-    for length in range(4, len(payload)):
-        with pytest.raises(WireError) as caught:
-            type(example.method)().decode(payload[:length], 4)
+@each_method
+def test_a_truncated_method_is_a_syntax_error(method: Method, of_pika: amqp_object.Method) -> None:
+    octets = payload(of_pika)
+    for length in range(4, len(octets)):
+        with pytest.raises(WireError, match=f"{method.NAME} is truncated") as caught:
+            method.decode(octets[:length])
         assert caught.value.code == 502
 
 
-@each_example
-def test_a_method_with_something_after_it_is_a_syntax_error_to_the_client(example: Example) -> None:
-    with pytest.raises(WireError, match=r"followed by 1 octet|truncated") as caught:
-        type(example.method)().decode(payload_of(example) + b"\x00", 4)
+@each_method
+def test_a_method_with_something_after_it_is_a_syntax_error(method: Method, of_pika: amqp_object.Method) -> None:
+    with pytest.raises(WireError, match="too long") as caught:
+        method.decode(payload(of_pika) + b"\x00")
     assert caught.value.code == 502
 
 
-@each_call
-def test_the_server_reads_what_clients_send(example: Example) -> None:
-    assert decode_call(payload_of(example)) == example.call
+def test_a_name_that_is_too_long_cannot_be_written() -> None:
+    with pytest.raises(WireError, match="256 octets"):
+        methods.QueuePurge(b"q" * 256).encode()
 
 
-@each_call
-def test_a_call_is_written_as_the_method_is(example: Example) -> None:
-    assert example.call is not None
-    assert encode_call(example.call, example.ticket) == payload_of(example)
+def test_the_ticket_comes_first() -> None:
+    """The XML: field name = "ticket" domain = "access-ticket", a short."""
+    assert methods.ticket(payload(spec.Basic.Publish(ticket=258))) == 258
+    with pytest.raises(WireError, match="access ticket"):
+        methods.ticket(b"\x00\x3c\x00\x28\x01")
 
 
-@each_call
-def test_a_truncated_call_is_a_channel_exception(example: Example) -> None:
-    payload = payload_of(example)
-    for length in range(4, len(payload)):
-        with pytest.raises(XaError, match="truncated or too long") as caught:
-            decode_call(payload[:length])
-        assert caught.value.code is ReplyCode.SYNTAX_ERROR
-
-
-@each_call
-def test_a_call_with_something_after_it_is_a_channel_exception(example: Example) -> None:
-    with pytest.raises(XaError, match="truncated or too long") as caught:
-        decode_call(payload_of(example) + b"\x00")
-    assert caught.value.code is ReplyCode.SYNTAX_ERROR
-
-
-def test_an_xid_whose_lengths_do_not_add_up_is_a_syntax_error() -> None:
-    """Domain Xid: "The sum of the two lengths must equal the length of the data field"."""
-    with pytest.raises(XaError, match="xid says 3") as caught:
-        decode_call(bytes.fromhex("0069 0028 0000 00000009 0000000a 03 01 6774 62"))
-    assert caught.value.code is ReplyCode.SYNTAX_ERROR
-
-
-def test_an_xid_of_no_octets_is_a_syntax_error() -> None:
-    with pytest.raises(XaError, match="xid of 0 octets is truncated"):
-        decode_call(bytes.fromhex("0069 0028 0000 00000000"))
-
-
-def test_endscan_is_a_long_and_any_number_but_zero_sets_it() -> None:
-    """The XML: name = "endscan" domain = "long"."""
-    call = decode_call(bytes.fromhex("0069 0032 0000 01 80000000"))
-    assert call == Recover(startscan=True, endscan=True)
-
-
-def test_endscan_as_a_bit_beside_startscan_is_refused() -> None:
-    with pytest.raises(XaError, match=r"dtx-coordination\.recover of 7 octets"):
-        decode_call(bytes.fromhex("0069 0032 0000 03"))
-
-
-def test_get_timeout_has_no_ticket() -> None:
-    with pytest.raises(XaError, match=r"dtx-coordination\.get-timeout"):
-        decode_call(bytes.fromhex(f"0069 001e 0000 {LONGSTR}"))
-
-
-def test_bits_without_a_meaning_are_ignored() -> None:
-    assert decode_call(bytes.fromhex(f"0065 0014 0000 {LONGSTR} fc")) == Start(xid=XID)
-
-
-def test_the_longest_xid_passes() -> None:
-    xid = Xid(0xFFFFFFFE, bytes(64), bytes(range(64)))
-    assert decode_call(encode_call(Prepare(xid=xid))) == Prepare(xid=xid)
-
-
-@pytest.mark.parametrize(
-    "answer", sorted(set(DtxMethod) - {example.method.INDEX for example in EXAMPLES if example.call})
+TICKETED: Final = frozenset(
+    (
+        keys.EXCHANGE_DECLARE,
+        keys.EXCHANGE_DELETE,
+        keys.EXCHANGE_BIND,  # and exchange.query
+        keys.EXCHANGE_UNBIND,
+        keys.QUEUE_DECLARE,
+        keys.QUEUE_BIND,
+        keys.QUEUE_UNBIND,
+        keys.QUEUE_PURGE,
+        keys.QUEUE_DELETE,
+        keys.BASIC_CONSUME,
+        keys.BASIC_PUBLISH,
+        keys.BASIC_GET,
+        keys.BINDING_QUERY,
+    )
 )
-def test_an_answer_sent_by_a_client_is_invalid(answer: DtxMethod) -> None:
-    """503: "The client sent an invalid sequence of frames"."""
-    with pytest.raises(XaError, match=f"{answer.wire_name} is sent by servers only") as caught:
-        decode_call(answer.to_bytes(4, "big"))
-    assert caught.value.code is ReplyCode.COMMAND_INVALID
+"""The methods that begin with an access ticket; those of dtx have theirs as well."""
 
 
-def test_a_method_that_the_classes_do_not_have_is_not_implemented() -> None:
-    with pytest.raises(XaError, match="class 101 has no method 99") as caught:
-        decode_call(bytes.fromhex("0065 0063"))
-    assert caught.value.code is ReplyCode.NOT_IMPLEMENTED
+def test_every_ticketed_method_has_its_ticket_where_it_is_looked_for() -> None:
+    for key in TICKETED - {Binding.Query.INDEX}:
+        method = spec.methods[key](ticket=258)
+        vars(method).update({name: "" for name, value in vars(method).items() if value is None})
+        assert methods.ticket(payload(method)) == 258
 
 
-def test_registering_again_changes_nothing() -> None:
-    before = dict(spec.methods)
-    methods.register()
-    assert spec.methods == before
-    assert spec.methods[0x00690032] is DtxCoordination.Recover
-
-
-@pytest.mark.parametrize("method", methods.METHODS.values(), ids=lambda method: method.NAME)
-def test_what_a_client_sends_waits_for_its_answer(method: type[amqp_object.Method]) -> None:
-    """Every request has a response of the same name with -ok."""
-    if method.NAME.endswith("Ok"):
-        assert not method.synchronous
-    else:
-        assert method.synchronous
-        assert f"{method.NAME}Ok" == methods.METHODS[method.INDEX + 1].NAME
-
-
-def test_recover_ok_gives_xids_as_values() -> None:
-    assert DtxCoordination.RecoverOk([WIRE]).decoded() == [XID]
-
-
-def test_a_malformed_xid_in_recover_ok_is_a_syntax_error() -> None:
-    with pytest.raises(XaError, match="502"):
-        DtxCoordination.RecoverOk([b"\x00"]).decoded()
-
-
-def test_recover_ok_from_another_server_may_hold_more_than_xids() -> None:
-    payload = bytes.fromhex(f"0000001e 01 6b 56 04 78696473 78 0000000a 09 {WIRE.hex()} 04 6d6f7265 62 ff")
-    assert DtxCoordination.RecoverOk().decode(payload).xids == [WIRE]
-
-
-def test_recover_ok_with_xids_of_another_type_is_a_syntax_error() -> None:
-    with pytest.raises(WireError, match="xids of type b't'"):
-        DtxCoordination.RecoverOk().decode(bytes.fromhex("00000007 04 78696473 74 01"))
-
-
-def test_recover_ok_with_a_truncated_xid_is_a_syntax_error() -> None:
-    with pytest.raises(WireError, match="short string is truncated"):
-        DtxCoordination.RecoverOk().decode(bytes.fromhex("0000000c 04 78696473 53 00000002 09 00"))
+def test_a_query_and_a_bind_of_the_same_number_are_told_apart() -> None:
+    """40.30 is exchange.query in the preview, exchange.bind in RabbitMQ."""
+    for name in (b"", b"e", b"\x00" * 40, b"\xff" * 255):
+        assert methods.is_query(payload(Exchange.Query(name)))
+    for names in (("", "", ""), ("d", "s", "k"), ("d" * 255, "", "")):
+        assert not methods.is_query(payload(spec.Exchange.Bind(0, *names)))
+    assert not methods.is_query(b"\x00\x28\x00\x1e\x00\x00")

@@ -32,7 +32,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import content, handshake, keys, properties, requests, tables
+from dtx.wire.amqp09 import content, handshake, keys, methods, properties, requests, tables
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -202,7 +202,7 @@ class BrokerNodes:
         else:
             exchange, key = address.name, address.key or b""
             if exchange:
-                passive = requests.exchange_declare(exchange, b"", passive=True)
+                passive = methods.ExchangeDeclare(exchange, b"", passive=True).encode()
                 await self._ask(passive, keys.EXCHANGE_DECLARE_OK)
         judgement = self.judged(exchange, key, properties.EMPTY)
         close = None if judgement is None else await judgement
@@ -307,7 +307,9 @@ class BrokerNodes:
         It does not delete itself: a link without credit has no consumer, and its messages are to wait.
         """
         found = subscription(address, filters, await self._kind(address))
-        await self._ask(requests.queue_bind(queue, address.name, found.key, found.arguments), keys.QUEUE_BIND_OK)
+        await self._ask(
+            methods.QueueBind(queue, address.name, found.key, arguments=found.arguments).encode(), keys.QUEUE_BIND_OK
+        )
         return found.filters
 
     async def _kind(self, address: ExchangeAddress) -> str | None:
@@ -319,7 +321,7 @@ class BrokerNodes:
         known = known_kind(address.name)
         if known is not None:
             return known
-        passive = requests.exchange_declare(address.name, b"", passive=True)
+        passive = methods.ExchangeDeclare(address.name, b"", passive=True).encode()
         await self._ask(passive, keys.EXCHANGE_DECLARE_OK)
         if address.key is not None:
             return None
@@ -335,7 +337,7 @@ class BrokerNodes:
     async def _new_queue(self) -> bytes:
         """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
         channel = await OwnChannel(self.upstream).open()
-        _, payload, _ = await channel.call(requests.queue_declare(b"", exclusive=True), keys.QUEUE_DECLARE_OK)
+        _, payload, _ = await channel.call(methods.QueueDeclare(b"", exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
         await channel.close()
         queue = content.declare_ok(payload).queue
         self.upstream.exclusive.add(queue)
@@ -348,7 +350,7 @@ class BrokerNodes:
 
     async def _drop_queue(self, queue: bytes) -> None:
         try:
-            await self._ask(requests.queue_delete(queue), keys.QUEUE_DELETE_OK)
+            await self._ask(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
         except (ChannelClosed, UpstreamLost, XaError) as error:
             _log.debug("queue not deleted", connection=self.home.id, queue=queue, reason=str(error))
 
@@ -362,7 +364,7 @@ class BrokerNodes:
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
     async def _find_queue(self, queue: bytes) -> None:
-        await self._ask(requests.queue_declare(queue, passive=True), keys.QUEUE_DECLARE_OK)
+        await self._ask(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
 
     async def find_target(self, queue: bytes) -> None:
         """Refuse a queue that is not there; anybody may publish to another connection's own.
