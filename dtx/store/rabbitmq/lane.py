@@ -383,12 +383,20 @@ class Lane:
                 self.problem = f"receipts cannot be read: {closed}"
                 _log.error("receipts cannot be read", vhost=self.vhost, reason=str(closed))
                 return UnitOutcome.UNKNOWN
-            if self.distrust is not None or not unit.receipt:
-                return UnitOutcome.UNKNOWN
-            if unit.nonce in found.nonces:
-                return UnitOutcome.HAPPENED
-            if unit.incarnation in found.markers:
-                return UnitOutcome.NEVER
+            if self.distrust is None and unit.receipt:
+                if unit.nonce in found.nonces:
+                    return UnitOutcome.HAPPENED
+                if unit.incarnation in found.markers:
+                    return UnitOutcome.NEVER
+            reason = "the broker has forgotten receipts"
+            if not unit.receipt:
+                reason = "it was to leave no receipt: receipts were not trusted, or the broker had an alarm"
+            _log.warning(
+                "the outcome of a unit cannot be found out",
+                vhost=self.vhost,
+                lock=unit.lock,
+                reason=self.distrust or reason,
+            )
             return UnitOutcome.UNKNOWN
 
     async def _connected(self) -> ServiceConnection:

@@ -37,7 +37,7 @@ class Report:
     nemesis: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
-    repeated_by_broker_deaths: int = 0
+    repeated_by_broker: int = 0
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -89,6 +89,7 @@ class Soak:
         self._harm = harm
         self.report = Report(mode=mode, seed=seed)
         self._recognised = 0
+        self._doubts = 0
 
     def run(self, seconds: float, *, each: float, broker_deaths: Callable[[int], bool]) -> Report:
         """Run rounds of *each* seconds for so many *seconds* (at least one), until something is wrong.
@@ -96,8 +97,8 @@ class Soak:
         Args:
             seconds: of harm; setting up, recovery and counting come on top.
             each: seconds of a round.
-            broker_deaths: whether the broker is killed in the round of that number. There, and only there, a message
-                may be repeated, and has to be recognisable by its x-dtx-id.
+            broker_deaths: whether the broker is killed in the round of that number. There a message may be repeated,
+                and has to be recognisable by its x-dtx-id; elsewhere only where an alarm has kept dtx from knowing.
         """
         began = time.monotonic()
         with World(self._mode, self._chance.getrandbits(32)) as world:
@@ -142,6 +143,7 @@ class Soak:
     def _round(self, world: World, census: Census, nemesis: Nemesis, seconds: float, *, broker_dies: bool) -> None:
         ledger = world.ledger
         opened = ledger.progress()
+        alarms = _alarms(nemesis)
         reader = Reader(world, dict(census.opening))
         reader.start()
         world.begin(f"r{self.report.rounds}")
@@ -156,19 +158,28 @@ class Soak:
         self.report.looks += reader.looks
         self._recover(world)
         findings = self._count(census)
-        if broker_dies and not findings.lost and not findings.wrong:
-            self.report.repeated_by_broker_deaths += census.remove_repeats()
+        doubts = world.doubts()[self._doubts :]
+        self._doubts += len(doubts)
+        # During an alarm the broker takes no receipt: only then, and where dtx says so, a message may be repeated, too.
+        may_repeat = broker_dies or (
+            _alarms(nemesis) > alarms and any("the broker had an alarm" in line for line in doubts)
+        )
+        if may_repeat and not findings.lost and not findings.wrong:
+            self.report.repeated_by_broker += census.remove_repeats()
             findings = self._count(census)
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
         self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
         recognised = ledger.repeats()[self._recognised :]
         self._recognised += len(recognised)
-        if broker_dies:
-            self.report.repeated_by_broker_deaths += len(recognised)
+        if may_repeat:
+            self.report.repeated_by_broker += len(recognised)
         else:
             self.report.repeated += recognised
-        if not self.report.bad:
+        if self.report.bad:
+            for line in doubts:
+                self._say(line)
+        else:
             census.close_round()
 
     def _recover(self, world: World) -> None:
@@ -199,3 +210,7 @@ class Soak:
             if not findings.lost or time.monotonic() > deadline:
                 return findings
             time.sleep(0.5)
+
+
+def _alarms(nemesis: Nemesis) -> int:
+    return nemesis.done["RabbitMQ: memory alarm"] + nemesis.done["RabbitMQ: disk full"]

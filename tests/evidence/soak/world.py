@@ -294,6 +294,11 @@ class World:
         if self.clocks["dtx"].library is None:
             yield "no clock is wrong in the soak: install libfaketime"
 
+    def doubts(self) -> list[str]:
+        """What dtx says of work whose outcome it could not find out, in all rounds."""
+        said = self.service.log_path.read_text(errors="replace").splitlines()
+        return [line for line in said if "cannot be found out" in line]
+
     def trouble(self) -> Iterator[str]:
         """What processes ended with, or said, that they must not."""
         for status, count in self.exits.items():

@@ -30,6 +30,7 @@ def test_a_taking_without_receipt_is_put_back_when_its_outcome_is_not_known(stag
     taken = stage.take("in")
     assert [body for body, _, _ in taken] in ([b"one"], [b"one", b"one"])
     assert ids(taken)[-1]
+    assert b"cannot be found out" in stage.service.log_path.read_bytes()
 
 
 @pytest.mark.parametrize("definition", [{"message-ttl": 0}, {"max-length": 0}, {"expires": 600_000}], ids=str)
