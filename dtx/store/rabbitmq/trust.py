@@ -19,6 +19,10 @@ _log = get_logger(part="lane")
 
 Replay = Literal["auto", "receipts", "always"]
 
+_PAUSES: Final = (0.5, 2.0)
+"""Seconds between attempts to ask a management API by which receipts were trusted: one that is busy for a moment must
+not make dtx apply a unit again."""
+
 
 class Trust:
     """What a lane thinks of its receipts.
@@ -85,14 +89,21 @@ class Trust:
         management = self._management
         if management is None:
             return "no management API is configured"
-        try:
-            if await self._is_of_another_broker(management):
-                return f"the management API at {management.url} is another broker's: it does not see dtx's connection"
-            return await management.distrust(self._vhost, [queue.decode() for queue in self._receipts.watched])
-        except ManagementError as error:
-            return str(error)
-        except (LookupError, TypeError, AttributeError) as error:
-            return f"the management API answers something else than was asked: {type(error).__name__} {error}"
+        pauses = iter(_PAUSES if self.distrust is None else ())
+        while True:
+            try:
+                if await self._is_of_another_broker(management):
+                    return (
+                        f"the management API at {management.url} is another broker's: it does not see dtx's connection"
+                    )
+                return await management.distrust(self._vhost, [queue.decode() for queue in self._receipts.watched])
+            except ManagementError as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    return str(error)
+                await asyncio.sleep(pause)
+            except (LookupError, TypeError, AttributeError) as error:
+                return f"the management API answers something else than was asked: {type(error).__name__} {error}"
 
     async def recognised_management(self) -> Management:
         """The management API, once it has shown that it is this broker's.

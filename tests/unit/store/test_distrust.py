@@ -1,5 +1,6 @@
 """What the management API must say before receipts are trusted: one node, and no queue that may refuse."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,3 +84,30 @@ async def test_a_cluster_that_was_seen_stays_one_while_nothing_can_be_asked(monk
     monkeypatch.setattr(Answers, "get", away)
     await trust.judge()
     assert trust.distrust == "the broker has 3 nodes"
+
+
+@pytest.mark.parametrize(("failures", "asked", "why"), [(2, 3, None), (9, 3, "away")], ids=["for a moment", "for long"])
+async def test_a_management_api_that_is_away_for_a_moment_costs_no_trust(
+    failures: int, asked: int, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without trust a unit whose outcome is open is applied again."""
+    monkeypatch.setattr("dtx.store.rabbitmq.trust._PAUSES", (0, 0))
+    lane: Any = SimpleNamespace(upstream=SimpleNamespace(lock="lock"))
+    trust = Trust("/", "auto", api(), Receipts(new_identity("t")), lambda: lane)
+    tries = 0
+
+    async def seen(_self: Management, _vhost: str, _queue: str) -> bool:
+        nonlocal tries
+        tries += 1
+        if trust.distrust is None and tries <= failures:
+            raise ManagementError("away")
+        return True
+
+    monkeypatch.setattr(Management, "has_queue", seen)
+    await trust.judge()
+    assert trust.distrust is None
+    tries = 0
+    await trust.judge()
+    assert (tries, trust.distrust) == (asked, why)
+    await trust.judge()
+    assert trust.distrust is None
