@@ -19,7 +19,7 @@ def table(report: Report) -> str:
             {
                 "branches in the log when dtx was killed": report.in_doubt,
                 "looks of readers while money moved": report.looks,
-                "repeats where RabbitMQ died or had an alarm (allowed, recognised)": report.repeated_by_broker,
+                "repeats where RabbitMQ died (allowed, recognised)": report.repeated_by_broker_deaths,
                 "lost": len(report.lost),
                 "repeated": len(report.repeated),
                 "wrong": len(report.wrong),

@@ -37,7 +37,7 @@ class Report:
     nemesis: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
-    repeated_by_broker: int = 0
+    repeated_by_broker_deaths: int = 0
     lost: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -97,8 +97,8 @@ class Soak:
         Args:
             seconds: of harm; setting up, recovery and counting come on top.
             each: seconds of a round.
-            broker_deaths: whether the broker is killed in the round of that number. There a message may be repeated,
-                and has to be recognisable by its x-dtx-id; elsewhere only where an alarm has kept dtx from knowing.
+            broker_deaths: whether the broker is killed in the round of that number. There, and only there, a message
+                may be repeated, and has to be recognisable by its x-dtx-id.
         """
         began = time.monotonic()
         with World(self._mode, self._chance.getrandbits(32)) as world:
@@ -143,7 +143,6 @@ class Soak:
     def _round(self, world: World, census: Census, nemesis: Nemesis, seconds: float, *, broker_dies: bool) -> None:
         ledger = world.ledger
         opened = ledger.progress()
-        alarms = _alarms(nemesis)
         reader = Reader(world, dict(census.opening))
         reader.start()
         world.begin(f"r{self.report.rounds}")
@@ -160,20 +159,16 @@ class Soak:
         findings = self._count(census)
         doubts = world.doubts()[self._doubts :]
         self._doubts += len(doubts)
-        # During an alarm the broker takes no receipt: only then, and where dtx says so, a message may be repeated, too.
-        may_repeat = broker_dies or (
-            _alarms(nemesis) > alarms and any("the broker had an alarm" in line for line in doubts)
-        )
-        if may_repeat and not findings.lost and not findings.wrong:
-            self.report.repeated_by_broker += census.remove_repeats()
+        if broker_dies and not findings.lost and not findings.wrong:
+            self.report.repeated_by_broker_deaths += census.remove_repeats()
             findings = self._count(census)
         self.report.lost += findings.lost
         self.report.repeated += findings.repeated
         self.report.wrong += [*findings.wrong, *ledger.faults(), *world.trouble()]
         recognised = ledger.repeats()[self._recognised :]
         self._recognised += len(recognised)
-        if may_repeat:
-            self.report.repeated_by_broker += len(recognised)
+        if broker_dies:
+            self.report.repeated_by_broker_deaths += len(recognised)
         else:
             self.report.repeated += recognised
         if self.report.bad:
@@ -210,7 +205,3 @@ class Soak:
             if not findings.lost or time.monotonic() > deadline:
                 return findings
             time.sleep(0.5)
-
-
-def _alarms(nemesis: Nemesis) -> int:
-    return nemesis.done["RabbitMQ: memory alarm"] + nemesis.done["RabbitMQ: disk full"]

@@ -49,7 +49,7 @@ def test_money_is_conserved_while_everything_dies(
         "faults": report.nemesis.total(),
         "lost": len(report.lost),
         "repeated": len(report.repeated),
-        "repeated where RabbitMQ died or had an alarm": report.repeated_by_broker,
+        "repeated where RabbitMQ died": report.repeated_by_broker_deaths,
         "wrong": len(report.wrong),
     }
     figures(**{f"{mode} {name}": count for name, count in counts.items()})
