@@ -1,6 +1,10 @@
 """What the API says about clients: their connections, channels, branches that have not voted, recovery scans."""
 
+import asyncio
+from collections import Counter
 from datetime import datetime
+from itertools import islice
+from typing import Final
 
 from pydantic import Field
 
@@ -8,6 +12,9 @@ from dtx.admin.desk import Arrived, ChannelFacts, Connected
 from dtx.admin.forms import Form, Reason, moment
 from dtx.manager.entry import Entry
 from dtx.xa.model import Association
+
+MOST_TIES: Final = 1000
+"""Branches that are shown of one connection; ``GET /api/associations`` has all of them."""
 
 
 class ConnectionForm(Form):
@@ -28,10 +35,15 @@ class ConnectionForm(Form):
     scans: int = Field(description="Recovery scans that are open.")
 
     @classmethod
-    def of(cls, client: Connected, arrival: Arrived) -> "ConnectionForm":
+    async def of(cls, client: Connected, arrival: Arrived) -> "ConnectionForm":
         """A client as it is now."""
         channels = list(client.channels.values())
-        ties = [how for channel in channels for _, how in channel.ties]
+        ties: Counter[Association] = Counter()
+        for channel in channels:
+            for number, (_, how) in enumerate(channel.ties, 1):
+                ties[how] += 1
+                if not number % 1000:
+                    await asyncio.sleep(0)
         return cls(
             id=client.id,
             user=client.who.user,
@@ -43,8 +55,8 @@ class ConnectionForm(Form):
             state=client.stage.value,
             channels=len(channels),
             selected=sum(channel.mode.value == "dtx" for channel in channels),
-            associated=ties.count(Association.ASSOCIATED),
-            suspended=ties.count(Association.SUSPENDED),
+            associated=ties[Association.ASSOCIATED],
+            suspended=ties[Association.SUSPENDED],
             scans=sum(channel.scan is not None for channel in channels),
         )
 
@@ -91,8 +103,8 @@ class ChannelForm(Form):
     scan: int | None = Field(description="How many xids its recovery scan has still to hand out; null without one.")
 
     @classmethod
-    def of(cls, number: int, channel: ChannelFacts) -> "ChannelForm":
-        """A channel as it is now."""
+    def of(cls, number: int, channel: ChannelFacts, most: int) -> "ChannelForm":
+        """A channel as it is now, with *most* branches at most."""
         return cls(
             number=number,
             mode=channel.mode.value,
@@ -100,7 +112,7 @@ class ChannelForm(Form):
                 TieForm(
                     xid=str(entry.xid), readable=entry.xid.readable, state=entry.branch.state, association=how.value
                 )
-                for entry, how in channel.ties
+                for entry, how in islice(channel.ties, most)
             ],
             scan=None if channel.scan is None else channel.scan.left,
         )
@@ -110,7 +122,19 @@ class ClientForm(Form):
     """A connection with its channels."""
 
     connection: ConnectionForm
-    channels: list[ChannelForm]
+    channels: list[ChannelForm] = Field(
+        description=f"With {MOST_TIES} branches together at most; GET /api/associations lists all."
+    )
+
+    @classmethod
+    async def of(cls, client: Connected, arrival: Arrived) -> "ClientForm":
+        """A client as it is now."""
+        channels: list[ChannelForm] = []
+        left = MOST_TIES
+        for number, channel in sorted(client.channels.items()):
+            channels.append(ChannelForm.of(number, channel, left))
+            left -= len(channels[-1].branches)
+        return cls(connection=await ConnectionForm.of(client, arrival), channels=channels)
 
 
 class DisconnectForm(Form):

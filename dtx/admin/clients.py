@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from heapq import nsmallest
 from http import HTTPStatus
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -14,9 +14,12 @@ from dtx.admin.looking import Asker, Limit, TheDesk
 from dtx.admin.problems import Problem
 from dtx.log.operator_tables import Role
 from dtx.manager.entry import Entry
+from dtx.store.slices import in_turns
 from dtx.xa.model import State
 
 router = APIRouter(prefix="/api", tags=["clients"])
+_KEPT: Final = 10_000
+"""Branches among which the first ones are looked for at a time."""
 Of = Annotated[str | None, Query(max_length=255)]
 
 
@@ -35,7 +38,7 @@ async def list_connections(
     active, _ = desk.require_active()
     later = ((client, arrival) for client, arrival in _clients(active, user, vhost) if client.id > cursor)
     found = nsmallest(limit + 1, later, key=lambda pair: pair[0].id)
-    shown = [forms.ConnectionForm.of(client, arrival) for client, arrival in found[:limit]]
+    shown = [await forms.ConnectionForm.of(client, arrival) for client, arrival in found[:limit]]
     return forms.ConnectionPage(connections=shown, cursor=shown[-1].id if len(found) > limit else None)
 
 
@@ -44,10 +47,7 @@ async def show_connection(who: Asker, desk: TheDesk, number: int) -> forms.Clien
     """One connection with its channels, and the branches that they work for."""
     who.require(Role.VIEWER)
     client, arrival = _client(desk, number)
-    return forms.ClientForm(
-        connection=forms.ConnectionForm.of(client, arrival),
-        channels=[forms.ChannelForm.of(number, channel) for number, channel in sorted(client.channels.items())],
-    )
+    return await forms.ClientForm.of(client, arrival)
 
 
 def _client(desk: Desk, number: int) -> tuple[Connected, Arrived]:
@@ -65,7 +65,7 @@ async def close_connection(who: Asker, desk: TheDesk, number: int, form: forms.D
     async def work() -> tuple[str, forms.ConnectionForm]:
         who.require(Role.OPERATOR)
         client, arrival = _client(desk, number)
-        was = forms.ConnectionForm.of(client, arrival)
+        was = await forms.ConnectionForm.of(client, arrival)
         desk.require_active()[0].disconnect(client, form.reason)
         return f"closed, it was {was.user} from {was.address}", was
 
@@ -95,7 +95,13 @@ async def list_associations(
             and (cursor is None or entry.id > cursor)
         )
 
-    found = nsmallest(limit + 1, filter(wanted, active.manager.entries()), key=lambda entry: entry.id)
+    found: list[Entry] = []
+    async for entry in in_turns(active.manager.entries()):
+        if wanted(entry):
+            found.append(entry)
+            if len(found) > _KEPT:
+                found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
+    found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
     shown = [forms.AssociationForm.of(entry, _places(entry)) for entry in found[:limit]]
     return forms.AssociationPage(associations=shown, cursor=shown[-1].id if len(found) > limit else None)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -40,7 +40,7 @@ class ChannelFacts(Protocol):
         """Numbers of connection and channel."""
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """Branches that it is associated or suspended with."""
 
     @property

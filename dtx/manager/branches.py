@@ -105,8 +105,8 @@ class Branches:
         self._known: dict[tuple[str, Xid], Entry] = {}
         self.open: Final[dict[Entry, float]] = {}
         """Branches that have not voted, with the time at which a rollback-only one is dropped (0: not yet)."""
-        self._tombstones: dict[tuple[str, Xid], tuple[XaFlag, float, str]] = {}
-        """Flag, end and owner of what was rolled back without its transaction manager."""
+        self._tombstones: OrderedDict[tuple[str, Xid], tuple[XaFlag, float, str]] = OrderedDict()
+        """Flag, end and owner of what was rolled back without its transaction manager; the first one ends first."""
         self._cache = WorkCache(limits.cache_bytes)
         self._clock = time.monotonic
 
@@ -119,6 +119,10 @@ class Branches:
     def get(self, vhost: str, xid: Xid) -> Entry | None:
         """The branch, whatever runs on it; ``None`` when none is known here."""
         return self._known.get((vhost, xid))
+
+    def has(self, entry: Entry) -> bool:
+        """Whether *entry* is still what its xid stands for: it has not ended."""
+        return self.get(entry.vhost, entry.xid) is entry
 
     def add(self, entry: Entry) -> None:
         """A branch that the log had, or that begins: an xid begins again when its last branch has left the log."""
@@ -137,7 +141,7 @@ class Branches:
 
     def answered(self, entry: Entry) -> None:
         """Its end is answered: it makes room for another one."""
-        if entry not in self._answered and self.get(entry.vhost, entry.xid) is entry:
+        if entry not in self._answered and self.has(entry):
             self._discount(entry)
             self._answered.add(entry)
 
@@ -280,7 +284,7 @@ class Branches:
             outcome = entry.branch.outcome
             entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
         events, entry.befallen = entry.befallen, []
-        if self.get(entry.vhost, entry.xid) is entry:
+        if self.has(entry):
             for event in events:
                 self.befall(entry, event)
 
@@ -293,7 +297,7 @@ class Branches:
         state = entry.branch.state
         gone = entry.end is not None or (state is State.UNKNOWN and not entry.uncertain)
         if gone:
-            if self.get(entry.vhost, entry.xid) is entry:
+            if self.has(entry):
                 del self._known[entry.vhost, entry.xid]
                 self._discount(entry)
             self.open.pop(entry, None)
@@ -332,7 +336,7 @@ class Branches:
         key = entry.vhost, entry.xid
         self._tombstones.pop(key, None)
         if len(self._tombstones) >= MOST_TOMBSTONES:
-            del self._tombstones[next(iter(self._tombstones))]
+            self._tombstones.popitem(last=False)
         self._tombstones[key] = (flag, until, entry.branch.owner)
 
     def reuse(self, vhost: str, xid: Xid) -> None:
@@ -349,11 +353,15 @@ class Branches:
         del self._tombstones[who.vhost, xid]
         return flag if self._clock() < until else None
 
-    def clear_tombstones(self) -> None:
+    async def clear_tombstones(self) -> None:
         """Drop those whose time has come."""
         now = self._clock()
-        for key in [key for key, (_, until, _) in self._tombstones.items() if until <= now]:
-            del self._tombstones[key]
+        dropped = 0
+        while self._tombstones and next(iter(self._tombstones.values()))[1] <= now:
+            self._tombstones.popitem(last=False)
+            dropped += 1
+            if not dropped % 1000:
+                await asyncio.sleep(0)
 
 
 def _let_work_go(entry: Entry) -> None:

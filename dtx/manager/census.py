@@ -4,7 +4,6 @@ Counting goes through all branches, so the event loop gets its turn now and then
 as they were when it began, or not at all.
 """
 
-import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -12,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.manager.entry import Entry
+from dtx.store.slices import in_turns
 from dtx.xa.model import State
 
 AGES: Final = (60, 600, 3600, 86_400)
 """Seconds since the start between which branches are counted: minutes, an hour, a day."""
-TURN: Final = 1_000
-"""Branches counted before the event loop gets its turn: some 0.3 ms."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +45,7 @@ async def count(entries: Iterable[Entry]) -> Census:
     """Count *entries*: a snapshot of them is taken at once."""
     census = Census()
     now = time.time()
-    for number, entry in enumerate(list(entries), 1):
+    async for entry in in_turns(entries):
         ages = census.ages.get(entry.branch.state)
         if ages is None:
             ages = census.ages[entry.branch.state] = [0] * (len(AGES) + 1)
@@ -59,6 +57,4 @@ async def count(entries: Iterable[Entry]) -> Census:
             if entry.branch.state is State.PREPARED and record.prepared_at is not None:
                 oldest = census.oldest_prepared
                 census.oldest_prepared = record.prepared_at if oldest is None else min(oldest, record.prepared_at)
-        if not number % TURN:
-            await asyncio.sleep(0)
     return census

@@ -8,8 +8,8 @@ and not to the connection that asked for it: a client that dies while its commit
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
@@ -24,6 +24,7 @@ from dtx.manager.local import LocalDurable
 from dtx.manager.quotas import Quotas, Resource
 from dtx.manager.upkeep import Upkeep
 from dtx.store.api import BrokerStore, LocalStore
+from dtx.store.slices import Slices, in_turns
 from dtx.store.work import Budget, HeldWork
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.branch import Branch, step
@@ -46,6 +47,9 @@ from dtx.xa.table import IN_DOUBT
 from dtx.xa.xid import Xid
 
 _log = get_logger(part="manager")
+
+_TOLD_AT_ONCE: Final = 25
+"""Branches that hear of the end of their channel within a millisecond."""
 
 
 class TransactionManager:
@@ -224,9 +228,17 @@ class TransactionManager:
             await self._branches.reread(entry)
 
     def channel_lost(self, channel: ChannelId, entries: Sequence[Entry]) -> None:
-        """A channel died that was associated or suspended with *entries*."""
-        for entry in entries:
-            self._branches.befall(entry, ChannelLost(channel=channel))
+        """A channel died that was associated or suspended with *entries*.
+
+        What is associated can neither be prepared nor be rolled back, so those may wait that have not heard of it yet.
+        """
+        Slices(_not_told).run(self._tell(entries, ChannelLost(channel=channel)))
+
+    def _tell(self, entries: Sequence[Entry], event: ChannelLost) -> Iterator[None]:
+        for number, entry in enumerate(entries, 1):
+            self._branches.befall(entry, event)
+            if not number % _TOLD_AT_ONCE:
+                yield
 
     def doom(self, entry: Entry, reason: str) -> None:
         """Part of the work is lost, or must not happen: the branch can only be rolled back. No effect after a vote."""
@@ -335,21 +347,32 @@ class TransactionManager:
         assert entry is not None, "nobody but a completion is answered before it is found"
         return entry
 
-    async def in_doubt(self, who: Who) -> list[Xid]:
+    async def in_doubt(self, who: Who, behind: Xid | None = None) -> list[Xid]:
         """What a recovery scan lists: the branches of the vhost, in doubt or heuristic, that *who* may control.
+
+        Args:
+            who: asks.
+            behind: where this one is listed, the list begins behind it.
 
         Raises:
             XaError: 541 when the list could be wrong.
         """
-        mine = [entry for entry in self._branches if entry.vhost == who.vhost and not entry.answered]
-        for entry in mine:
+        mine = [entry async for entry in in_turns(self._branches) if entry.vhost == who.vhost]
+        for entry in [entry async for entry in in_turns(mine) if entry.uncertain and not entry.answered]:
             if entry.uncertain and entry.busy:
                 await self._branches.wait(entry)
             if entry.uncertain and not entry.busy:
                 await self._branches.reread(entry)
+        found: list[Xid] = []
+        split = 0
+        async for entry in in_turns(mine):
+            if entry.branch.state in IN_DOUBT and not entry.answered and self.may_control(entry, who.user):
+                found.append(entry.xid)
+                if entry.xid == behind:
+                    split = len(found)
         if not self.log.lease_valid:
             raise XaError(ReplyCode.INTERNAL_ERROR, "recover failed: this dtx is not the active one")
-        return [entry.xid for entry in mine if entry.branch.state in IN_DOUBT and self.may_control(entry, who.user)]
+        return found[split:] + found[:split]
 
     # -- operators
 
@@ -396,6 +419,10 @@ class TransactionManager:
     def entries(self) -> Iterable[Entry]:
         """Every branch that is known."""
         return self._branches
+
+
+def _not_told(error: Exception) -> None:
+    _log.error("branches were not told that their channel is gone", exc_info=error)
 
 
 def _nobody(answer: XaFlag | XaError) -> None:

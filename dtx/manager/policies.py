@@ -23,8 +23,8 @@ from dtx.config.policies import Policy
 from dtx.log.api import LogError
 from dtx.log.due import Due
 from dtx.log.lease import clock as steady_clock
-from dtx.manager.census import TURN
 from dtx.manager.entry import Entry
+from dtx.store.slices import in_turns
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.codes import XaError
 from dtx.xa.model import State
@@ -174,13 +174,11 @@ class Policies:
     async def _notice(self, now: float) -> None:
         """See which branches are meant; those that are new have been seen since *now*."""
         seen: dict[UUID, tuple[Policy, float]] = {}
-        for number, entry in enumerate(list(self._entries()), 1):
+        async for entry in in_turns(self._entries()):
             if entry.branch.state is State.PREPARED:
                 policy = self._by_kind.get((entry.vhost, entry.xid.format_id))
                 if policy is not None:
                     seen[entry.id] = self._seen.get(entry.id, (policy, now))
-            if not number % TURN:
-                await asyncio.sleep(0)
         self._seen = seen
 
     def _is_due(self, policy: Policy, since: float, now: float) -> bool:

@@ -13,13 +13,13 @@ from dtx.xa.xid import Xid
 class Scan:
     """The recovery scan of one channel."""
 
-    __slots__ = ("_after", "_open", "_position", "_snapshot")
+    __slots__ = ("_open", "_position", "_snapshot", "after")
 
     def __init__(self) -> None:
         self._open = False
         self._snapshot: Sequence[Xid] = ()
         self._position = 0
-        self._after: Xid | None = None
+        self.after: Xid | None = None
         """Last xid of a batch that one call started and ended: the next such call goes on behind it, so that a client
         which only ever makes such calls sees all of what does not fit one frame."""
 
@@ -33,11 +33,8 @@ class Scan:
         """How many xids it has still to hand out."""
         return len(self._snapshot) - self._position
 
-    def begin(self, snapshot: Sequence[Xid], *, end: bool) -> None:
+    def begin(self, snapshot: Sequence[Xid]) -> None:
         """startscan: "If a recovery scan is already open, the effect is as if [it] were ended and then restarted"."""
-        if end and self._after is not None and self._after in snapshot:
-            split = snapshot.index(self._after) + 1
-            snapshot = [*snapshot[split:], *snapshot[:split]]
         self._open = True
         self._snapshot = snapshot
         self._position = 0
@@ -60,6 +57,6 @@ class Scan:
         if stop >= len(self._snapshot):
             self._snapshot, self._position = (), 0
         if end:
-            self._after = batch[-1] if batch and self._snapshot else None
+            self.after = batch[-1] if batch and self._snapshot else None
             self._open, self._snapshot, self._position = False, (), 0
         return batch

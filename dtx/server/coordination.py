@@ -155,6 +155,6 @@ class Coordination:
     async def _recover(self, call: calls.Recover, who: Who, frame_max: int) -> bytes:
         scan = self._scan = self._scan or Scan()
         if call.startscan:
-            scan.begin(await self._manager.in_doubt(who), end=call.endscan)
+            scan.begin(await self._manager.in_doubt(who, scan.after if call.endscan else None))
         batch = scan.next(lambda xids, position: answers.split_recover(xids, frame_max, position), end=call.endscan)
         return answers.recover_ok(self._number, batch)

@@ -1,6 +1,6 @@
 """The class dtx-demarcation: which branches a selected channel works for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final, cast
 
@@ -54,10 +54,10 @@ class Demarcation:
         """Branches that it is associated or suspended with."""
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterator[tuple[Entry, Association]]:
         """Branches that the channel is associated or suspended with, for operators to see."""
-        found = ((entry, entry.branch.association(self._channel)) for entry in self._branches.values())
-        return [(entry, how) for entry, how in found if how is not Association.NONE]
+        found = ((entry, entry.branch.association(self._channel)) for entry in list(self._branches.values()))
+        return ((entry, how) for entry, how in found if how is not Association.NONE)
 
     def tied(self, xid: Xid) -> Entry | None:
         """The branch *xid*, if the channel is associated or suspended with it."""

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
+
+Item = TypeVar("Item")
 
 SLICE_SECONDS: Final = 0.005
 """What one turn of the event loop spends on long work, by ``time.monotonic``: in a turn uvloop's own time stands."""
@@ -31,6 +33,24 @@ async def finish(work: Iterator[object]) -> None:
     """Do *work*, a slice in each turn of the event loop."""
     while not advance(work):  # noqa: ASYNC110 - nothing is waited for
         await asyncio.sleep(0)
+
+
+async def in_turns(items: Iterable[Item], size: int = 1000) -> AsyncIterator[Item]:
+    """All of *items*; the event loop gets its turn now and then.
+
+    Args:
+        items: are copied, and let go one by one: to free all at the end would take as long as what is avoided here.
+        size: how many come in one turn of the event loop.
+    """
+    left = deque(items)
+    del items
+    number = 0
+    while left:
+        if number == size:
+            number = 0
+            await asyncio.sleep(0)
+        number += 1
+        yield left.popleft()
 
 
 class Slices:

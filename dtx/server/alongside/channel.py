@@ -5,7 +5,7 @@ broker may ever see, come through here. dtx-coordination needs no select, so any
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -140,7 +140,7 @@ class Channel:
         return self.session.id, self.number
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """Branches that it is associated or suspended with."""
         return ()
 

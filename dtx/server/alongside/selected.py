@@ -5,7 +5,7 @@ start and end, publishes and settlements are captured instead of passed on; outs
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -116,7 +116,7 @@ class SelectedChannel(Channel):
         self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """See :class:`Channel`."""
         return self._demarcation.ties
 

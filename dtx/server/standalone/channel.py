@@ -6,7 +6,7 @@ before it) occupies the channel; frames behind it wait, so that answers and effe
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -152,7 +152,7 @@ class Channel:
         return self.connection.id, self.number
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """Branches that it is associated or suspended with."""
         return self.transactions.ties
 

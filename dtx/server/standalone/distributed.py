@@ -5,7 +5,7 @@ places in their queues, those that it rejects too. What it rejects leaves with i
 its publishes. What it requeues (basic.nack, basic.reject) returns when the branch has ended, however that was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -58,7 +58,7 @@ class Distributed:
         return self._demarcation.branch is not None
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """Branches that the channel is associated or suspended with."""
         return self._demarcation.ties
 

@@ -1,6 +1,6 @@
 """The methods of dtx-demarcation and dtx-coordination on a channel."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, assert_never
 
 from dtx.manager.entry import Entry
@@ -36,7 +36,7 @@ class Transactions:
         self._context: Distributed | None = None
 
     @property
-    def ties(self) -> Sequence[tuple[Entry, Association]]:
+    def ties(self) -> Iterable[tuple[Entry, Association]]:
         """Branches that the channel is associated or suspended with."""
         return () if self._context is None else self._context.ties
 

@@ -14,6 +14,8 @@ _FLAGS: Final = Struct(">BHIIHB")
 _TIMEOUT: Final = Struct(">BHIIIB")
 _RECOVER: Final = Struct(">BHIIIB4scI")
 _RECOVER_FIXED: Final = _RECOVER.size + 1
+MAX_XIDS: Final = 20_000
+"""Of one recover-ok: short ones would fill a large frame by the hundred thousand, and others wait while it is made."""
 
 
 def flags_ok(channel: int, answer: DtxMethod, flag: XaFlag) -> bytes:
@@ -51,18 +53,19 @@ def recover_ok(channel: int, xids: Sequence[Xid]) -> bytes:
 
 
 def split_recover(xids: Sequence[Xid], frame_max: int, start: int = 0) -> int:
-    """How many of *xids*, from *start* on, fit in one recover-ok frame.
+    """How many of *xids*, from *start* on, come in one recover-ok frame: as many as fit, :data:`MAX_XIDS` at most.
 
     Args:
         xids: a snapshot.
         frame_max: negotiated frame-max, octets; 0 for none. It is never below 4096, so at least 30 fit.
         start: index of the first.
     """
+    end = min(len(xids), start + MAX_XIDS)
     if not frame_max:
-        return len(xids) - start
+        return end - start
     room = frame_max - _RECOVER_FIXED
     index = start
-    while index < len(xids):
+    while index < end:
         room -= 7 + len(xids[index].gtrid) + len(xids[index].bqual)
         if room < 0:
             break

@@ -328,13 +328,13 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
     """Every few seconds dtx does by itself what others have to ask for."""
     revive = Upkeep._revive
 
-    def impatient(self: Upkeep) -> None:
+    async def impatient(self: Upkeep) -> None:
         for entry in list(self._branches):
             if entry.branch.state is state and entry.idle:
                 entry.claim()
                 event = Request(operation=operation, vote=entry.vote)
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
-        revive(self)
+        await revive(self)
 
     return [(Upkeep, "_revive", impatient)]
 

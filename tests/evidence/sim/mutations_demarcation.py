@@ -52,13 +52,14 @@ def _no_snapshot() -> Sequence[Change]:
 
 def _always_the_first_page() -> Sequence[Change]:
     """Whoever starts and ends a scan with each call gets its first page for ever."""
-    begin = Scan.begin
+    turn = Scan.next
 
-    def forgetful(self: Scan, snapshot: Sequence[Xid], *, end: bool) -> None:
-        self._after = None
-        begin(self, snapshot, end=end)
+    def forgetful(self: Scan, fits: Callable[[Sequence[Xid], int], int], *, end: bool) -> Sequence[Xid]:
+        batch = turn(self, fits, end=end)
+        self.after = None
+        return batch
 
-    return [(Scan, "begin", forgetful)]
+    return [(Scan, "next", forgetful)]
 
 
 def _tombstones_stay() -> Sequence[Change]:
@@ -190,8 +191,8 @@ def _no_ceiling() -> Sequence[Change]:
 
 def _strikes_early() -> Sequence[Change]:
     """A timeout strikes some time before it is over."""
-    age = Upkeep._age
-    return [(Upkeep, "_age", lambda self, entry, now: age(self, entry, now + 0.7))]
+    falls_due = Upkeep._falls_due
+    return [(Upkeep, "_falls_due", lambda self, entry, now: falls_due(self, entry, now + 0.7))]
 
 
 def _never_strikes() -> Sequence[Change]:

@@ -73,7 +73,7 @@ async def test_a_vote_that_the_log_refused_is_taken_up_at_the_next_look() -> Non
     assert await answer_of(manager, WHO, xid, Operation.PREPARE) is ReplyCode.INTERNAL_ERROR
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.TAKING]
     assert await manager.drain(30)
-    manager._upkeep._revive()
+    await manager._upkeep._revive()
     while not await manager.drain(30):
         pass
     assert [row.branch.state for row in log.database.rows.values()] == [LogState.PREPARED]

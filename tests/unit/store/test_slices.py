@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.store.slices import SLICE_SECONDS, Slices
+from dtx.store.slices import SLICE_SECONDS, Slices, in_turns
 
 
 class Clock:
@@ -110,3 +110,22 @@ async def test_a_client_that_fails_leaves_the_turn_to_others(clock: Clock) -> No
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+async def test_others_have_turns_while_very_many_are_looked_at() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    given = list(range(10))
+    found = []
+    async for item in in_turns(given, 3):
+        given.clear()
+        found.append((item, turns))
+    task.cancel()
+    assert found == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (7, 2), (8, 2), (9, 3)]

@@ -4,7 +4,7 @@ import pytest
 from pika import frame
 
 from dtx.client.pika_methods import METHODS, DtxCoordination
-from dtx.wire.amqp09.answers import empty_ok, flags_ok, get_timeout_ok, recover_ok, split_recover
+from dtx.wire.amqp09.answers import MAX_XIDS, empty_ok, flags_ok, get_timeout_ok, recover_ok, split_recover
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -63,3 +63,9 @@ def test_without_a_frame_max_everything_fits() -> None:
 def test_a_method_is_named_as_in_the_xml() -> None:
     assert DtxMethod.SELECT_OK.wire_name == "dtx-demarcation.select-ok"
     assert DtxMethod.GET_TIMEOUT.wire_name == "dtx-coordination.get-timeout"
+
+
+def test_a_batch_has_a_largest_number_of_xids() -> None:
+    xids = [Xid(7, b"g")] * (MAX_XIDS + 1)
+    assert [split_recover(xids, frame_max, 0) for frame_max in (0, 2 << 20)] == [MAX_XIDS, MAX_XIDS]
+    assert split_recover(xids, 0, MAX_XIDS) == 1

@@ -1,0 +1,107 @@
+"""As many branches as may be do not hold the event loop: they are listed, time out, lose their client and go."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+import pytest
+
+from dtx.client import Xid
+from dtx.wire.amqp09 import calls
+from dtx.wire.amqp09.answers import MAX_XIDS
+from dtx.wire.amqp09.frames import method_frame
+from tests.support.operator import Operator
+from tests.support.peer import Peer
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.raw import RawClient
+from tests.support.seed import in_doubt, seed
+from tests.support.service import ADMIN
+from tests.support.watched import WatchedService, ask, not_held, take
+
+MANY: Final = 100_000
+"""The default of --max-branches."""
+AT_ONCE: Final = 500
+PATIENCE: Final = 120.0
+SECONDS: Final = 15
+
+
+COPIES: Final = """
+INSERT INTO dtx.branch SELECT (jsonb_populate_record(b, jsonb_build_object('id', gen_random_uuid(),
+    'gtrid', '\\x' || encode(int4send(n), 'hex')))).* FROM dtx.branch b, generate_series(1, %s) n
+"""
+
+
+@pytest.fixture(scope="module")
+def xids() -> list[Xid]:
+    """Numbered."""
+    return [Xid(7, number.to_bytes(4, "big"), b"queue") for number in range(MANY)]
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """For one service."""
+    database = postgres.create_database()
+    yield database
+    postgres.drop_database(database)
+
+
+def open_all(peer: Peer, xids: list[Xid]) -> None:
+    """One channel works for each of them a while, and suspends it."""
+    for start in range(0, len(xids), AT_ONCE):
+        for xid in xids[start : start + AT_ONCE]:
+            peer.send(
+                method_frame(1, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)))
+                + method_frame(1, calls.encode_call(calls.End(xid=xid, fail=False, suspend=True)))
+            )
+        take(peer, AT_ONCE, calls.DtxMethod.END_OK)
+
+
+def states(operator: Operator) -> dict[str, int]:
+    """How many branches there are in which states."""
+    found: dict[str, int] = operator.get("/api/status")["branches"]
+    return found
+
+
+def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(database: str, xids: list[Xid]) -> None:
+    """All at about the same time; the log of dtx has a line for each of the first two."""
+    options = (*ADMIN, "--default-timeout", str(SECONDS), "--tombstone-ttl", "5")
+    with WatchedService(database=database, options=options) as service:
+        operator = Operator(service.admin_url)
+        peer = Peer(service.url(), patience=PATIENCE)
+        peer.log_in()
+        peer.open(1)
+        ask(peer, calls.encode_call(calls.Select()), calls.DtxMethod.SELECT_OK)
+        with not_held(service):
+            open_all(peer, xids)
+            (connection,) = operator.get("/api/connections")["connections"]
+            assert connection["suspended"] == MANY
+            (channel,) = operator.get(f"/api/connections/{connection['id']}")["channels"]
+            assert len(channel["branches"]) == 1000
+            assert len(operator.get("/api/associations", limit=1000)["associations"]) == 1000
+            with RawClient(service.url()) as coordinator:
+                coordinator.open(1)
+                assert coordinator.ask(1, calls.Recover(startscan=True, endscan=True)) == []
+        with not_held(service):
+            wait_until(lambda: states(operator) == {"timed-out": MANY}, what="their time-outs", seconds=PATIENCE)
+        with not_held(service):
+            peer.socket.close()
+            wait_until(lambda: states(operator) == {}, what="the end of all", seconds=PATIENCE)
+
+
+def test_very_many_branches_in_doubt_are_listed(database: str, xids: list[Xid]) -> None:
+    """In frames of the largest size, and as whoever asks who never goes on with a scan."""
+    seed(database, [in_doubt(xids[0], local=True)])
+    with psycopg.connect(database) as connection:
+        connection.execute(COPIES, (MANY - 1,))
+    with (
+        WatchedService(database=database, options=("--frame-max", "2MiB")) as service,
+        not_held(service),
+        RawClient(service.url(), 2 << 20) as client,
+    ):
+        client.open(1)
+        pages = [*client.recover(1)]
+        assert [len(page) for page in pages] == [MAX_XIDS] * (MANY // MAX_XIDS)
+        assert {xid for page in pages for xid in page} == set(xids)
+        again = [client.ask(1, calls.Recover(startscan=True, endscan=True)) for _ in pages]
+        assert again == pages
