@@ -30,8 +30,7 @@ from pyspark.sql import functions as sf
 from benchmarks.support.duck import question
 from benchmarks.support.processor import resident, seconds, tree
 from benchmarks.support.report import Table, machine
-from dtx.pipeline.generate import Plan, generate, write
-from dtx.pipeline.generate.stories import INJECTED
+from dtx.pipeline.generate import INJECTED, Plan, generate, write
 from dtx.pipeline.reconcile import current, run
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.verdicts import Rules, Verdict

@@ -12,10 +12,9 @@ from pyspark.sql import functions as sf
 
 from dtx.log import tables
 from dtx.pipeline.source.columns import SOURCE
-from dtx.pipeline.source.errors import SourceError
 from dtx.pipeline.source.options import Options, parse
-from dtx.pipeline.source.planning import Part, plan
-from dtx.pipeline.source.server import connected
+from dtx.pipeline.source.reading import Part, plan
+from dtx.pipeline.source.server import SourceError, connected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from dtx.config.values import redact
-from dtx.pipeline.decisions.atomikos import atomikos
 from dtx.pipeline.decisions.kinds import DECISIONS, DecisionLog, LogKind, kind_of
-from dtx.pipeline.decisions.neutral import csv_lines, json_lines
 from dtx.pipeline.decisions.own import postgresql, sqlite
 from dtx.pipeline.decisions.parquet import SPARK_ERRORS, parquet, sound
+from dtx.pipeline.decisions.text import atomikos, csv_lines, json_lines
 from dtx.pipeline.quarantine import Quarantined, sample
-from dtx.pipeline.source.options import Waits
+from dtx.pipeline.source.server import Waits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,9 +18,7 @@ import pyarrow as pa
 from dtx.pipeline.decisions.kinds import DECISIONS
 from dtx.pipeline.quarantine import Quarantined, sample
 from dtx.pipeline.source.columns import arrow_schema
-from dtx.pipeline.source.errors import SourceError, sentence
-from dtx.pipeline.source.options import Waits
-from dtx.pipeline.source.server import connected
+from dtx.pipeline.source.server import SourceError, Waits, connected, sentence
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,8 +1,8 @@
 """Verdicts about all global transactions of a fleet, on Spark: :mod:`dtx.pipeline.verdicts` has the rules.
 
 - :mod:`~dtx.pipeline.reconcile.folding`: what is known, as rows of one shape; the rows of one branch folded into one.
-- :mod:`~dtx.pipeline.reconcile.judging`: the branches of one transaction together, the rules, and the verdict.
-- :mod:`~dtx.pipeline.reconcile.evidence`: the lines that a verdict rests on.
+- :mod:`~dtx.pipeline.reconcile.judging`: the branches of one transaction together, the rules, the verdict, and the
+  lines that it rests on.
 - :mod:`~dtx.pipeline.reconcile.running`: from run to run, reading what has changed; ``state`` keeps it.
 - :mod:`~dtx.pipeline.reconcile.publishing`: into PostgreSQL, where the admin pages show it.
 """

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from dtx.pipeline.quarantine import Quarantined
-from dtx.pipeline.reconcile.evidence import evidence_of
 from dtx.pipeline.reconcile.folding import (
     KEPT,
     KEY,
@@ -25,7 +24,7 @@ from dtx.pipeline.reconcile.folding import (
     rows_of_observations,
     with_format_ids,
 )
-from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, ages, findings, judged_of
+from dtx.pipeline.reconcile.judging import VERDICT_COLUMNS, Evidence, ages, evidence_of, findings, judged_of
 from dtx.pipeline.reconcile.state import MOST_LAYERS, Run, State, StateDamaged, Total
 from dtx.pipeline.verdicts import Mark, Rules
 

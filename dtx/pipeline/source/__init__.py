@@ -2,12 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from dtx.pipeline.source.columns import where
 from dtx.pipeline.source.datasource import DtxDataSource
-from dtx.pipeline.source.errors import SourceAway, SourceError
-from dtx.pipeline.source.holding import HOLD_SECONDS, hold, moments
-from dtx.pipeline.source.options import Waits
-from dtx.pipeline.source.pushdown import where
-from dtx.pipeline.source.reachable import reachable
+from dtx.pipeline.source.server import HOLD_SECONDS, SourceAway, SourceError, Waits, hold, moments, reachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,15 +1,21 @@
-"""The entrance: what Spark asks for when somebody writes ``format("dtx")``; and the journal as it grows.
+"""What Spark asks for when somebody writes ``format("dtx")``; and the journal as it grows.
 
 A stream comes in micro-batches or with ``Trigger.AvailableNow``. Lines of a micro-batch are those that one snapshot
 shows and an earlier one does not (:mod:`.snapshot`): none is lost, however late its transaction commits, and a batch
 that Spark repeats after a crash has the very same lines.
+
+A database has no index by transaction unless somebody makes one, and a look at years of journal every second is too
+much. So a stream looks at recent days all the time (``at >= since``), and at the days before now and then: a clock that
+is wrong, or a transaction that was open for days, writes there. What has come of recent days is what *snapshot* shows,
+what has come of older ones is what *swept* shows; both are the same whenever *since* moves.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -17,27 +23,131 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from dtx.log import tables
-from dtx.pipeline.source.batch import AT_ONCE, BatchReader
 from dtx.pipeline.source.columns import chosen
-from dtx.pipeline.source.errors import SourceAway, SourceError
-from dtx.pipeline.source.offsets import Place, older, places, recent
 from dtx.pipeline.source.options import Options, parse
-from dtx.pipeline.source.planning import Part, cuts, times
-from dtx.pipeline.source.reading import read
-from dtx.pipeline.source.server import Server, connected
-from dtx.pipeline.source.snapshot import NOTHING, Snapshot
+from dtx.pipeline.source.reading import BatchReader, Part, cuts, read, times
+from dtx.pipeline.source.server import AT_ONCE, Identity, Server, SourceAway, SourceError, connected
+from dtx.pipeline.source.snapshot import NOTHING, Snapshot, between
 
 _LONGEST_WAIT: Final = 1.0
 """Seconds of one wait for something new: a stream that is stopped waits for the end of it."""
 _MOST_RANGES: Final = 1_000
-
 _INDEXED: Final = """
 SELECT EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 WHERE i.indrelid = 'dtx.journal'::regclass AND i.indisvalid AND a.attname = 'xid8')
 """
 _YESTERDAY: Final = "SELECT (date_trunc('day', now()) - interval '1 day')::text"
-
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far one database has been read.
+
+    Args:
+        identity: of the history that the numbers belong to.
+        snapshot: what has been read of lines at or after *since*.
+        swept: what has been read of lines before it.
+        since: a point in time, as PostgreSQL writes it; ``None``: all lines are recent.
+    """
+
+    identity: Identity
+    snapshot: Snapshot = NOTHING
+    swept: Snapshot = NOTHING
+    since: str | None = None
+
+    @classmethod
+    def read(cls, name: str, given: Any) -> Self:
+        """From an offset of Spark.
+
+        Raises:
+            SourceError: somebody else wrote it.
+        """
+        try:
+            since = given["since"]
+            return cls(
+                identity=Identity(system=str(given["system"]), timeline=int(given["timeline"])),
+                snapshot=Snapshot.parse(given["snapshot"]),
+                swept=Snapshot.parse(given["swept"]),
+                since=None if since is None else _time(str(since)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SourceError(f"{name}: the checkpoint holds no place that this dtx understands") from None
+
+    def written(self) -> dict[str, Any]:
+        """As an offset of Spark."""
+        return {
+            "system": self.identity.system,
+            "timeline": self.identity.timeline,
+            "snapshot": str(self.snapshot),
+            "swept": str(self.swept),
+            "since": self.since,
+        }
+
+    def follow(self, name: str, now: Identity, latest: Snapshot | None, *, any_timeline: bool) -> Self:
+        """The same place in the database as it is *now*.
+
+        Args:
+            name: of the source.
+            now: which database that is.
+            latest: what has ended there; ``None`` where that may lag behind (a standby).
+            any_timeline: whether a fail-over is fine.
+
+        Raises:
+            SourceError: it is not the same history any more: what the numbers say would be wrong.
+        """
+        if now.system != self.identity.system:
+            raise SourceError(
+                f"{name}: this is not the database that the stream has read until now (a restored dump, or another "
+                "server): begin a new checkpoint, or give the source a new name"
+            )
+        if now.timeline != self.identity.timeline and not any_timeline:
+            raise SourceError(
+                f"{name}: the database has changed its timeline from {self.identity.timeline} to {now.timeline} (a "
+                "fail-over, or a recovery to a point in time): where no commit was lost, option timeline=any goes on; "
+                "else begin a new checkpoint"
+            )
+        if latest is not None and latest.xmax < self.snapshot.xmax:
+            raise SourceError(
+                f"{name}: the database is older than what the stream has read of it: begin a new checkpoint"
+            )
+        return type(self)(identity=now, snapshot=self.snapshot, swept=self.swept, since=self.since)
+
+    def advanced(self, end: Snapshot) -> Self:
+        """When recent days have been read as far as *end*."""
+        swept = end if self.since is None else self.swept
+        return type(self)(identity=self.identity, snapshot=end, swept=swept, since=self.since)
+
+    def complete(self, end: Snapshot, since: str) -> Self:
+        """When everything has been read as far as *end*; from now on days from *since* on are the recent ones."""
+        return type(self)(identity=self.identity, snapshot=end, swept=end, since=since)
+
+
+def recent(start: Place, end: Place) -> tuple[str, ...] | None:
+    """Conditions of the recent lines that *end* has and *start* has not; ``None`` where there can be none."""
+    if start.snapshot == end.snapshot:
+        return None
+    of_days = () if start.since is None else (f"at >= '{start.since}'::timestamptz",)
+    return (*of_days, between(start.snapshot, end.snapshot))
+
+
+def older(start: Place, end: Place) -> tuple[str, ...] | None:
+    """Conditions of the lines of days before, which *end* has and *start* has not."""
+    if start.since is None or start.swept == end.swept:
+        return None
+    return (f"at < '{start.since}'::timestamptz", between(start.swept, end.swept))
+
+
+def places(offset: Mapping[str, Any]) -> dict[str, Place]:
+    """All places of an offset of Spark."""
+    return {name: Place.read(name, given) for name, given in offset.items()}
+
+
+def _time(text: str) -> str:
+    """*text*, which becomes part of SQL."""
+    if not text or any(letter not in "0123456789-+:. " for letter in text):
+        raise ValueError(text)
+    return text
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from dtx.pipeline.source import pushdown
-from dtx.pipeline.source.columns import SOURCE, Readable, readable
-from dtx.pipeline.source.errors import SourceError
+from dtx.pipeline.source.columns import SOURCE, Filter, Readable, condition, keeps, parse_filters, readable
+from dtx.pipeline.source.server import SourceError, Waits
 from dtx.pipeline.source.snapshot import Snapshot
 
 _SCHEMES: Final = ("postgresql://", "postgres://", "postgresql+psycopg://")
@@ -34,23 +33,6 @@ class Moment(NamedTuple):
 
     exported: str | None
     snapshot: Snapshot | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
-    """How long a database may take.
-
-    Args:
-        connect: seconds until a connection stands.
-        statement: seconds for one partition, counted by the server; 0: for ever.
-        stall: seconds without a row from a server that is at it.
-        retries: how often a partition begins again that has not had a row yet; afterwards Spark repeats its task.
-    """
-
-    connect: int = 10
-    statement: int = 1_800
-    stall: int = 120
-    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +67,16 @@ class Options:
     poll: int = 1
     any_timeline: bool = False
     latest: bool = False
-    filters: tuple[pushdown.Filter, ...] = ()
+    filters: tuple[Filter, ...] = ()
 
     def wants(self, source: str) -> bool:
         """Whether the filters keep rows of *source* at all."""
-        return all(pushdown.keeps(wanted, source) for wanted in self.filters if wanted.column == SOURCE)
+        return all(keeps(wanted, source) for wanted in self.filters if wanted.column == SOURCE)
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """The filters as SQL."""
-        return tuple(pushdown.condition(self.table, wanted) for wanted in self.filters if wanted.column != SOURCE)
+        return tuple(condition(self.table, wanted) for wanted in self.filters if wanted.column != SOURCE)
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -121,7 +103,7 @@ def parse(given: Mapping[str, str]) -> Options:
         poll=_or(_number(named, "pollInterval", least=0), 1),
         any_timeline=_word(named, "timeline", "same", "any") == "any",
         latest=_word(named, "startingOffsets", "earliest", "latest") == "latest",
-        filters=pushdown.parse(named.get("filters")),
+        filters=parse_filters(named.get("filters")),
     )
     _ = found.conditions, [found.wants(name) for name in sources]  # a filter that is wrong is refused before the work
     return found

@@ -1,17 +1,26 @@
-"""Rows of one part as Arrow batches, by ADBC: a thread reads ahead while Spark works, and nobody waits for ever.
+"""A batch read: how a table is divided among tasks, and the rows of one part as Arrow batches.
 
-A part that has had no row yet begins again by itself when its database comes back within moments. One that has had
-rows fails, with a sentence that names it: Spark repeats the task as a whole, and drops what the first one gave.
+Ranges of ``at`` hold whatever partition of the journal a line is in: one that is moved meanwhile from the default
+partition into that of its day is still read once. What each range has to show is said by a snapshot's numbers, which
+are the same for all and need nobody to hold a transaction open. The other tables change in place: rows of one moment
+are read by several tasks only where somebody holds an exported snapshot, else by one.
 
-A uuid and an xid8 are sent as their octets: to write them as text takes PostgreSQL longer than all of a batch here.
+Rows come by ADBC: a thread reads ahead while Spark works, and nobody waits for ever. A part that has had no row yet
+begins again by itself when its database comes back within moments. One that has had rows fails, with a sentence that
+names it: Spark repeats the task as a whole, and drops what the first one gave. A uuid and an xid8 are sent as their
+octets: to write them as text takes PostgreSQL longer than all of a batch here.
 """
 
+import math
 import queue
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 import adbc_driver_manager
@@ -20,19 +29,196 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_postgresql import dbapi
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from dtx.log import tables
 from dtx.pipeline.source.columns import SOURCE, Kind, Readable, arrow_schema
-from dtx.pipeline.source.errors import SourceAway, SourceError, passes, sentence
 from dtx.pipeline.source.options import Options
-from dtx.pipeline.source.planning import Part, statement
-from dtx.pipeline.source.server import conninfo
+from dtx.pipeline.source.server import AT_ONCE, Server, SourceAway, SourceError, connected, conninfo, passes, sentence
+from dtx.pipeline.source.snapshot import shown
 
+_BLOCK: Final = 8_192
+_ROWS_OF_A_BLOCK: Final = 35
+"""Lines of the journal, where PostgreSQL has not counted them yet."""
+_SAMPLED: Final = 300
+"""Blocks of a sample: about 10,000 lines, from which a few dozen ranges come out even."""
+_SAMPLED_FOR_EACH: Final = 30
+_MOST_RANGES: Final = 10_000
+"""Of one database: each is a task, and a statement."""
+_BYTES: Final = 256 * 1024 * 1024
+"""Of one range of a table with bodies in it, about."""
+_BOUNDS: Final = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
+
+_LEAVES: Final = """
+SELECT c.oid::bigint, pg_get_expr(c.relpartbound, c.oid), pg_relation_size(c.oid), c.reltuples::float8, c.relpages
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'dtx.journal'::regclass
+"""
+_SIZE: Final = """
+SELECT pg_relation_size(oid), pg_table_size(oid), reltuples::float8, relpages FROM pg_class
+WHERE oid = 'dtx.{table}'::regclass
+"""
 _UUID_OCTETS: Final = 16
 _XID8_OCTETS: Final = 8
 _GROUPS: Final = ("8", "4", "4", "4", "12")
 """Digits of a uuid between its hyphens (RFC 9562, section 4)."""
 _DIGITS: Final = np.dtype([(f"group{number}", f"V{width}") for number, width in enumerate(_GROUPS)])
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Of one batch: large enough that the calls do not count, and a few of them are all that a task holds."""
+_AHEAD: Final = 2
+"""Batches read ahead of Spark."""
+_FIRST_PAUSE: Final = 0.5
+_NO_SNAPSHOT: Final = frozenset({"22023", "42704"})
+"""invalid_parameter_value, undefined_object: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
+
+
+class Part(InputPartition):
+    """What one task reads.
+
+    Args:
+        source: the configured name of the database.
+        conditions: SQL, all of which hold for its rows.
+        exported: the snapshot to be seen.
+        shown: the range, for people.
+    """
+
+    def __init__(self, source: str, conditions: tuple[str, ...], *, exported: str | None = None, shown: str) -> None:
+        super().__init__(None)
+        self.source = source
+        self.conditions = conditions
+        self.exported = exported
+        self.shown = shown
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A partition of the journal.
+
+    Args:
+        oid: of the table.
+        bounds: of ``at``, as PostgreSQL writes times; ``None`` of the default partition.
+        size: bytes.
+        rows: estimated.
+    """
+
+    oid: int
+    bounds: tuple[str, str] | None
+    size: int
+    rows: float
+
+
+def plan(server: Server, options: Options) -> list[Part]:
+    """What is read of one database, now.
+
+    Args:
+        server: the database.
+        options: how.
+
+    Raises:
+        SourceError: the database does not answer, or has no journal that can be read.
+    """
+    server.identity()
+    pushed = options.conditions
+    moment = options.moments.get(server.name)
+    if options.table.name != tables.journal.name:
+        exported = None if moment is None else moment.exported
+        places = _places(server, options) if exported is not None else [()]
+        return [
+            Part(server.name, (*place, *pushed), exported=exported, shown=" and ".join(place) or "all of it")
+            for place in places
+        ]
+    snapshot = moment.snapshot if moment is not None and moment.snapshot is not None else server.snapshot()
+    return [
+        Part(server.name, (*range_, shown(snapshot), *pushed), shown=" and ".join(range_) or "all of it")
+        for range_ in times(cuts(server, options))
+    ]
+
+
+def times(points: list[str]) -> list[tuple[str, ...]]:
+    """Conditions of the ranges between *points* in time: together they hold for every line, each line in one."""
+    edges = [None, *points, None]
+    return [
+        (
+            *(() if low is None else (f"at >= '{low}'::timestamptz",)),
+            *(() if high is None else (f"at < '{high}'::timestamptz",)),
+        )
+        for low, high in pairwise(edges)
+    ]
+
+
+def cuts(server: Server, options: Options) -> list[str]:
+    """Points in time that divide the journal evenly, in order, as PostgreSQL writes them."""
+    leaves = [_leaf(*row) for row in server.rows(_LEAVES)]
+    total = sum(leaf.rows for leaf in leaves)
+    wanted = options.partitions or math.ceil(total / options.rows)
+    wanted = min(wanted, _MOST_RANGES)
+    if wanted <= 1 or total <= 0:
+        return []
+    target = total / wanted
+    points: list[str] = []
+    since = 0.0
+    for leaf in sorted(leaves, key=lambda leaf: leaf.bounds or ("", "")):
+        pieces = round(leaf.rows / target)
+        if leaf.bounds is not None and leaf.rows and since and since + leaf.rows > target:
+            points.append(leaf.bounds[0])
+            since = 0.0
+        if pieces > 1:
+            points += _within(server, leaf, pieces)
+        since += leaf.rows
+    return _ordered(server, points)
+
+
+def _leaf(oid: int, bounds: str, size: int, rows: float, pages: int) -> Leaf:
+    match = _BOUNDS.fullmatch(bounds)
+    return Leaf(oid, None if match is None else (match[1], match[2]), size, _estimate(size, rows, pages))
+
+
+def _estimate(size: int, rows: float, pages: int) -> float:
+    """PostgreSQL's own count is of some time ago: what a block had then, times the blocks of now."""
+    return size / _BLOCK * (rows / pages if rows > 0 and pages > 0 else _ROWS_OF_A_BLOCK)
+
+
+def _within(server: Server, leaf: Leaf, pieces: int) -> list[str]:
+    sampled = max(_SAMPLED, _SAMPLED_FOR_EACH * pieces)
+    percent = min(100.0, 100.0 * sampled * _BLOCK / max(leaf.size, _BLOCK))
+    fractions = ",".join(f"{number / pieces:.6f}" for number in range(1, pieces))
+    of_it = f"tableoid = {leaf.oid}"
+    if leaf.bounds is not None:
+        of_it += f" AND at >= '{leaf.bounds[0]}'::timestamptz AND at < '{leaf.bounds[1]}'::timestamptz"
+    found = server.rows(
+        f"SELECT percentile_disc(ARRAY[{fractions}]::float8[]) WITHIN GROUP (ORDER BY at)::text[] "
+        f"FROM dtx.journal TABLESAMPLE SYSTEM ({percent:.6f}) WHERE {of_it}"
+    )[0][0]
+    return [point for point in found or () if point is not None]
+
+
+def _ordered(server: Server, points: list[str]) -> list[str]:
+    if not points:
+        return []
+    listed = ",".join(f"'{point}'::timestamptz" for point in points)
+    rows = server.rows(
+        f"SELECT cut::text FROM (SELECT DISTINCT unnest(ARRAY[{listed}]) AS cut) AS cuts ORDER BY cuts.cut"
+    )
+    return [text for (text,) in rows]
+
+
+def _places(server: Server, options: Options) -> list[tuple[str, ...]]:
+    """Ranges of blocks; the last one is open, for blocks that came after the snapshot hold nothing that it shows."""
+    size, with_bodies, rows, pages = server.rows(_SIZE.format(table=options.table.name))[0]
+    by_size = max(_estimate(size, rows, pages) / options.rows, with_bodies / _BYTES)
+    blocks = size // _BLOCK
+    count = max(1, min(options.partitions or math.ceil(by_size), blocks, _MOST_RANGES))
+    edges = [blocks * number // count for number in range(count)]
+    return [
+        (f"ctid >= '({low},0)'::tid", *(() if high is None else (f"ctid < '({high},0)'::tid",)))
+        for low, high in pairwise([*edges, None])
+    ]
+
+
+def statement(table: Readable, names: list[str], conditions: tuple[str, ...]) -> str:
+    """The SQL that reads a part."""
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {table.sent(names)} FROM dtx.{table.name}{where}"
 
 
 def _with_hyphens() -> Iterator[tuple[str, str]]:
@@ -97,15 +283,6 @@ def _present(column: pa.Array, values: pa.Array) -> pa.Array:
     return pc.if_else(column.is_valid(), values, None) if column.null_count else values
 
 
-_BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Of one batch: large enough that the calls do not count, and a few of them are all that a task holds."""
-_AHEAD: Final = 2
-"""Batches read ahead of Spark."""
-_FIRST_PAUSE: Final = 0.5
-_NO_SNAPSHOT: Final = frozenset({"22023", "42704"})
-"""invalid_parameter_value, undefined_object: what SET TRANSACTION SNAPSHOT says of one that nobody holds."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Failed:
     """What the reading thread ends with."""
@@ -119,7 +296,7 @@ def read(options: Options, schema: StructType, part: Part) -> Iterator[pa.Record
     Args:
         options: where and how.
         schema: the columns.
-        part: planned by :mod:`dtx.pipeline.source.planning`.
+        part: planned by :mod:`dtx.pipeline.source.reading`.
 
     Raises:
         SourceError: they could not be read, or not to their end.
@@ -237,3 +414,36 @@ def _rows(options: Options, schema: StructType, part: Part) -> Iterator[pa.Recor
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield shaped(batch, options.table, target, part.source)
+
+
+class BatchReader(DataSourceReader):
+    """Plans and reads one table of the databases.
+
+    Args:
+        options: which databases, and how.
+        schema: the columns.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Each database's ranges, with what each has to show.
+
+        Raises:
+            SourceError: a database is away, or its journal cannot be read.
+        """
+        names = [name for name in self._options.sources if self._options.wants(name)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            parts: list[InputPartition] = [part for found in pool.map(self._plan, names) for part in found]
+        return parts or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range; see :func:`dtx.pipeline.source.reading.read`."""
+        if isinstance(partition, Part):
+            yield from read(self._options, self._schema, partition)
+
+    def _plan(self, name: str) -> list[Part]:
+        with connected(name, self._options.sources[name], self._options.waits) as server:
+            return plan(server, self._options)

@@ -1,12 +1,19 @@
-"""One database: connections that end by themselves, what it is, and a moment of it. For planning, by psycopg.
+"""One database, for planning, by psycopg: connections that end by themselves, what it is, and a moment of it.
 
-Nothing here keeps a transaction open: each look is a statement of its own.
+No look keeps a transaction open, but for :func:`hold`: Spark plans a read in a process that ends before the tasks
+begin, so only the program that asks can hold a snapshot for its tasks, wherever they run. The time is bounded, since
+what is held open keeps PostgreSQL from cleaning up; PostgreSQL itself ends it when the program has died.
+
+The journal needs none of this: its lines name their transactions, and the numbers of a snapshot say what to show.
+Errors name the database in one sentence, and never its password.
 """
 
 import functools
+import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,14 +22,18 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dtx.pipeline.source.errors import SourceAway, SourceError, passes, sentence
-from dtx.pipeline.source.options import Waits
+from dtx.config.values import redact
+from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.source.snapshot import Snapshot
 
+_CONNECTION: Final = ("08", "53", "57P")
+"""SQLSTATE classes of connections lost, of a server that is full, and of one that is starting or stopping."""
+_RETRIED: Final = frozenset({"40001", "40P01", "55P03", "25006"})
+"""Serialization, deadlock, a lock that was not had in time; a standby that cancels a query says 40001."""
+_MOST_LETTERS: Final = 500
 _KEEPALIVE: Final = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _FLUSH_SECONDS: Final = 2.0
 _FLUSH_PAUSE: Final = 0.02
-
 _WHAT: Final = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
     CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
@@ -37,6 +48,50 @@ SELECT CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmin(s) || ':' || pg_snaps
     CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_insert_lsn()::text END
 FROM (SELECT pg_current_snapshot() AS s) now
 """
+HOLD_SECONDS: Final = 900
+"""Default: a quarter of an hour reads tens of millions of rows; what is open for longer keeps dead rows alive."""
+_MOST_SECONDS: Final = 6 * 3600
+# Rows of a snapshot stay where they are unless their table is rewritten: that waits, as it does behind any reader.
+_LOCK: Final = "LOCK TABLE dtx.branch, dtx.work, dtx.heuristic_outcome IN ACCESS SHARE MODE"
+AT_ONCE: Final = 16
+"""Databases that are asked at a time: one that is away must not make hundreds wait for their turn."""
+
+
+class SourceError(Exception):
+    """A database, or a part of one, was not read."""
+
+
+class SourceAway(SourceError):
+    """It does not answer now; later it may."""
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of a driver's error, without passwords, bounded."""
+    lines = str(error).strip().splitlines()
+    text = redact(lines[0].strip().rstrip(".")) if lines else type(error).__name__
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
+
+
+def passes(sqlstate: str | None) -> bool:
+    """Whether an error with this SQLSTATE may be gone the next time; without one the connection was lost."""
+    return sqlstate is None or sqlstate in _RETRIED or sqlstate.startswith(_CONNECTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a database may take.
+
+    Args:
+        connect: seconds until a connection stands.
+        statement: seconds for one partition, counted by the server; 0: for ever.
+        stall: seconds without a row from a server that is at it.
+        retries: how often a partition begins again that has not had a row yet; afterwards Spark repeats its task.
+    """
+
+    connect: int = 10
+    statement: int = 1_800
+    stall: int = 120
+    retries: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,3 +257,90 @@ def _newest_revision() -> str:
         if found:
             return max(found)
     raise SourceError("the migrations are missing from this installation")
+
+
+@contextmanager
+def hold(sources: Mapping[str, str], *, seconds: int = HOLD_SECONDS, waits: Waits | None = None) -> Iterator[str]:
+    """The value for option ``snapshots``: reads that get it see one moment of each database, all tables and tasks.
+
+    Args:
+        sources: URL of each database by its configured name.
+        seconds: for how long, at most; a task that begins later fails, and says so.
+        waits: how long a database may take to answer.
+
+    Raises:
+        SourceError: a database is away or refuses; *seconds* is out of range.
+    """
+    if not 1 <= seconds <= _MOST_SECONDS:
+        raise SourceError(f"a snapshot is held for 1 to {_MOST_SECONDS} seconds, not {seconds}")
+    with ExitStack() as stack:
+        yield json.dumps({name: _held(stack, name, url, seconds, waits or Waits()) for name, url in sources.items()})
+
+
+def moments(sources: Mapping[str, str], *, waits: Waits | None = None) -> str:
+    """As :func:`hold`, for the journal alone: nothing is held, and it stays valid for as long as the journal is kept.
+
+    Raises:
+        SourceError: a database is away or refuses.
+    """
+    found = {}
+    for name, url in sources.items():
+        with connected(name, url, waits or Waits()) as server:
+            server.identity()
+            found[name] = {"exported": None, "snapshot": str(server.snapshot())}
+    return json.dumps(found)
+
+
+def _held(stack: ExitStack, name: str, url: str, seconds: int, waits: Waits) -> dict[str, str]:
+    with connected(name, url, waits) as server:
+        server.identity()
+    with explained(name):
+        connection = psycopg.connect(conninfo(url, waits, statement=waits.stall), autocommit=True)
+        stack.callback(connection.close)
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{seconds}s'")
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute(_LOCK)
+        row = connection.execute(
+            "SELECT pg_export_snapshot(), CASE WHEN pg_is_in_recovery() THEN pg_snapshot_xmin(s) || ':' || "
+            "pg_snapshot_xmin(s) || ':' ELSE s::text END FROM (SELECT pg_current_snapshot() AS s) now"
+        ).fetchone()
+    assert row is not None
+    return {"exported": str(row[0]), "snapshot": str(row[1])}
+
+
+def reachable(sources: Mapping[str, str], *, waits: Waits | None = None) -> tuple[dict[str, str], list[Quarantined]]:
+    """The databases that answer and have a journal that this dtx understands, and what is wrong with the others.
+
+    Args:
+        sources: URL of each by its configured name.
+        waits: how long each may take.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(
+            zip(sources, pool.map(lambda item: _look(item[0], item[1], waits or Waits()), sources.items()), strict=True)
+        )
+    return {name: sources[name] for name, wrong in found.items() if wrong is None}, [
+        wrong for wrong in found.values() if wrong is not None
+    ]
+
+
+def _look(name: str, url: str, waits: Waits) -> Quarantined | None:
+    count: int | None = None
+    try:
+        with connected(name, url, waits) as server:
+            try:
+                server.identity()
+            except SourceAway:
+                raise
+            except SourceError:
+                count = server.lines()
+                raise
+    except SourceAway as error:
+        return Quarantined(source=name, item="database", reason=f"it does not answer: {_rest(name, error)}", count=None)
+    except SourceError as error:
+        return Quarantined(source=name, item="journal", reason=_rest(name, error), count=count, whole=True)
+    return None
+
+
+def _rest(name: str, error: SourceError) -> str:
+    return str(error).removeprefix(f"{name}: ")

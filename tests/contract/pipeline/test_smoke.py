@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from dtx.pipeline.generate import Plan, generate, write
-from dtx.pipeline.generate.stories import INJECTED, ORDINARY
+from dtx.pipeline.generate import INJECTED, ORDINARY, Plan, generate, write
 from dtx.pipeline.reconcile import verdicts_of
 from dtx.pipeline.verdicts import PLAIN, Rules, Verdict
 

@@ -10,8 +10,8 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.source import register, where
-from dtx.pipeline.source.errors import SourceError
 from dtx.pipeline.source.options import parse
+from dtx.pipeline.source.server import SourceError
 from tests.support.debian import install
 from tests.support.jdbc import connection, journal_by_jdbc
 from tests.support.journal import write

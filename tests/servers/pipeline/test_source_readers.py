@@ -16,8 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.decisions import DecisionLog, LogKind, kind_of, read
-from dtx.pipeline.participants import Participant, ParticipantKind, observe
-from dtx.pipeline.participants.mysql import connection_arguments, look
+from dtx.pipeline.participants import Participant, ParticipantKind, connection_arguments, look_mysql, observe
 from dtx.pipeline.quarantine import SCHEMA, Quarantined, quarantine_frame
 from dtx.pipeline.source import SourceError, Waits, register
 from dtx.xa.codes import Heuristic
@@ -124,7 +123,7 @@ def test_a_login_that_lacks_a_package_is_one_database_that_was_not_read(monkeypa
         raise RuntimeError("'cryptography' package is required")
 
     monkeypatch.setattr(pymysql, "connect", connect)
-    (seen, (wrong,)) = look(Participant(kind=ParticipantKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
+    (seen, (wrong,)) = look_mysql(Participant(kind=ParticipantKind.MYSQL, name="stock", url="mysql://u:pw@h"), WAITS)
     assert (seen, wrong.source, wrong.is_away) == ([], "stock", True)
     assert "'cryptography' package is required" in wrong.reason
 

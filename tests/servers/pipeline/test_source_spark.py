@@ -12,9 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from dtx.pipeline.source import register, where
-from dtx.pipeline.source.columns import readable
-from dtx.pipeline.source.pushdown import condition
-from dtx.pipeline.source.pushdown import parse as filters
+from dtx.pipeline.source.columns import condition, readable
+from dtx.pipeline.source.columns import parse_filters as filters
 from tests.support.journal import write
 from tests.support.processes import free_port
 

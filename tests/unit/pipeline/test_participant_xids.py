@@ -6,7 +6,7 @@ import psycopg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.pipeline.participants.xids import from_gid, from_recover
+from dtx.pipeline.participants import from_gid, from_recover
 from dtx.xa.xid import Xid
 
 parts = st.tuples(

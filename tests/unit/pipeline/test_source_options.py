@@ -7,13 +7,11 @@ import pytest
 
 from dtx.pipeline.quarantine import ExitCode, Quarantined, exit_code, sample
 from dtx.pipeline.source import SourceError, where
-from dtx.pipeline.source.columns import readable
-from dtx.pipeline.source.errors import passes, sentence
-from dtx.pipeline.source.offsets import Place
+from dtx.pipeline.source.columns import condition, readable
+from dtx.pipeline.source.columns import parse_filters as filters
+from dtx.pipeline.source.datasource import Place
 from dtx.pipeline.source.options import parse
-from dtx.pipeline.source.pushdown import condition
-from dtx.pipeline.source.pushdown import parse as filters
-from dtx.pipeline.source.server import Identity
+from dtx.pipeline.source.server import Identity, passes, sentence
 from dtx.pipeline.source.snapshot import Snapshot
 
 URL = "postgresql://u:secret@127.0.0.1/d"

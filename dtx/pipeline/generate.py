@@ -1,4 +1,8 @@
-"""The fleet: transactions by number, each told by its story. All of it follows from the plan: nothing is at random.
+"""A fleet for tests and benchmarks: journals, observations and decision logs with known anomalies, at any scale.
+
+Transactions come by number, each told by its story: the lines of each of its branches, and what its manager has
+decided. All of it follows from the plan: nothing is at random. Times are seconds after the transaction's begin.
+``first`` is said of its first branch, ``others`` of all others.
 
 Resource managers have clocks that differ and loads that differ (a tenth of them does half of the work); of ten
 transactions, one gives all its branches the same xid, as some transaction managers do.
@@ -12,10 +16,12 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from dtx.pipeline.generate.stories import INJECTED, ORDINARY, Step, Story
-from dtx.pipeline.verdicts import MICROS, Kind
+from dtx.log.records import JournalEvent
+from dtx.pipeline.verdicts import MICROS, Choice, Kind, Verdict
+from dtx.xa.codes import Heuristic
 
-_STORIES: Final = (*ORDINARY, *INJECTED)
+OPERATOR: Final = "operator"
+_E = JournalEvent
 _STEPS: Final = pa.list_(
     pa.struct(
         {
@@ -32,6 +38,219 @@ _TOLD: Final = pa.schema(
         "choice": pa.string(), "decided_after": pa.float64(), "finished": pa.bool_(),
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One line of a journal.
+
+    Args:
+        event: what it tells.
+        after: seconds after the begin of the transaction.
+        outcome: of a heuristic decision.
+        life: which of the lives of its xid.
+        actor: who does it; ``None``: the branch's owner.
+    """
+
+    event: JournalEvent
+    after: float
+    outcome: Heuristic | None = None
+    life: int = 0
+    actor: str | None = None
+    one_phase: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What the transaction manager's log has.
+
+    Args:
+        choice: which way.
+        after: seconds after the begin.
+        finished: whether all branches have acknowledged.
+    """
+
+    choice: Choice
+    after: float = 1.0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A kind of transaction.
+
+    Args:
+        name: of the kind.
+        verdict: that is right.
+        first, others: lines of the first branch, and of each of the others.
+        decided: ``None``: no log has it.
+        least, most: branches.
+        seen: the first branch, or with *others_seen* every one, is in doubt now.
+        age: seconds before the end of the time that is looked at when it begins; ``None``: any time before.
+        foreign: a PostgreSQL has a branch of it in doubt, too.
+        two_owners: the second branch is another user's.
+        share: of a thousand ordinary transactions; 0 for those that are put in by number.
+    """
+
+    name: str
+    verdict: Verdict
+    first: tuple[Step, ...]
+    others: tuple[Step, ...]
+    decided: Decided | None = None
+    least: int = 2
+    most: int = 4
+    seen: bool = False
+    others_seen: bool = False
+    age: tuple[int, int] | None = None
+    foreign: bool = False
+    two_owners: bool = False
+    share: int = 0
+
+
+def _step(
+    event: JournalEvent, after: float, outcome: Heuristic | None = None, *, life: int = 0, actor: str | None = None
+) -> Step:
+    return Step(event=event, after=after, outcome=outcome, life=life, actor=actor)
+
+
+_PREPARED = _step(_E.PREPARED, 0.2)
+_COMMITTED = (_PREPARED, _step(_E.COMMITTED, 1.2))
+_ROLLED_BACK = (_PREPARED, _step(_E.ROLLED_BACK, 1.2))
+_COMMIT = Decided(choice=Choice.COMMIT)
+
+ORDINARY: Final = (
+    Story(name="two-phase", verdict=Verdict.COMMITTED, first=_COMMITTED, others=_COMMITTED, decided=_COMMIT, share=868),
+    Story(
+        name="one-phase",
+        verdict=Verdict.COMMITTED,
+        first=(Step(event=_E.COMMITTED, after=0.3, one_phase=True),),
+        others=(),
+        least=1,
+        most=1,
+        share=60,
+    ),
+    Story(
+        name="read-only",
+        verdict=Verdict.COMMITTED,
+        first=(_step(_E.READ_ONLY, 0.2),),
+        others=_COMMITTED,
+        decided=_COMMIT,
+        share=20,
+    ),
+    Story(name="presumed-abort", verdict=Verdict.ROLLED_BACK, first=_ROLLED_BACK, others=_ROLLED_BACK, share=30),
+    Story(
+        name="timed-out",
+        verdict=Verdict.ROLLED_BACK,
+        first=(_step(_E.TIMED_OUT, 0.3, actor="dtx"),),
+        others=_ROLLED_BACK,
+        share=10,
+    ),
+    Story(
+        name="stuck-for-a-while",
+        verdict=Verdict.COMMITTED,
+        first=(_PREPARED, _step(_E.STUCK, 1.2), _step(_E.REDIRECTED, 60.0, actor=OPERATOR), _step(_E.COMMITTED, 61.0)),
+        others=_COMMITTED,
+        decided=Decided(choice=Choice.COMMIT),
+        share=8,
+    ),
+    Story(
+        name="heuristic-as-decided",
+        verdict=Verdict.COMMITTED,
+        first=(
+            _PREPARED,
+            _step(_E.DECIDED, 30.0, actor=OPERATOR),
+            _step(_E.HEURISTIC, 30.1, Heuristic.COMMITTED, actor=OPERATOR),
+            _step(_E.FORGOTTEN, 900.0, Heuristic.COMMITTED),
+        ),
+        others=_COMMITTED,
+        decided=_COMMIT,
+        share=4,
+    ),
+)
+"""What a fleet does all day; none of it is to be found. The first takes what is missing of a thousand."""
+
+INJECTED: Final = (
+    Story(
+        name="xid-reused",
+        verdict=Verdict.XID_REUSED,
+        first=(*_COMMITTED, _step(_E.PREPARED, 5_000.0, life=1), _step(_E.COMMITTED, 5_001.0, life=1)),
+        others=_COMMITTED,
+        decided=_COMMIT,
+    ),
+    Story(name="mixed", verdict=Verdict.MIXED, first=_ROLLED_BACK, others=_COMMITTED),
+    Story(
+        name="against-decision",
+        verdict=Verdict.AGAINST_DECISION,
+        first=_ROLLED_BACK,
+        others=_ROLLED_BACK,
+        decided=_COMMIT,
+    ),
+    Story(
+        name="heuristic-damage",
+        verdict=Verdict.HEURISTIC_DAMAGE,
+        first=(_PREPARED, _step(_E.HEURISTIC, 30.0, Heuristic.ROLLED_BACK, actor=OPERATOR)),
+        others=_COMMITTED,
+        decided=_COMMIT,
+    ),
+    Story(
+        name="hazard",
+        verdict=Verdict.HAZARD,
+        first=(_PREPARED, _step(_E.HEURISTIC, 30.0, Heuristic.HAZARD, actor=OPERATOR)),
+        others=_COMMITTED,
+        decided=_COMMIT,
+    ),
+    Story(
+        name="forgotten-early",
+        verdict=Verdict.FORGOTTEN_EARLY,
+        first=(
+            _PREPARED,
+            _step(_E.HEURISTIC, 30.0, Heuristic.COMMITTED, actor=OPERATOR),
+            _step(_E.FORGOTTEN, 32.0, Heuristic.COMMITTED, actor=OPERATOR),
+        ),
+        others=(_PREPARED, _step(_E.COMMITTED, 4_000.0)),
+        decided=Decided(choice=Choice.COMMIT, after=3_999.0),
+    ),
+    Story(
+        name="unfinished",
+        verdict=Verdict.UNFINISHED,
+        first=(_PREPARED,),
+        others=_COMMITTED,
+        decided=Decided(choice=Choice.COMMIT, finished=False),
+        seen=True,
+        age=(1_200, 86_400),
+    ),
+    Story(
+        name="orphan",
+        verdict=Verdict.ORPHAN,
+        first=(_PREPARED,),
+        others=(_PREPARED,),
+        seen=True,
+        others_seen=True,
+        foreign=True,
+        age=(7_200, 86_400),
+    ),
+    Story(
+        name="owner-mismatch",
+        verdict=Verdict.OWNER_MISMATCH,
+        first=_COMMITTED,
+        others=_COMMITTED,
+        decided=_COMMIT,
+        two_owners=True,
+    ),
+    Story(
+        name="in-doubt",
+        verdict=Verdict.IN_DOUBT,
+        first=(_PREPARED,),
+        others=(_PREPARED,),
+        seen=True,
+        others_seen=True,
+        age=(600, 1_800),
+    ),
+)
+"""What is to be found: one for each verdict that is not plain."""
+
+
+_STORIES: Final = (*ORDINARY, *INJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +346,8 @@ def _told(number: int, story: Story) -> dict[str, Any]:
         "told": number,
         "story": story.name,
         "verdict": str(story.verdict),
-        "first": [_step(step) for step in story.first],
-        "others": [_step(step) for step in story.others],
+        "first": [_as_json(step) for step in story.first],
+        "others": [_as_json(step) for step in story.others],
         "least": story.least,
         "most": story.most,
         "seen": story.seen,
@@ -143,7 +362,7 @@ def _told(number: int, story: Story) -> dict[str, Any]:
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _as_json(step: Step) -> dict[str, Any]:
     return asdict(step) | {"event": str(step.event), "outcome": None if step.outcome is None else str(step.outcome)}
 
 

@@ -1,0 +1,286 @@
+"""Decision logs that are files of lines: the neutral format in CSV and JSON lines, and the log of Atomikos.
+
+Every line is judged for itself, by Spark's own functions; a line that is refused is named with its file and number.
+
+Atomikos writes ``tmlog*.log``, one entry to a line, later entries of a transaction after earlier ones. Release 4 writes
+JSON (``{"id":…,"wasCommitted":…,"participants":[{"uri":…,"state":…}]}``), later ones
+``id|state|expires|domain|superior``. A line is written when a transaction is COMMITTING, and another one when it is
+TERMINATED; a checkpoint drops what is terminated. There is no time of a decision in it, and none is made up.
+"""
+
+import csv
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dtx.pipeline.quarantine import Quarantined, sample
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+LINE: Final = "value"
+_BLOCK: Final = ("path", "block")
+_MOST_REASONS: Final = 1_000
+"""Files and reasons that are named, of one log: more are counted together."""
+_CORRUPT: Final = "_corrupt"
+_COLUMNS: Final = ("gtrid", "decision", "time", "format_id", "tm", "finished")
+_REQUIRED: Final = ("gtrid", "decision", "time")
+_GTRID: Final = "^([0-9A-Fa-f]{2}){1,64}$"
+_ZONED: Final = r"(?i).*([zZ]|[+-]\d{2}(:?\d{2})?)$"
+_ENTRY: Final = (
+    "id STRING, wasCommitted BOOLEAN, participants ARRAY<STRUCT<uri: STRING, state: STRING>>, _corrupt STRING"
+)
+_STATES: Final = (
+    "ACTIVE", "MARKED_ABORT", "LOCALLY_DONE", "PREPARING", "IN_DOUBT", "ABORTING", "COMMITTING", "SUSPENDED",
+    "HEUR_COMMITTED", "HEUR_ABORTED", "HEUR_MIXED", "HEUR_HAZARD", "TERMINATED", "COMMITTED", "ABORTED", "ABANDONED",
+)  # fmt: skip
+_UNDECIDED: Final = "it is terminated, and how it was decided stands in no line of this log"
+
+
+def lines(spark: "SparkSession", place: str) -> "DataFrame":
+    """The lines of a file or directory that are not blank; ``seq`` grows within each ``block`` of a ``path``."""
+    return spark.read.text(place).select(
+        LINE,
+        sf.col("_metadata.file_path").alias("path"),
+        sf.col("_metadata.file_block_start").alias("block"),
+        sf.monotonically_increasing_id().alias("seq"),
+    )
+
+
+def written(column: str = LINE) -> "Column":
+    """Whether there is anything on a line."""
+    return sf.length(sf.trim(sf.col(column))) > 0
+
+
+def one_object(column: str = LINE) -> "Column":
+    """Whether a line is one JSON object: of several, or of a list, Spark reads the first and says nothing of the rest.
+
+    A comma behind it is passed over: so stands an object on its line in a list of many lines.
+    """
+    text = sf.rtrim(sf.ltrim(sf.col(column), sf.lit(" \t")), sf.lit(" \t,"))
+    count = sf.json_array_length(sf.concat(sf.lit("["), text, sf.lit("]")))
+    return sf.coalesce(text.startswith("{") & text.endswith("}") & (count == 1), sf.lit(False))
+
+
+def quarantined(name: str, every: "DataFrame", judged: "DataFrame") -> list[Quarantined]:
+    """The lines that have a ``reason``: for each file and reason how many, and number and text of the first.
+
+    Args:
+        name: configured name of the log.
+        every: what :func:`lines` gave, for the numbers.
+        judged: some of these lines, with ``reason``: null of those that are right.
+    """
+    first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
+    found = (
+        judged.where("reason IS NOT NULL")
+        .groupBy("path", "reason")
+        .agg(sf.count("*").alias("count"), first)
+        .orderBy("path", "reason")
+        .limit(_MOST_REASONS)
+        .collect()
+    )
+    if not found:
+        return []
+    paths = sorted({row["path"] for row in found})
+    blocks: dict[str, list[tuple[int, int, int]]] = {}
+    counted = every.where(sf.col("path").isin(paths)).groupBy(*_BLOCK).agg(sf.count("*").alias("n"), sf.min("seq"))
+    for path, block, count, least in counted.collect():
+        blocks.setdefault(path, []).append((block, count, least))
+    return [
+        Quarantined(
+            source=name,
+            item=f"{row['path']}:{_number(blocks[row['path']], row['first']['block'], row['first']['seq'])}",
+            reason=row["reason"],
+            count=row["count"],
+            sample=sample(row["first"][LINE]),
+        )
+        for row in found
+    ]
+
+
+def _number(blocks: list[tuple[int, int, int]], block: int, seq: int) -> int:
+    """The line's number, from 1: those of the blocks before it, and its place in its own."""
+    before = sum(count for start, count, _ in blocks if start < block)
+    least = next(least for start, _, least in blocks if start == block)
+    return before + seq - least + 1
+
+
+def json_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+    """A JSON object to a line."""
+    every = lines(spark, place)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    schema = StructType([StructField(column, StringType()) for column in (*_COLUMNS, _CORRUPT)])
+    row = sf.when(one_object(), sf.from_json(LINE, schema, options))
+    parsed = every.where(written()).withColumn("row", row)
+    judged = _judged(parsed, "not a JSON object")
+    return _decisions(judged, name), quarantined(name, every, judged)
+
+
+def csv_lines(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+    """CSV with a header in each file; columns in any order, others than the known ones are passed over."""
+    every = lines(spark, place)
+    first = sf.min(sf.struct("block", "seq", LINE)).alias("first")
+    headers: dict[str, list[str]] = {}
+    for path, found in every.where(written()).groupBy("path").agg(first).collect():
+        headers.setdefault(found[LINE], []).append(path)
+    frames: list[DataFrame] = []
+    wrong: list[Quarantined] = []
+    for header, paths in sorted(headers.items()):
+        columns = [column.strip().lower() for column in next(csv.reader([header.lstrip("\ufeff")]))]
+        lacking = [column for column in _REQUIRED if columns.count(column) != 1]
+        of_these = every.where(sf.col("path").isin(paths))
+        if lacking:
+            reason = f"the header lacks {', '.join(lacking)}, or has it twice"
+            counts: dict[str, int] = dict(of_these.where(written()).groupBy("path").count().collect())
+            wrong += [
+                Quarantined(
+                    source=name,
+                    item=f"{path}:1",
+                    reason=reason,
+                    count=counts[path] - 1,
+                    sample=sample(header),
+                    whole=True,
+                )
+                for path in sorted(paths)
+            ]
+            continue
+        judged = _judged(
+            _csv(of_these.where(written()).where(sf.col(LINE) != header), columns), "not as many fields as the header"
+        )
+        frames.append(_decisions(judged, name))
+        wrong += quarantined(name, every, judged)
+    if not frames:
+        frames.append(_decisions(_judged(_csv(every.where(sf.lit(False)), list(_REQUIRED)), ""), name))
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    return whole, wrong
+
+
+def _csv(rows: "DataFrame", columns: list[str]) -> "DataFrame":
+    # names that nobody asks for may be odd, or there twice
+    names = [column if column in _COLUMNS else f"other {number}" for number, column in enumerate(columns)]
+    ddl = ", ".join(f"`{column}` STRING" for column in [*names, _CORRUPT])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = rows.withColumn("found", sf.from_csv(LINE, ddl, options))
+    kept = [
+        (sf.col(f"found.`{column}`") if column in names else sf.lit(None).cast("string")).alias(column)
+        for column in (*_COLUMNS, _CORRUPT)
+    ]
+    return parsed.withColumn("row", sf.struct(*kept)).drop("found")
+
+
+def _judged(parsed: "DataFrame", malformed: str) -> "DataFrame":
+    row = {column: sf.col(f"row.{column}") for column in (*_COLUMNS, _CORRUPT)}
+    reason = sf.when(sf.col("row").isNull() | row[_CORRUPT].isNotNull(), malformed)
+    for wrong, sentence in (
+        (row["gtrid"].isNull() | ~row["gtrid"].rlike(_GTRID), "gtrid is not 1 to 64 octets in hexadecimal"),
+        (row["decision"].isNull() | ~row["decision"].isin("commit", "rollback"), "decision is not commit or rollback"),
+        (_time(row["time"]).isNull(), "time is not one of ISO 8601"),
+        (row["format_id"].isNotNull() & ~_in_range(row["format_id"]), "format_id is not an unsigned 32 bit number"),
+        (
+            row["finished"].isNotNull() & ~sf.lower(row["finished"]).isin("true", "false"),
+            "finished is not true or false",
+        ),
+    ):
+        reason = reason.when(wrong, sentence)
+    return parsed.withColumn("reason", reason)
+
+
+def _time(text: "Column") -> "Column":
+    trimmed = sf.trim(text)
+    return sf.when(
+        trimmed.rlike(r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}"),
+        sf.when(trimmed.rlike(_ZONED), sf.try_to_timestamp(trimmed)).otherwise(
+            sf.try_to_timestamp(sf.concat(trimmed, sf.lit("Z")))
+        ),
+    )
+
+
+def _in_range(text: "Column") -> "Column":
+    return sf.coalesce(text.try_cast("bigint").between(0, 0xFFFFFFFF), sf.lit(False))
+
+
+def _decisions(judged: "DataFrame", name: str) -> "DataFrame":
+    return judged.where("reason IS NULL").select(
+        sf.coalesce("row.tm", sf.lit(name)).alias("tm"),
+        sf.col("row.format_id").try_cast("bigint").alias("format_id"),
+        sf.unhex("row.gtrid").alias("gtrid"),
+        sf.col("row.decision").alias("decision"),
+        _time(sf.col("row.time")).alias("at"),
+        (sf.lower("row.finished") == "true").alias("finished"),
+        sf.lit(name).alias("source"),
+    )
+
+
+def atomikos(spark: "SparkSession", name: str, place: str) -> "tuple[DataFrame, list[Quarantined]]":
+    """One decision for each transaction; the last state counts for whether it is finished."""
+    every = lines(spark, place)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
+    number = sf.coalesce(sf.regexp_extract("path", r"(\d+)[^/\d]*$", 1).try_cast("bigint"), sf.lit(0))
+    states = sf.array(*map(sf.lit, _STATES))
+    entries = (
+        every.where(written())
+        .withColumn("json", sf.from_json(LINE, _ENTRY, options))
+        .withColumn("bars", sf.split(LINE, r"\|"))
+        .withColumn("is_json", sf.ltrim(LINE).startswith("{"))
+        .withColumn("id", sf.when(sf.col("is_json"), sf.col("json.id")).otherwise(sf.col("bars")[0]))
+        .withColumn(
+            "states",
+            sf.when(
+                sf.col("is_json"), sf.coalesce("json.participants.state", sf.array().cast("array<string>"))
+            ).otherwise(sf.array(sf.get("bars", sf.lit(1)))),
+        )
+        .withColumn("log_number", number)
+    )
+    no_json = ~one_object() | sf.col("json").isNull() | sf.col("json._corrupt").isNotNull()
+    broken = sf.when(sf.col("is_json"), no_json).otherwise(
+        (sf.size("bars") < 3) | sf.get("bars", sf.lit(2)).try_cast("bigint").isNull()
+    )
+    length = sf.coalesce(sf.octet_length("id"), sf.lit(0))
+    judged = entries.withColumn(
+        "reason",
+        sf.when(broken, "neither JSON nor id|state|expires|…: no entry of Atomikos")
+        .when(~length.between(1, 64), "the id is not of 1 to 64 octets")
+        .when(~sf.forall("states", lambda state: sf.coalesce(sf.array_contains(states, state), sf.lit(False))),
+              "a state that Atomikos does not have"),
+    )  # fmt: skip
+    order = sf.struct("log_number", "path", "block", "seq")
+    whole = (
+        judged.where("reason IS NULL")
+        .groupBy("id")
+        .agg(
+            sf.max(sf.arrays_overlap("states", sf.array(sf.lit("COMMITTING"), sf.lit("HEUR_COMMITTED")))).alias(
+                "commits"
+            ),
+            sf.max(sf.coalesce("json.wasCommitted", sf.lit(False))).alias("was_committed"),
+            sf.max(sf.arrays_overlap("states", sf.array(sf.lit("ABORTING"), sf.lit("HEUR_ABORTED")))).alias("aborts"),
+            sf.max_by("states", order).alias("last"),
+        )
+        .withColumn(
+            "decision",
+            sf.when(sf.col("commits") | sf.col("was_committed"), "commit").when(sf.col("aborts"), "rollback"),
+        )
+        .withColumn("finished", sf.forall("last", lambda state: state == "TERMINATED"))
+    )
+    found = whole.where("decision IS NOT NULL").select(
+        sf.lit(name).alias("tm"),
+        sf.lit(None).cast("bigint").alias("format_id"),
+        sf.encode("id", "UTF-8").alias("gtrid"),
+        "decision",
+        sf.lit(None).cast("timestamp").alias("at"),
+        "finished",
+        sf.lit(name).alias("source"),
+    )
+    return found, [*quarantined(name, every, judged), *_unknown(name, place, whole)]
+
+
+def _unknown(name: str, place: str, whole: "DataFrame") -> list[Quarantined]:
+    """Ended by a superior or after a checkpoint: no decision is guessed for these."""
+    terminated = whole.where("decision IS NULL AND finished")
+    count, first = terminated.agg(sf.count("*"), sf.min("id")).collect()[0]
+    if not count:
+        return []
+    return [Quarantined(source=name, item=place, reason=_UNDECIDED, count=count, sample=first)]

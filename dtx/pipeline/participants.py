@@ -1,0 +1,324 @@
+"""Who has what in doubt, now: dtx itself, PostgreSQL (``pg_prepared_xacts``), MySQL and MariaDB (``XA RECOVER``).
+
+The lists of databases are read by the program, since they are short; dtx's own by Spark. What a database has that is no
+xid is kept as it is and counted, never guessed at.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pymysql
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from dtx.pipeline.quarantine import Quarantined, sample
+from dtx.pipeline.source.server import AT_ONCE, SourceError, Waits, connected, reachable, sentence
+from dtx.xa.codes import XaError
+from dtx.xa.xid import Xid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OBSERVATIONS: Final = StructType(
+    [
+        StructField("source", StringType()),
+        StructField("kind", StringType()),
+        StructField("rm", StringType()),
+        StructField("vhost", StringType()),
+        StructField("format_id", LongType()),
+        StructField("gtrid", BinaryType()),
+        StructField("bqual", BinaryType()),
+        StructField("state", StringType()),
+        StructField("owner", StringType()),
+        StructField("since", TimestampType()),
+        StructField("observed_at", TimestampType()),
+    ]
+)
+_GID: Final = re.compile(r"(-?\d{1,10})_([A-Za-z0-9+/]*={0,2})_([A-Za-z0-9+/]*={0,2})", re.ASCII)
+_HEX: Final = re.compile(r"0[xX]([0-9A-Fa-f]*)", re.ASCII)
+# a prepared_at of infinity is none that Python can hold; nobody but a hand in the catalog writes one
+_PREPARED = (
+    "SELECT convert_to(gid, 'UTF8'), CASE WHEN isfinite(prepared) THEN prepared END, owner::text, database::text "
+    "FROM pg_prepared_xacts ORDER BY prepared, gid"
+)
+_SYNTAX: Final = 1064
+_NO_PRIVILEGE: Final = (1227, 1401)
+_PORT: Final = 3306
+_PARAMETERS: Final = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key")
+"""Of a URL. With ``ssl_ca`` the connection is encrypted, and who is there has to prove that it is that host."""
+__all__ = ["OBSERVATIONS", "Observation", "Participant", "ParticipantKind", "observe"]
+
+
+class ParticipantKind(StrEnum):
+    """What a participant is."""
+
+    DTX = "dtx"
+    POSTGRESQL = "postgresql"
+    MYSQL = "mysql"
+    """MySQL and MariaDB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """Somebody who may have branches in doubt.
+
+    Args:
+        kind: what it is.
+        name: its configured name; of a database also the name of the resource manager.
+        url: ``postgresql://…``, ``mysql://user:password@host:3306`` or ``mariadb://…`` (``?unix_socket=/path``; for TLS
+            ``?ssl_ca=/path`` and, where the server wants them, ``&ssl_cert=…&ssl_key=…``).
+    """
+
+    kind: ParticipantKind
+    name: str
+    url: str
+
+
+class Observation(NamedTuple):
+    """A branch that is in doubt now.
+
+    Args:
+        source, kind: who says so.
+        rm: name of the resource manager.
+        vhost: of dtx; of PostgreSQL the database.
+        format_id: ``None`` where what the database has is no xid; then *gtrid* is all of it.
+        state: ``prepared``; of dtx also what it is on its way to.
+        owner: user whose branch it is, ``None`` where the database does not say.
+        since: when it was prepared, ``None`` where the database does not say.
+    """
+
+    source: str
+    kind: str
+    rm: str
+    vhost: str | None
+    format_id: int | None
+    gtrid: bytes
+    bqual: bytes
+    state: str
+    owner: str | None
+    since: datetime | None
+    observed_at: datetime
+
+
+def from_gid(gid: str) -> Xid | None:
+    """The xid behind a global identifier of PostgreSQL's ``PREPARE TRANSACTION``.
+
+    psycopg, pgjdbc and :mod:`dtx.client.tm` all write ``format_base64(gtrid)_base64(bqual)``; Java's are signed.
+    """
+    match = _GID.fullmatch(gid)
+    if match is None:
+        return None
+    try:
+        return _xid(int(match[1]), base64.b64decode(match[2], validate=True), base64.b64decode(match[3], validate=True))
+    except ValueError:
+        return None
+
+
+def from_recover(format_id: int, gtrid_length: int, bqual_length: int, data: bytes) -> Xid | None:
+    """The xid of a line of ``XA RECOVER``: the two parts stand behind each other, as octets or, converted, as 0x…"""
+    total = gtrid_length + bqual_length
+    if len(data) != total:
+        match = _HEX.fullmatch(data.decode("latin-1"))
+        if match is None or len(match[1]) != 2 * total:
+            return None
+        data = bytes.fromhex(match[1])
+    return _xid(format_id, data[:gtrid_length], data[gtrid_length:])
+
+
+def _xid(format_id: int, gtrid: bytes, bqual: bytes) -> Xid | None:
+    if format_id < 0:
+        format_id += 1 << 32
+    try:
+        return Xid(format_id, gtrid, bqual)
+    except XaError:
+        return None
+
+
+def look_postgresql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
+    """What is prepared there; what is no xid is kept as it is, and counted."""
+    try:
+        with connected(participant.name, participant.url, waits) as server:
+            rows = server.rows(_PREPARED)
+    except SourceError as error:
+        reason = str(error).removeprefix(f"{participant.name}: ")
+        return [], [Quarantined(source=participant.name, item="pg_prepared_xacts", reason=reason, count=None)]
+    now = datetime.now(UTC)
+    found, raw = [], []
+    for gid, prepared, owner, database in rows:
+        xid = from_gid(bytes(gid).decode("utf-8", "surrogateescape"))
+        if xid is None:
+            raw.append(bytes(gid))
+        found.append(
+            Observation(
+                source=participant.name,
+                kind=participant.kind.value,
+                rm=participant.name,
+                vhost=database,
+                format_id=None if xid is None else xid.format_id,
+                gtrid=bytes(gid) if xid is None else xid.gtrid,
+                bqual=b"" if xid is None else xid.bqual,
+                state="prepared",
+                owner=owner,
+                since=prepared,
+                observed_at=now,
+            )
+        )
+    return found, unparsed(participant, "pg_prepared_xacts", raw)
+
+
+def unparsed(participant: Participant, item: str, raw: list[bytes]) -> list[Quarantined]:
+    """What is said of identifiers that are no xids: their branches are observed nevertheless."""
+    if not raw:
+        return []
+    reason = "identifiers that are no xid: kept as they are, they match no decision"
+    return [Quarantined(source=participant.name, item=item, reason=reason, count=len(raw), sample=sample(raw[0]))]
+
+
+def look_mysql(participant: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
+    """What is prepared there; neither server says since when, or whose it is."""
+    try:
+        rows = _recover(participant.url, waits)
+    except (pymysql.MySQLError, OSError, RuntimeError, SourceError) as error:  # RuntimeError: a login lacks a package
+        code = error.args[0] if error.args else None
+        advice = "; the user needs XA_RECOVER_ADMIN there" if code in _NO_PRIVILEGE else ""
+        text = str(error.args[1]) if isinstance(error, pymysql.MySQLError) and len(error.args) > 1 else str(error)
+        reason = sentence(Exception(text)) + advice
+        return [], [Quarantined(source=participant.name, item="XA RECOVER", reason=reason, count=None)]
+    now = datetime.now(UTC)
+    found, raw = [], []
+    for format_id, gtrid_length, bqual_length, data in rows:
+        xid = from_recover(format_id, gtrid_length, bqual_length, data)
+        if xid is None:
+            raw.append(data)
+        found.append(
+            Observation(
+                source=participant.name,
+                kind=participant.kind.value,
+                rm=participant.name,
+                vhost=None,
+                format_id=None if xid is None else xid.format_id,
+                gtrid=data if xid is None else xid.gtrid,
+                bqual=b"" if xid is None else xid.bqual,
+                state="prepared",
+                owner=None,
+                since=None,
+                observed_at=now,
+            )
+        )
+    return found, unparsed(participant, "XA RECOVER", raw)
+
+
+def connection_arguments(url: str) -> dict[str, Any]:
+    """How PyMySQL connects.
+
+    Raises:
+        SourceError: it is not a URL like ``mysql://user:password@host:3306``.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORT
+    except ValueError:
+        raise SourceError("the url is not one like mysql://user:password@host:3306") from None
+    if parts.scheme not in {"mysql", "mariadb"}:
+        raise SourceError("the url does not start with mysql:// or mariadb://")
+    found: dict[str, Any] = {
+        "host": parts.hostname or "127.0.0.1",
+        "port": port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+    }
+    for name, values in parse_qs(parts.query, keep_blank_values=True).items():
+        if name not in _PARAMETERS:
+            raise SourceError(f"the url has a parameter {name!r}: there are {', '.join(_PARAMETERS)}")
+        found[name] = values[-1]
+    if "ssl_ca" in found:
+        found |= {"ssl_verify_cert": True, "ssl_verify_identity": True}
+    return found
+
+
+def _recover(url: str, waits: Waits) -> list[tuple[int, int, int, bytes]]:
+    connection = pymysql.connect(
+        **connection_arguments(url),
+        connect_timeout=waits.connect,
+        read_timeout=waits.stall,
+        write_timeout=waits.stall,
+        use_unicode=False,
+    )
+    try:
+        with connection.cursor() as cursor:
+            # octets as they are: xids are no text in any character set
+            cursor.execute("SET character_set_results = NULL")
+            try:
+                cursor.execute("XA RECOVER CONVERT XID")
+            except pymysql.ProgrammingError as error:
+                if error.args[0] != _SYNTAX:
+                    raise
+                cursor.execute("XA RECOVER")  # MariaDB has no CONVERT XID, and converts nothing
+            return [(int(row[0]), int(row[1]), int(row[2]), _octets(row[3])) for row in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def _octets(data: bytes | str) -> bytes:
+    return data if isinstance(data, bytes) else data.encode("latin-1")
+
+
+def observe(
+    spark: "SparkSession", participants: Sequence[Participant], *, waits: Waits | None = None
+) -> "tuple[DataFrame, list[Quarantined]]":
+    """Every branch in doubt, as :data:`OBSERVATIONS`, and which participants could not be asked.
+
+    Args:
+        spark: a session that knows ``format("dtx")``.
+        participants: whom to ask; names are unique.
+        waits: how long each may take.
+
+    Raises:
+        ValueError: two participants have the same name.
+    """
+    names = [participant.name for participant in participants]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two participants have the same name: {', '.join(sorted(names))}")
+    waits = waits or Waits()
+    own = {one.name: one.url for one in participants if one.kind is ParticipantKind.DTX}
+    others = [one for one in participants if one.kind is not ParticipantKind.DTX]
+    there, wrong = reachable(own, waits=waits)
+    found: list[Observation] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for seen, quarantined in pool.map(lambda one: _look(one, waits), others):
+            found += seen
+            wrong += quarantined
+    frame = spark.createDataFrame([tuple(row) for row in found], OBSERVATIONS)
+    return (frame.unionByName(_own(spark, there)) if there else frame), wrong
+
+
+def _look(one: Participant, waits: Waits) -> tuple[list[Observation], list[Quarantined]]:
+    return look_mysql(one, waits) if one.kind is ParticipantKind.MYSQL else look_postgresql(one, waits)
+
+
+def _own(spark: "SparkSession", sources: dict[str, str]) -> "DataFrame":
+    from pyspark.sql import functions as sf
+
+    branches = spark.read.format("dtx").option("sources", json.dumps(sources)).load("branch")
+    return branches.select(
+        "source",
+        sf.lit(ParticipantKind.DTX.value).alias("kind"),
+        "rm",
+        "vhost",
+        "format_id",
+        "gtrid",
+        "bqual",
+        sf.when(sf.col("state") == "heuristic", sf.concat(sf.lit("heuristic-"), "outcome"))
+        .otherwise(sf.col("state"))
+        .alias("state"),
+        "owner",
+        sf.col("prepared_at").alias("since"),
+        sf.lit(datetime.now(UTC)).alias("observed_at"),
+    )
