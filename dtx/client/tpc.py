@@ -103,6 +103,8 @@ class TransactionId(NamedTuple):
             return Xid(self.format_id, _octets(self.gtrid), _octets(self.bqual))
         except XaError as error:
             raise ProgrammingError(error.reason) from error
+        except UnicodeEncodeError:
+            raise ProgrammingError(f"a part of the transaction id is not UTF-8: {tuple(self)!r}") from None
 
 
 class _State(Enum):
@@ -157,7 +159,7 @@ class TwoPhaseConnection:
             ProgrammingError: a part is too long or out of range.
         """
         made = TransactionId(format_id, gtrid, bqual)
-        made.to_xid()
+        _branch(made)
         return made
 
     def tpc_begin(self, xid: XidParts | Xid) -> None:

@@ -33,13 +33,27 @@ def test_psycopgs_own_xid_will_do() -> None:
         tpc._branch(psycopg.Xid.from_string("not of xa"))
 
 
-@pytest.mark.parametrize("xid", ["", "g", "order-17", (), (7, "g"), {}, None, 7], ids=repr)
+@pytest.mark.parametrize(
+    "xid", ["", "g", "order-17", (), (7, "g"), {}, None, 7, ("7", "g", ""), (7, b"g", ""), (7, "g", None)], ids=repr
+)
 def test_what_has_no_three_parts_is_a_programming_error(xid: Any) -> None:
     with pytest.raises(tpc.ProgrammingError, match="not a transaction id"):
         tpc._branch(xid)
 
 
-@pytest.mark.parametrize("parts", [(-1, "g", ""), (2**32, "g", ""), (1, "", ""), (1, "é" * 33, ""), (1, "g", "b" * 65)])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (-1, "g", ""),
+        (2**32, "g", ""),
+        (1, "", ""),
+        (1, "é" * 33, ""),
+        (1, "g", "b" * 65),
+        (1, "\ud800", ""),
+        (1, "g", "\udfff"),
+    ],
+    ids=ascii,
+)
 def test_parts_out_of_range_are_a_programming_error(parts: tuple[int, str, str]) -> None:
     with pytest.raises(tpc.ProgrammingError):
         TransactionId(*parts).to_xid()
