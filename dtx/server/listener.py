@@ -387,6 +387,8 @@ class Listener:
         self._metrics.connections.dec()
         if connection.is_open:
             _log.info("connection closed", **_described(connection))
+        elif connection.session is not None:  # a broker that refuses a login knows no more than dtx's own address
+            _log.info("connection closed in its handshake", **_described(connection))
 
     def begin(self, connection: ClientConnection, header: bytes) -> ClientSession | None:
         """A client has said what it speaks; ``None`` where dtx does not."""

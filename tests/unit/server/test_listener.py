@@ -156,3 +156,17 @@ async def test_the_log_names_address_and_close_of_connections(port: Port) -> Non
     }
     wanted = [{**told, "event": "connection opened"}, {**told, "event": "connection closed"}]
     assert [{key: line[key] for key in wanted[0]} for line in lines if line["event"].startswith("conn")] == wanted
+
+
+async def test_the_log_names_the_address_of_a_handshake_that_ended(port: Port) -> None:
+    with capture_logs() as lines:
+        _, writer = await port.connect()
+        host, number = writer.get_extra_info("sockname")
+        async with asyncio.timeout(20):
+            while not port.listener.sessions:
+                await asyncio.sleep(0)
+            writer.close()
+            while not lines:
+                await asyncio.sleep(0)
+    (line,) = lines
+    assert (line["event"], line["peer"]) == ("connection closed in its handshake", f"{host}:{number}")

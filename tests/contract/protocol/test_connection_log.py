@@ -1,0 +1,38 @@
+"""What the log says of clients: whence each came, and that it left."""
+
+from tests.support.peer import Peer
+from tests.support.processes import wait_until
+from tests.support.service import DtxService
+
+
+def said_of(service: DtxService, peer: Peer, lines: int) -> list[str]:
+    """So many lines of the log, which name the client's address."""
+    host, port = peer.socket.getsockname()
+
+    def found() -> list[str]:
+        return [line for line in service.log_path.read_text().splitlines() if f'"{host}:{port}"' in line]
+
+    wait_until(lambda: len(found()) >= lines, what="a line about the client")
+    return found()
+
+
+def test_the_log_names_address_and_close_of_a_client(service: DtxService) -> None:
+    with Peer(service.url()) as peer:
+        peer.log_in()
+        said_of(service, peer, 1)
+        peer.close()
+        opened, closed = said_of(service, peer, 2)
+    assert '"connection opened"' in opened
+    assert '"connection closed"' in closed
+    assert all('"AMQP 0-9-1"' in line and '"guest"' in line for line in (opened, closed))
+
+
+def test_the_log_names_the_address_of_a_client_that_was_refused(service: DtxService) -> None:
+    """A broker that refuses a login knows the address of dtx alone."""
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok(b"PLAIN", b"\0guest\0wrong"))
+        peer.drain()
+        (closed,) = said_of(service, peer, 1)
+    assert '"connection closed in its handshake"' in closed
+    assert '"AMQP 0-9-1"' in closed
