@@ -63,7 +63,8 @@ def audit(
     elif lines:
         _show(lines)
     else:
-        click.echo("nobody has done anything yet")
+        filtered = any(value is not None for value in wanted.values())
+        click.echo("no line matches the filter" if filtered else "nobody has done anything yet")
     return Exit.OK
 
 

@@ -243,6 +243,12 @@ def test_a_list_is_filtered_by_destination_and_shows_it(three: Command) -> None:
     assert "destinations" in three("branches").out
 
 
+def test_an_empty_trail_tells_whether_a_filter_made_it_so(dtx: Command) -> None:
+    assert dtx("audit").out == "nobody has done anything yet\n"
+    for words in (("--actor", "olga"), ("--action", "view"), ("--about", "1:61:")):
+        assert dtx("audit", *words).out == "no line matches the filter\n"
+
+
 def test_show_tells_state_history_and_messages(three: Command) -> None:
     out = three("show", str(PLAIN)).out
     for expected in (

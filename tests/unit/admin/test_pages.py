@@ -77,6 +77,22 @@ def test_nothing_reaches_a_page_unescaped() -> None:
     assert not {"\u202e", "\0", "\x1b"} & set(text)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [({}, "Nobody is connected."), ({"user": "olga"}, "No connection is as you have asked for.")]
+)
+def test_an_empty_list_of_connections_tells_whether_a_search_made_it_so(given: dict[str, str], said: str) -> None:
+    context = {
+        **frame(None),
+        "given": given,
+        "connections": [],
+        "branches": [],
+        "scans": [],
+        "first": None,
+        "more": None,
+    }
+    assert said in bytes(render("connections.html", context).body).decode()
+
+
 def test_rates_are_those_of_the_last_minute() -> None:
     bounds = {0.001: 0.0, 0.01: 0.0, float("inf"): 0.0}
     samples = [
