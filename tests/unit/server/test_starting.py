@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dtx.config import Settings
-from dtx.server import service
+from dtx.server import memory, service
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,19 @@ async def test_a_start_warns_of_addresses_without_tls(monkeypatch: pytest.Monkey
     warned = {line["setting"]: line["event"] for line in lines if line["log_level"] == "warning"}
     assert warned == settings.unencrypted()
     assert warned.keys() == {"listen", "admin_listen"}
+
+
+async def test_a_start_lets_glibc_give_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it verifies or makes a password, each of which takes 19 MiB."""
+    done: list[str] = []
+
+    async def start(_settings: Any, _stack: Any, stop: Any) -> None:
+        done.append("start")
+        stop.log_failed()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(service, "_start", start)
+    monkeypatch.setattr(service, "_raise_open_files", lambda _: None)
+    monkeypatch.setattr(memory, "give_back_large_blocks", lambda: done.append("give back"))
+    await service.serve(Settings())
+    assert done == ["give back", "start"]

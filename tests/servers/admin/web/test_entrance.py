@@ -168,6 +168,18 @@ def test_with_tls_the_cookie_is_secure(migrated_postgres_url: str, certificates:
         visitor.require_peace()
 
 
+def test_behind_a_named_proxy_with_tls_the_cookie_is_secure(migrated_postgres_url: str) -> None:
+    words = ("--admin-proxy", "127.0.0.1")
+    with DtxService(database=migrated_postgres_url, options=(*ADMIN, *words)) as service:
+        fields = {"name": "guest", "password": "guest"}
+        for scheme, secure in (("https", True), ("http", False)):
+            origin = f"{scheme}://{urlsplit(service.admin_url).netloc}"
+            answer = ask(service.admin_url, "/console/sign-in", fields, Origin=origin, X_Forwarded_Proto=scheme)
+            assert answer.status == 303
+            assert ("Secure" in answer.headers["set-cookie"].split("; ")) is secure
+            assert ("strict-transport-security" in answer.headers) is secure
+
+
 @pytest.mark.parametrize(
     ("name", "password", "status"),
     [
