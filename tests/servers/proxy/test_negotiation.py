@@ -90,6 +90,17 @@ def test_a_mechanism_that_was_not_offered_ends_in_silence(service: DtxService) -
         assert peer.drain() == b""
 
 
+@pytest.mark.parametrize(("octets", "refused"), [(5_000, False), (131_000, False), (131_072, True)])
+def test_a_login_may_be_as_long_as_a_frame(service: DtxService, octets: int, refused: bool) -> None:
+    """Tokens are longer than frame-min-size. What dtx takes is passed on, and the broker has a limit of its own."""
+    with Peer(service.url()) as peer:
+        peer.begin()
+        peer.say(0, peer.start_ok(properties=tables.entry(b"long", b"S", bytes(octets))))
+        end = peer.end()
+    by_dtx = end is not None and b"octets in a frame, frame-max is" in end.reply_text
+    assert by_dtx is refused
+
+
 def test_a_wrong_password_is_refused(url: str) -> None:
     parameters = pika.URLParameters(url)
     parameters.credentials = pika.PlainCredentials("guest", "wrong")
