@@ -135,6 +135,44 @@ class ThreeReceivers(handlers.MessagingHandler):  # type: ignore[misc]
     on_connection_error = on_transport_error
 
 
+class Answering(handlers.MessagingHandler):  # type: ignore[misc]
+    """Proton's example of a server and its client in one: replies go by one sender, to where each request says."""
+
+    def __init__(self, url: str, queue: str, requests: list[str]) -> None:
+        super().__init__()
+        self._url, self._queue, self._requests = url, queue, requests
+        self.replies: list[str] = []
+        self.relay: Any = None
+
+    def on_start(self, event: Any) -> None:
+        self._connection = event.container.connect(self._url, allowed_mechs="PLAIN")
+
+    def on_connection_opened(self, event: Any) -> None:
+        if "ANONYMOUS-RELAY" not in (event.connection.remote_offered_capabilities or ()):
+            event.connection.close()
+            return
+        self._server = event.container.create_receiver(event.connection, self._queue, name="server")
+        self.relay = event.container.create_sender(event.connection, None, name="relay")
+        self._client = event.container.create_sender(event.connection, self._queue, name="client")
+        self._inbox = event.container.create_receiver(event.connection, None, dynamic=True, name="inbox")
+
+    def on_link_opened(self, event: Any) -> None:
+        if event.receiver == self._inbox:
+            for number, text in enumerate(self._requests):
+                inbox = self._inbox.remote_source.address
+                self._client.send(Message(body=text, reply_to=inbox, correlation_id=number))
+
+    def on_message(self, event: Any) -> None:
+        asked = event.message
+        if event.receiver == self._server:
+            reply = Message(address=asked.reply_to, body=asked.body.upper(), correlation_id=asked.correlation_id)
+            self.relay.send(reply)
+            return
+        self.replies.append(f"{asked.correlation_id} {asked.body}")
+        if len(self.replies) == len(self._requests):
+            self._connection.close()
+
+
 def run(program: Any) -> None:
     reactor.Container(program).run()
 
@@ -149,6 +187,13 @@ def test_tx_send_and_tx_recv_pass_messages_on(
     run(receiving)
     assert sorted(receiving.committed) == kept
     assert take_all(channel, queue) == []
+
+
+def test_requests_are_answered_by_one_sender(service: DtxService, queue: str) -> None:
+    """Proton's server asks for ANONYMOUS-RELAY, and replies by a target without an address."""
+    program = Answering(f"amqp://guest:guest@{service.host}:{service.port}", queue, ["one", "two", "three"])
+    run(program)
+    assert program.replies == ["0 ONE", "1 TWO", "2 THREE"]
 
 
 def test_a_link_is_closed_while_messages_wait_for_the_window(service: DtxService, channel: BlockingChannel) -> None:
