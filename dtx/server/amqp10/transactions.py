@@ -6,7 +6,7 @@ ends the association; prepare, commit, rollback and recover stay with the transa
 is promoted hands its work over to such a branch, and is a distributed one from then on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from secrets import token_bytes
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -258,11 +258,17 @@ class Transactions:
     # -- the end
 
     def lose(self, transactions: Sequence[Transaction]) -> None:
-        """Their control link is gone."""
-        for transaction in transactions:
-            work = self._works.pop(transaction.txn_id, None)
-            if work is not None:
-                work.lose()
+        """Their control link is gone: "all such transactions are immediately rolled back" (4.1)."""
+        lost = [work for one in transactions if (work := self._works.pop(one.txn_id, None)) is not None]
+        for work in lost:
+            work.lose()
+        self._connection.slices.run(_part(lost))
+
+
+def _part(works: Sequence[Work]) -> Iterator[None]:
+    for work in works:
+        work.part()
+        yield
 
 
 def _gone(error: XaError) -> AmqpError:

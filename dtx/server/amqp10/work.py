@@ -315,10 +315,9 @@ class Work:
         _settle(left)
 
     def lose(self) -> None:
-        """Who declared it is gone: "all such transactions are immediately rolled back" (4.1)."""
+        """Who declared it is gone: nothing is done for it any more. :meth:`part` comes next."""
         self.ending()
         self.failed()
-        self.part()
 
     def part(self) -> None:
         """Let go of the branch, whatever it is associated with: nobody asks about it here any more."""

@@ -1,11 +1,14 @@
 """No request of AMQP 1.0 holds the event loop for more than 50 ms, whatever its size; see the same of AMQP 0-9."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09 import keys, methods
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.coordination import MAX_LIVE
 from dtx.wire.amqp10.events import Attached, Event
 from dtx.wire.amqp10.frames import AMQP, frame
 from dtx.wire.amqp10.performatives import Disposition, Role
@@ -14,11 +17,13 @@ from dtx.wire.amqp10.settings import Settings
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState
 from dtx.wire.amqp10.terminus import Source, Target
 from tests.servers.amqp10.raw import Raw
+from tests.support.broker import MODES
 from tests.support.peer import Peer, logged_in
+from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
-from tests.support.watched import WatchedService, a_queue, ask, fill, service, watched
+from tests.support.watched import WatchedService, a_queue, ask, fill, service
 
-__all__ = ["service", "watched"]
+__all__ = ["service"]
 
 WINDOW = 2 * MAX_UNACKED
 
@@ -28,6 +33,17 @@ class Shut(set[Session]):
 
     def add(self, _: Session) -> None:
         """It stays as it is."""
+
+
+@pytest.fixture(scope="module", params=MODES)
+def watched(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterator[WatchedService]:
+    """A service of its own: nobody else is to be measured."""
+    alongside = request.param == "alongside"
+    broker = request.getfixturevalue("shared_rabbitmq").url() if alongside else None
+    database = postgres.create_database()
+    with WatchedService(broker=broker, database=database) as running:
+        yield running
+    postgres.drop_database(database)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +91,21 @@ def test_a_rollback_returns_very_many_messages(service: WatchedService, queue: b
         while taken < min(count, window):
             taken += sum(type(event).__name__ == "Delivered" for event in raw.received(raw.socket.recv(1 << 20)))
         assert raw.discharge(session, control, txn_id, fail=True) == ACCEPTED
+    wait_until(lambda: ready(service, queue) == MAX_UNACKED, what="messages that have returned")
+
+
+@pytest.mark.parametrize("how", ["detach", "close", "disconnect"])
+def test_very_many_transactions_end_with_their_control_link(service: WatchedService, queue: bytes, how: str) -> None:
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        for _ in range(MAX_LIVE):
+            raw.until(lambda: control.credit > 0)
+            raw.declare(session, control)
+        if how == "detach":
+            raw.detach(session, control)
+        elif how == "close":
+            raw.close()
     assert ready(service, queue) == MAX_UNACKED
 
 
