@@ -352,6 +352,9 @@ class Channel:
                 self.close_upstream()
             self.phase = Phase.GONE
 
+    def lose_branches(self) -> None:
+        """Behind :meth:`let_go`: the channel works for no branch any more."""
+
     # -- dtx methods
 
     def _call(self, key: int, payload: bytes) -> None:

@@ -458,7 +458,8 @@ class SelectedChannel(Channel):
         if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
             self._wait_for(self._asked.wait(), keys.CHANNEL_CLOSE, method_frame(self.number, payload))
             return
-        self._lose_branches()
+        self._stop_work()
+        self.lose_branches()
         self.phase = Phase.CLOSING
         if self._taking.holds:  # T stays, for the branches
             self._taking.detach()
@@ -491,7 +492,8 @@ class SelectedChannel(Channel):
         self.refuse_as(close)
 
     def _refuse(self, frame: bytes) -> None:
-        self._lose_branches()
+        self._stop_work()
+        self.lose_branches()
         super()._refuse(frame)
 
     def close_upstream(self) -> None:
@@ -503,18 +505,20 @@ class SelectedChannel(Channel):
 
     def let_go(self) -> None:
         """The client or its connection is gone."""
-        self._lose_branches()
+        self._stop_work()
         if self.phase is not Phase.REFUSED:
             self.close_upstream()
         if self.phase is Phase.OPEN:
             self.phase = Phase.GONE
 
-    def _lose_branches(self) -> None:
-        """Associations die with the channel; idle branches do not."""
+    def _stop_work(self) -> None:
         self._end_capture()
         self._passing = 0
         self.published.drop()  # or what waits for an answer of a closed channel would wait for ever
         self._asked.drop()
+
+    def lose_branches(self) -> None:
+        """See :class:`Channel`. Associations die with the channel; idle branches do not."""
         self._demarcation.lose()
 
 

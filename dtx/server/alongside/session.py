@@ -616,11 +616,23 @@ class Session:
 
     def _let_channels_go(self) -> None:
         """All of them, also where one raises: what the others are associated with would belong to nobody."""
-        with ExitStack() as every:
-            for channel in reversed(self.channels.values()):
-                every.callback(self._let_go, channel)
-            self.channels.clear()
-            self._plain.clear()
+        channels = list(self.channels.values())
+        try:
+            with ExitStack() as every:
+                for channel in reversed(channels):
+                    every.callback(self._let_go, channel)
+                self.channels.clear()
+                self._plain.clear()
+        finally:
+            Slices(self.refuse).run(self._lose_branches(channels))
+
+    def _lose_branches(self, channels: Sequence[Channel]) -> Iterator[None]:
+        for channel in channels:
+            try:
+                channel.lose_branches()
+            except Exception:  # noqa: BLE001 - logged; what the others are associated with would belong to nobody
+                _log.exception("channel failed", connection=self.id, channel=channel.number)
+            yield
 
     def _let_go(self, channel: Channel) -> None:
         self._discount(channel)

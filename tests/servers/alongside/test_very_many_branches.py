@@ -1,0 +1,62 @@
+"""A client beside a broker has as many channels as may be, each with many branches: its end holds no event loop."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.client import Xid
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from dtx.wire.amqp09 import calls, keys, requests
+from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.frames import method_frame
+from tests.support.operator import Operator
+from tests.support.peer import Peer
+from tests.support.postgres import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.rabbitmq import RabbitNode
+from tests.support.service import ADMIN
+from tests.support.watched import WatchedService, not_held, take
+
+RM = "dtx-very-many"
+CHANNELS = 500
+EACH = 100
+
+
+@pytest.fixture
+def service(shared_rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[WatchedService]:
+    """Of its own."""
+    database = postgres.create_database()
+    options = (*ADMIN, "--rm", RM, "--tombstone-ttl", "1")
+    with WatchedService(broker=shared_rabbitmq.url(), database=database, options=options) as running:
+        yield running
+    postgres.drop_database(database)
+
+
+def test_a_client_leaves_very_many_branches_of_very_many_channels(service: WatchedService) -> None:
+    assert service.database is not None
+    token = OperatorLog(service.database, RM).make_token("viewer", Role.VIEWER, "test")
+    operator = Operator(service.admin_url, token=token)
+    with Peer(service.url(), patience=120) as peer:
+        peer.log_in()
+        for first in range(1, CHANNELS + 1, 100):
+            numbers = range(first, first + 100)
+            peer.send(*(method_frame(number, requests.CHANNEL_OPEN) for number in numbers))
+            take(peer, len(numbers), keys.CHANNEL_OPEN_OK)
+            peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
+            take(peer, len(numbers), DtxMethod.SELECT_OK)
+            for number in numbers:
+                for count in range(EACH):
+                    xid = Xid(7, b"%d" % number, b"%d" % count)
+                    peer.send(
+                        method_frame(number, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)))
+                        + method_frame(number, calls.encode_call(calls.End(xid=xid, fail=False, suspend=True)))
+                    )
+            take(peer, EACH * len(numbers), DtxMethod.END_OK)
+        with not_held(service):
+            (connection,) = operator.get("/api/connections")["connections"]
+            assert connection["suspended"] == CHANNELS * EACH
+        with not_held(service):
+            peer.socket.close()
+            wait_until(lambda: operator.get("/api/connections")["connections"] == [], what="the client's end")
+    wait_until(lambda: operator.get("/api/status")["branches"] == {}, what="the end of all", seconds=60)
