@@ -1,0 +1,40 @@
+"""Queues are dispatched in turn, each however it fares with the others."""
+
+import asyncio
+from typing import Any
+
+from dtx.store.postgres.pump import Pump
+
+
+class Index:
+    """A queue that notes its turns, and may raise."""
+
+    def __init__(self, turns: list[str], name: str, *, raises: bool = False) -> None:
+        self._turns = turns
+        self._name = name
+        self._raises = raises
+
+    def dispatch(self, now: float) -> float | None:
+        """Nothing is to be done later."""
+        if self._raises:
+            raise RuntimeError("a mistake of ours")
+        self._turns.append(self._name)
+        return None
+
+
+async def test_a_queue_that_raises_leaves_their_turns_to_those_behind_it() -> None:
+    raised: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    nothing: Any = None
+    pump = Pump(nothing, nothing, nothing, lambda: 0.0)
+    turns: list[str] = []
+    indexes: list[Any] = [Index(turns, "one"), Index(turns, "two", raises=True), Index(turns, "three")]
+    for index in indexes:
+        pump.schedule(index)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert turns == ["one", "three"]
+    assert len(raised) == 1
+    pump.schedule(indexes[0])
+    await asyncio.sleep(0)
+    assert turns == ["one", "three", "one"]
