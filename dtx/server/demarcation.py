@@ -1,7 +1,6 @@
 """The class dtx-demarcation: which branches a selected channel works for."""
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from typing import Final, cast
 
 from dtx.manager import TransactionManager, Who
@@ -18,15 +17,6 @@ from dtx.xa.xid import Xid
 
 _START_OK: Final = DtxMethod.START_OK
 _END_OK: Final = DtxMethod.END_OK
-
-
-class ChannelMode(Enum):
-    """What a channel was selected for."""
-
-    PLAIN = "plain"
-    CONFIRM = "confirm"
-    LOCAL = "tx"
-    DISTRIBUTED = "dtx"
 
 
 class Demarcation:

@@ -16,13 +16,13 @@ from dtx.server.alongside.order import Fence
 from dtx.server.alongside.unsettled import ANSWERS, Tally
 from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
-from dtx.server.demarcation import ChannelMode
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import calls, content, errors, keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
@@ -242,7 +242,7 @@ class Channel:
             case keys.CONFIRM_SELECT:
                 self.mode = ChannelMode.CONFIRM
             case keys.TX_SELECT:
-                self.mode = ChannelMode.LOCAL
+                self.mode = ChannelMode.TX
             case keys.BASIC_CONSUME | keys.BASIC_GET:
                 self._consume(key, buffer[start + 7 : end - 1])
             case keys.QUEUE_DECLARE:

@@ -14,7 +14,7 @@ from dtx.manager.entry import Entry
 from dtx.server.alongside import queries
 from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.order import Fence, depends_on_publishes
-from dtx.server.demarcation import ChannelMode, Demarcation
+from dtx.server.demarcation import Demarcation
 from dtx.server.failpoints import replying
 from dtx.server.limits import MAX_UNSETTLED
 from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settle
@@ -25,6 +25,7 @@ from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import answers, calls, content, keys, properties, requests
 from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
@@ -89,7 +90,7 @@ class SelectedChannel(Channel):
         publishing: number of P, open.
     """
 
-    mode = ChannelMode.DISTRIBUTED
+    mode = ChannelMode.DTX
 
     def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
         super().__init__(before.session, before.number, before.upstream_number)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 from dtx.server.alongside.channel import Channel, Drain, Phase
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.alongside.selected import SelectedChannel
-from dtx.server.demarcation import ChannelMode
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:

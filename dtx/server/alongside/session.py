@@ -23,7 +23,6 @@ from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
 from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
-from dtx.server.demarcation import ChannelMode
 from dtx.server.failpoints import replying
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
@@ -36,6 +35,7 @@ from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import answers, errors, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import (
@@ -391,7 +391,7 @@ class Session:
         self._unwatch(channel)
         self.metrics.channels.dec()
         self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
-        if channel.mode is ChannelMode.DISTRIBUTED:
+        if channel.mode is ChannelMode.DTX:
             self.metrics.selected_channels.dec()
 
     def _unwatch(self, channel: Channel) -> None:
@@ -557,7 +557,7 @@ class Session:
         if self._goodbye is None or any(channel.waits for channel in self.channels.values()):
             return
         takings = self._takings()
-        selected = any(channel.mode is ChannelMode.DISTRIBUTED for channel in self.channels.values())
+        selected = any(channel.mode is ChannelMode.DTX for channel in self.channels.values())
         if selected or any(taking.holds for taking in takings):
             self._let_channels_go()
             takings = self._takings()

@@ -23,11 +23,11 @@ from dtx.server.amqp10.nodes import Home, Nodes
 from dtx.server.amqp10.outgoing import Outgoing
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
-from dtx.server.demarcation import ChannelMode
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_FRAME
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import (
     Answer,
@@ -103,7 +103,7 @@ class SessionFacts:
     @property
     def mode(self) -> ChannelMode:
         """``dtx`` while there are transactions, else ``plain``."""
-        return ChannelMode.DISTRIBUTED if self.ties else ChannelMode.PLAIN
+        return ChannelMode.DTX if self.ties else ChannelMode.PLAIN
 
     @property
     def scan(self) -> Scan | None:

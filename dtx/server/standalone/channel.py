@@ -15,7 +15,6 @@ from dtx.log.records import Work
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.server.backlog import MAX_BACKLOG, Backlog
-from dtx.server.demarcation import ChannelMode
 from dtx.server.standalone.confirms import Confirms
 from dtx.server.standalone.consuming import Consuming
 from dtx.server.standalone.contexts import Context, Immediate, Local
@@ -26,6 +25,7 @@ from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import calls, errors, keys, methods, replies, requests
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.xa.codes import ReplyCode, XaError
@@ -140,7 +140,7 @@ class Channel:
         """
         if self.mode is not ChannelMode.PLAIN:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"select on a channel in {self.mode.value} mode")
-        self.mode = ChannelMode.DISTRIBUTED
+        self.mode = ChannelMode.DTX
         self.context = context
         self.connection.metrics.selected_channels.inc()
 
@@ -319,7 +319,7 @@ class Channel:
 
     def _may_become(self, wanted: ChannelMode) -> None:
         """Refuse (406) to change from one mode to another."""
-        if self.mode is ChannelMode.DISTRIBUTED:
+        if self.mode is ChannelMode.DTX:
             raise XaError(
                 ReplyCode.PRECONDITION_FAILED,
                 "this channel is selected for distributed transactions; open another one for tx or confirm",
@@ -340,9 +340,9 @@ class Channel:
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
         methods.TxSelect.decode(payload)
-        self._may_become(ChannelMode.LOCAL)
+        self._may_become(ChannelMode.TX)
         if self.mode is ChannelMode.PLAIN:
-            self.mode = ChannelMode.LOCAL
+            self.mode = ChannelMode.TX
             self.context = Local(self)
         self.answer(keys.TX_SELECT_OK)
 
@@ -365,7 +365,7 @@ class Channel:
 
     def _local(self) -> Local:
         if not isinstance(self.context, Local):
-            self._may_become(ChannelMode.LOCAL)
+            self._may_become(ChannelMode.TX)
             raise XaError(ReplyCode.PRECONDITION_FAILED, "channel is not transactional")
         return self.context
 
@@ -417,7 +417,7 @@ class Channel:
             self.consuming.let_go()
             self.context.let_go()
             self.transactions.let_go()
-            if self.mode is ChannelMode.DISTRIBUTED:
+            if self.mode is ChannelMode.DTX:
                 self.connection.metrics.selected_channels.dec()
         self.connection.release(self)
 

@@ -6,23 +6,83 @@ not looked into. The codec is source text that is compiled once for each class, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from enum import Enum, Flag, auto
 from functools import partial
 from struct import Struct
 from struct import error as struct_error
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_type_hints,
+)
 
 from dtx.wire.amqp09.errors import WireError, syntax_error
+from dtx.wire.amqp09.frames import FRAME_END, METHOD
 from dtx.wire.amqp09.tables import put_long, put_short
+from dtx.xa.codes import ReplyCode, XaError
+from dtx.xa.xid import Xid
 
 Bit = Annotated[bool, "bit"]
+Octet = Annotated[int, "B"]
+Short = Annotated[int, "H"]
 Long = Annotated[int, "I"]
+LongLong = Annotated[int, "Q"]
 ShortString = Annotated[bytes, "short"]
+LongString = Annotated[bytes, "long"]
 Table = Annotated[bytes, "long"]
 """Its entries, without the length before them."""
+XidField = Annotated[Xid, "xid"]
+"""A long string: the wire form of an xid."""
 
-_TICKET: Final = "ticket"
-_STRINGS: Final = frozenset(("short", "long"))
+
+class Sender(Flag):
+    """The peers that send a method."""
+
+    CLIENT = auto()
+    SERVER = auto()
+    BOTH = CLIENT | SERVER
+
+
+class ChannelMode(Enum):
+    """What a channel was selected for."""
+
+    PLAIN = "plain"
+    CONFIRM = "confirm"
+    TX = "tx"
+    DTX = "dtx"
+
+
+class Fact(Flag):
+    """What else is to be known of a method."""
+
+    NONE = 0
+    CONTENT = auto()
+    """A content header frame follows."""
+    SOFT = auto()
+    """Whatever is wrong with it closes the channel, not the connection."""
+    LOCAL = auto()
+    """It is never sent to a broker: no broker knows it."""
+    WATCHED = auto()
+    """A proxy looks at it, in the directions in which it is sent, even where other frames pass unseen."""
+    TICKET = auto()
+    """An access ticket is its first argument; it is no field, and written as 0. 0-9-1 calls it reserved."""
+    UNCOUNTED = auto()
+    """It is no command that execution.complete counts."""
+
+
+ANY_MODE: Final = frozenset(ChannelMode)
+
+_TICKET: Final = "access ticket"
+_STRINGS: Final = frozenset(("short", "long", "xid"))
 _LONG: Final = Struct(">I")
 
 
@@ -35,6 +95,13 @@ class Method:
     """Class << 16 | method, as the frame splitter tells it."""
     NAME: ClassVar[str]
     """As the XML has it, for example ``basic.get-ok``."""
+    SENT_BY: ClassVar[Sender]
+    MODES: ClassVar[frozenset[ChannelMode]]
+    """Modes of a channel in which it is allowed."""
+    ANSWER: "ClassVar[type[Method] | None]"
+    """The method that answers it; ``basic.get`` may be answered by ``basic.get-empty`` as well."""
+    FACTS: ClassVar[Fact]
+    _pack: ClassVar[Callable[..., bytes]]
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
@@ -42,51 +109,82 @@ class Method:
 
         Raises:
             WireError: 502 when the arguments are truncated or something comes after them.
+            XaError: the same for a method that is ``SOFT``, and where its xid is malformed.
         """
         raise NotImplementedError
 
-    def encode(self) -> bytes:
-        """The payload that :meth:`decode` reads.
+    def frame(self, channel: int) -> bytes:
+        """A whole method frame.
 
         Raises:
             WireError: 502 for a short string longer than 255 bytes.
         """
         raise NotImplementedError
 
+    def encode(self) -> bytes:
+        """The payload that :meth:`decode` reads; errors as for :meth:`frame`."""
+        return self.frame(0)[7:-1]
+
 
 M = TypeVar("M", bound=type[Method])
+P = ParamSpec("P")
 
 
-@dataclass_transform(frozen_default=True)
-def method(name: str, class_id: int, method_id: int, *, ticket: bool = False) -> Callable[[M], M]:
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def method(
+    name: str,
+    class_id: int,
+    method_id: int,
+    sent_by: Sender,
+    facts: Fact = Fact.NONE,
+    *,
+    modes: frozenset[ChannelMode] = ANY_MODE,
+    answer: type[Method] | None = None,
+) -> Callable[[M], M]:
     """A class decorator: the class is a method with the fields that it annotates.
 
     Args:
         name: as the XML has it.
         class_id: number of the class.
         method_id: number of the method within it.
-        ticket: whether an access ticket comes first; it is written as 0. 0-9-1 calls it reserved.
+        sent_by: the peers that send it.
+        facts: see :class:`Fact`.
+        modes: of a channel in which it is allowed.
+        answer: the method that answers it.
     """
 
     def make(cls: M) -> M:
         made: Any = dataclass(slots=True, unsafe_hash=True)(cls)
         made.KEY = class_id << 16 | method_id
         made.NAME = name
+        made.SENT_BY, made.MODES, made.ANSWER, made.FACTS = sent_by, modes, answer, facts
         kinds = get_type_hints(made, include_extras=True)
-        wire = [(_TICKET, "H")] if ticket else []
+        wire = [(_TICKET, "H")] if facts & Fact.TICKET else []
         wire += [(each.name, get_args(kinds[each.name])[1]) for each in fields(made)]
         source = _Source(made.KEY, [each.name for each in fields(made)], wire)
-        scope = {"cls": made, "malformed": partial(_malformed, name), **_SCOPE, **source.structs}
+        malformed = _softly_malformed if facts & Fact.SOFT else _malformed
+        scope = {"cls": made, "malformed": partial(malformed, name), **_SCOPE, **source.structs}
         exec(source.text, scope)  # noqa: S102  # made of the annotations above, as dataclasses makes __init__
         made.decode = staticmethod(scope["decode"])
-        made.encode = scope["encode"]
+        made.frame = scope["frame"]
+        scope["pack"].__defaults__ = made.__init__.__defaults__
+        made._pack = staticmethod(scope["pack"])  # noqa: SLF001 - of its own class
         return made  # type: ignore[no-any-return]
 
     return make
 
 
-def _malformed(name: str) -> WireError:
+def packer(cls: Callable[P, Method]) -> Callable[Concatenate[int, P], bytes]:
+    """What makes a whole frame of the method *cls* without an object: takes the channel, then what *cls* takes."""
+    return cls._pack  # type: ignore[attr-defined,no-any-return]  # it is a class of methods
+
+
+def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - as the other one
     return syntax_error(f"{name} is truncated or too long")
+
+
+def _softly_malformed(name: str, payload: bytes) -> XaError:
+    return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} octets is truncated or too long")
 
 
 _SCOPE: Final = {
@@ -94,6 +192,7 @@ _SCOPE: Final = {
     "put_long": put_long,
     "put_short": put_short,
     "truncated": (IndexError, struct_error),
+    "read_xid": Xid.from_wire,
 }
 
 
@@ -111,7 +210,7 @@ class _Source:
                 runs += [[(name, kind)], []]
             else:
                 runs[-1].append((name, kind))
-        self.text = self._decode(names, runs) + self._encode(key, runs)
+        self.text = self._decode(names, runs) + self._pack(key, names, runs)
 
     def _struct(self, form: str) -> str:
         name = f"S{len(self.structs)}"
@@ -128,7 +227,7 @@ class _Source:
                 length = f"payload[{at}]" if kind == "short" else f"LONG.unpack_from(payload, {at})[0]"
                 start, end = _after(at, 1 if kind == "short" else 4), f"end{number}"
                 lines += [f"{end} = {start} + {length}", f"{name} = payload[{start}:{end}]"]
-                values[name] = name
+                values[name] = f"read_xid({name})" if kind == "xid" else name
                 at = end
             elif run:
                 form, parts = ">", list[str]()
@@ -148,12 +247,16 @@ class _Source:
         body = "".join(f"        {line}\n" for line in lines)
         return (
             f"def decode(payload):\n    try:\n{body}    except truncated:\n"
-            f"        raise malformed() from None\n    if {at} != len(payload):\n"
-            f"        raise malformed()\n    return cls({', '.join(values[name] for name in names)})\n\n"
+            f"        raise malformed(payload) from None\n    if {at} != len(payload):\n"
+            f"        raise malformed(payload)\n    return cls({', '.join(values[name] for name in names)})\n\n"
         )
 
-    def _encode(self, key: int, runs: list[list[tuple[str, str]]]) -> str:
-        form, packed = ">I", [str(key)]
+    def _pack(self, key: int, names: list[str], runs: list[list[tuple[str, str]]]) -> str:
+        """``pack`` makes a frame of the channel and the fields, ``frame`` of the channel and an object."""
+        lines: list[str] = []
+        form, packed = ">BHII", [str(METHOD), "channel", "{size}", str(key)]
+        size = 4
+        lengths: list[str] = []
         pieces: list[str] = []
         for run in runs:
             if run and run[0][1] in _STRINGS:
@@ -161,15 +264,25 @@ class _Source:
                 if packed:
                     pieces.append(f"{self._struct(form)}.pack({', '.join(packed)})")
                 form, packed = ">", []
-                pieces.append(f"{'put_short' if kind == 'short' else 'put_long'}(self.{name})")
+                put = {"short": "put_short({})", "long": "put_long({})", "xid": "put_long({}.to_wire())"}[kind]
+                lines.append(f"    {name} = {put.format(name)}\n")
+                lengths.append(f"len({name})")
+                pieces.append(name)
             else:
                 for name, letter, bits in _octets(run):
                     form += letter
-                    shifted = " | ".join(f"self.{bit} << {place}" for place, bit in enumerate(bits))
-                    packed.append("0" if name == _TICKET else shifted or f"self.{name}")
-        if packed:
-            pieces.append(f"{self._struct(form)}.pack({', '.join(packed)})")
-        return f"def encode(self):\n    return {' + '.join(pieces)}\n"
+                    size += Struct(">" + letter).size
+                    shifted = " | ".join(f"{bit} << {place}" if place else bit for place, bit in enumerate(bits))
+                    packed.append("0" if name == _TICKET else shifted or name)
+        packed.append(str(FRAME_END))
+        pieces.append(f"{self._struct(form + 'B')}.pack({', '.join(packed)})")
+        result = " + ".join(pieces).format(size=" + ".join((str(size), *lengths)))
+        taken = ", ".join(("channel", *names))
+        given = ", ".join(("channel", *(f"self.{name}" for name in names)))
+        return (
+            f"def pack({taken}):\n{''.join(lines)}    return {result}\n\n"
+            f"def frame(self, channel):\n    return pack({given})\n"
+        )
 
 
 def _after(position: str, size: int) -> str:

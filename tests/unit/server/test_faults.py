@@ -10,13 +10,13 @@ from dtx.manager import Who
 from dtx.manager.quotas import Quotas
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
-from dtx.server.demarcation import ChannelMode
 from dtx.server.limits import SessionLimits
 from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
 
