@@ -12,7 +12,7 @@ Three families, as in X/Open CAE "The XA Specification", chapter 6:
 
 from typing import ClassVar, Final
 
-from dtx.wire.amqp09.errors import facts_of
+from dtx.wire.amqp09.closes import facts_of
 from dtx.xa.codes import ReplyCode, XaFlag
 
 

@@ -16,7 +16,7 @@ from dtx.manager import TransactionManager
 from dtx.server.front import ClientSession
 from dtx.server.listener import Listener
 from dtx.telemetry import LaneNumbers, Metrics
-from dtx.wire.amqp09 import errors
+from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
 
@@ -104,8 +104,8 @@ class Operating:
 
 def _disconnect(session: ClientSession, reason: str) -> None:
     """An operator ends a client's connection."""
-    text = errors.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
-    session.stop(errors.connection_close(HardCode.CONNECTION_FORCED, text))
+    text = closes.describe(HardCode.CONNECTION_FORCED, f"closed by an operator: {reason}")
+    session.stop(closes.connection_close(HardCode.CONNECTION_FORCED, text))
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -27,7 +27,7 @@ from dtx.server import memory
 from dtx.server.listener import Listener, NewSession
 from dtx.telemetry import LaneNumbers, Metrics, get_logger
 from dtx.telemetry.traces import open_traces
-from dtx.wire.amqp09 import errors
+from dtx.wire.amqp09 import closes
 from dtx.wire.amqp09.errors import HardCode
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ class _Service:
         if not await self._manager.drain(drain):
             _log.warning("operations are still under way, they go on after the next start", seconds=drain)
         failpoint.at(Point.STOP_DRAINED)
-        goodbye = errors.connection_close(
-            HardCode.CONNECTION_FORCED, errors.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")
+        goodbye = closes.connection_close(
+            HardCode.CONNECTION_FORCED, closes.describe(HardCode.CONNECTION_FORCED, "dtx is shutting down")
         )
         await self._listener.close(goodbye, _GOODBYE)
 

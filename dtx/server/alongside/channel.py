@@ -20,7 +20,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, content, errors, keys, methods, requests
+from dtx.wire.amqp09 import calls, closes, content, keys, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Close
@@ -523,7 +523,7 @@ class Channel:
 
     def refuse(self, error: XaError, key: int = 0) -> None:
         """Close the channel with an exception; the connection lives on."""
-        self._refuse(errors.close_frame(error, self.number, key))
+        self._refuse(closes.close_frame(error, self.number, key))
 
     def refuse_as(self, close: Close) -> None:
         """Close the channel with the broker's own words, behind the answer to a call of dtx-coordination.

@@ -33,7 +33,7 @@ from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import answers, errors, keys, requests
+from dtx.wire.amqp09 import answers, closes, keys, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Publish
@@ -524,7 +524,7 @@ class Session:
         if self.stage in (Stage.CLOSING, Stage.DETACHED):
             return
         _log.info("connection refused", connection=self.id, reason=str(error))
-        self.stop(errors.close_frame(error, 0))
+        self.stop(closes.close_frame(error, 0))
 
     def stop(self, frame: bytes) -> None:
         """End the connection with connection.close; what branches hold is kept for them."""
@@ -665,7 +665,7 @@ class Session:
                 self.stage = Stage.CUT_OFF
                 return
             error = WireError(HardCode.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
-            self.stop(errors.close_frame(error, 0))
+            self.stop(closes.close_frame(error, 0))
         elif self._client is not None and (self.stage is Stage.OPENING or self._leaving):
             self._end_client()
         if self.stage is Stage.DETACHED:

@@ -24,7 +24,7 @@ from dtx.server.standalone.transactions import Transactions
 from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, errors, keys, methods, replies, requests
+from dtx.wire.amqp09 import calls, closes, keys, methods, replies, requests
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
@@ -407,7 +407,7 @@ class Channel:
             _log.info("channel refused", connection=self.connection.id, channel=self.number, reason=str(error))
             self.let_go()
             self.phase = Phase.REFUSED
-            self.send(errors.close_frame(error, self.number, key))
+            self.send(closes.close_frame(error, self.number, key))
 
     def let_go(self) -> None:
         """The channel ends: nothing is delivered to it any more, and what is not settled goes back. Idempotent."""

@@ -31,7 +31,7 @@ from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import errors, keys, replies, requests
+from dtx.wire.amqp09 import closes, keys, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
@@ -158,8 +158,8 @@ class Connection(ClientConnection):
         if self.stage is not Stage.OPENING:
             return
         if self._opening.hears_of_failed_login:
-            text = errors.describe(ReplyCode.ACCESS_REFUSED, reason)
-            self.stop(errors.connection_close(ReplyCode.ACCESS_REFUSED, text, keys.CONNECTION_START_OK))
+            text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
+            self.stop(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, keys.CONNECTION_START_OK))
         else:
             # "the server MUST … close the socket" without telling why (AMQP 0-9-1, 2.2.4)
             self.stage = Stage.CLOSING
@@ -412,7 +412,7 @@ class Connection(ClientConnection):
         """
         if self.stage in (Stage.OPENING, Stage.RUNNING):
             _log.info("connection refused", connection=self.id, reason=str(error))
-            self.stop(errors.close_frame(error, 0, key))
+            self.stop(closes.close_frame(error, 0, key))
 
     def stop(self, frame: bytes) -> None:
         """End the connection with *frame*, a connection.close. Idempotent."""

@@ -17,7 +17,8 @@ from dtx.store.postgres import matching
 from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue_arguments
 from dtx.wire.amqp09 import content, handshake, methods, properties, tables
 from dtx.wire.amqp09.calls import DtxMethod, decode_call, encode_call
-from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, connection_close, describe
+from dtx.wire.amqp09.closes import connection_close, describe
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry

@@ -24,7 +24,8 @@ from dtx.wire.amqp09 import (
 )
 from dtx.wire.amqp09.answers import recover_ok, split_recover
 from dtx.wire.amqp09.calls import Call, decode_call, encode_call
-from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, reply_text
+from dtx.wire.amqp09.closes import reply_text
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame, protocol_header
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import ReplyCode

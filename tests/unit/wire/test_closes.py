@@ -4,16 +4,8 @@ import pytest
 from pika import frame, spec
 
 from dtx.wire.amqp09 import keys
-from dtx.wire.amqp09.errors import (
-    FrameError,
-    HardCode,
-    WireError,
-    channel_close,
-    close_frame,
-    facts_of,
-    reply_text,
-    syntax_error,
-)
+from dtx.wire.amqp09.closes import channel_close, close_frame, facts_of, reply_text
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, syntax_error
 from dtx.xa.codes import ReplyCode, XaError
 
 
