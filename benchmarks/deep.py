@@ -23,7 +23,7 @@ from benchmarks.support.pauses import Probe
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.tables import entry
@@ -139,7 +139,7 @@ class Client(RawConnection):
     def confirm(self, count: int) -> None:
         """Wait until so many are confirmed: dtx confirms in order."""
         while self._confirmed < count:
-            self._confirmed = _SETTLED.unpack_from(self.expect(keys.BASIC_ACK))[0]
+            self._confirmed = _SETTLED.unpack_from(self.expect(methods.BasicAck.KEY))[0]
 
     def take(self, queue: bytes, count: int, *, prefetch: int, ack: bool) -> int:
         """Consume messages from the head on, numbered from 0; the tag of the last.
@@ -147,8 +147,8 @@ class Client(RawConnection):
         Raises:
             Refused: one has another body, or came out of turn.
         """
-        self.call(requests.qos(prefetch), keys.BASIC_QOS_OK)
-        self.call(requests.consume(queue, _CONSUMER), keys.BASIC_CONSUME_OK)
+        self.call(requests.qos(prefetch), methods.BasicQosOk.KEY)
+        self.call(requests.consume(queue, _CONSUMER), methods.BasicConsumeOk.KEY)
         rest = bytes(self._size - _STAMP.size)
         for number in range(count):
             payload = self.next_frame()[1]
@@ -191,7 +191,7 @@ def removals(bench: Bench) -> None:
         client.declare(b"deep")
         client.fill(b"deep", count)
         with bench.measured("purge", count):
-            client.call(methods.QueuePurge(b"deep").encode(), keys.QUEUE_PURGE_OK)
+            client.call(methods.QueuePurge(b"deep").encode(), methods.QueuePurgeOk.KEY)
         if client.depth(b"deep"):
             raise Refused("the queue should be empty")
     with Client(bench.address, size) as client:
@@ -232,7 +232,7 @@ def branches(bench: Bench) -> None:
                 client.run(Start(xid=xid), DtxMethod.START_OK)
                 client.send(requests.ack(_BRANCH, multiple=True))
                 client.run(End(xid=xid), DtxMethod.END_OK)
-            client.call(requests.cancel(_CONSUMER), keys.BASIC_CANCEL_OK)
+            client.call(requests.cancel(_CONSUMER), methods.BasicCancelOk.KEY)
             with bench.measured("prepare a branch that consumed", _BRANCH):
                 client.run(Prepare(xid=xid), DtxMethod.PREPARE_OK)
             with bench.measured(f"{name} of it", _BRANCH):
@@ -257,7 +257,9 @@ def flood(bench: Bench) -> None:
     life = entry(b"x-message-ttl", b"l", (1).to_bytes(8, "big"))
     for name, arguments in ((b"x-max-length 1", length), (b"x-message-ttl 1 ms", life)):
         with Client(bench.address, size) as client:
-            client.call(methods.QueueDeclare(name, durable=True, arguments=arguments).encode(), keys.QUEUE_DECLARE_OK)
+            client.call(
+                methods.QueueDeclare(name, durable=True, arguments=arguments).encode(), methods.QueueDeclareOk.KEY
+            )
             with bench.measured(f"publish, {name.decode()}", count):
                 client.fill(name, count)
             client.delete(name)

@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, keys, methods, requests
+from dtx.wire.amqp09 import content, handshake, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, Select, encode_call
 from dtx.wire.amqp09.frames import Frame, FrameSplitter, Protocol, body_frames, header_frame, method_frame
 
@@ -17,7 +17,7 @@ PERSISTENT: Final = b"\x10\x00\x02"
 """Properties: delivery mode 2 and nothing else."""
 TRANSIENT: Final = b"\x10\x00\x01"
 READ_SIZE: Final = 1 << 20
-_CLOSES: Final = frozenset((keys.CHANNEL_CLOSE, keys.CONNECTION_CLOSE))
+_CLOSES: Final = frozenset((methods.ChannelClose.KEY, methods.ConnectionClose.KEY))
 _COUNTS: Final = Struct(">II")
 
 
@@ -81,16 +81,18 @@ class RawConnection:
 
     def _open(self, address: Address) -> None:
         self.socket.sendall(Protocol.AMQP_0_9_1.value)
-        self.expect(keys.CONNECTION_START)
+        self.expect(methods.ConnectionStart.KEY)
         response = handshake.plain(address.user.encode(), address.password.encode())
         start_ok = handshake.StartOk(
             client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US"
         )
-        offer = handshake.decode_tune(self.call(handshake.encode_start_ok(start_ok), keys.CONNECTION_TUNE, channel=0))
+        offer = handshake.decode_tune(
+            self.call(handshake.encode_start_ok(start_ok), methods.ConnectionTune.KEY, channel=0)
+        )
         tune = handshake.Tune(channel_max=offer.channel_max, frame_max=FRAME_MAX, heartbeat=0)
         self.send(handshake.encode_tune_ok(tune), channel=0)
-        self.call(handshake.encode_open(address.vhost.encode()), keys.CONNECTION_OPEN_OK, channel=0)
-        self.call(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)
+        self.call(handshake.encode_open(address.vhost.encode()), methods.ConnectionOpenOk.KEY, channel=0)
+        self.call(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
 
     def send(self, payload: bytes, *, channel: int = CHANNEL) -> None:
         """Send one method."""
@@ -138,27 +140,27 @@ class RawConnection:
 
     def select_confirms(self) -> None:
         """Have publishes confirmed."""
-        self.call(requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+        self.call(requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
 
     def declare(self, queue: bytes) -> None:
         """Make a durable classic queue."""
-        self.call(methods.QueueDeclare(queue, durable=True).encode(), keys.QUEUE_DECLARE_OK)
+        self.call(methods.QueueDeclare(queue, durable=True).encode(), methods.QueueDeclareOk.KEY)
 
     def depth(self, queue: bytes) -> int:
         """How many messages are ready."""
-        answer = self.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        answer = self.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         messages, _ = _COUNTS.unpack(answer[-8:])
         return int(messages)
 
     def delete(self, queue: bytes) -> None:
         """Remove a queue with what is in it."""
-        self.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        self.call(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
     def close(self) -> None:
         """Close in order; the server's goodbye is waited for, so that its side is gone too."""
         try:
-            self.send(requests.close(keys.CONNECTION_CLOSE, 200, b"done"), channel=0)
-            while self.next_frame()[0] != keys.CONNECTION_CLOSE_OK:
+            self.send(requests.close(methods.ConnectionClose.KEY, 200, b"done"), channel=0)
+            while self.next_frame()[0] != methods.ConnectionCloseOk.KEY:
                 pass
         except (OSError, Refused):
             pass

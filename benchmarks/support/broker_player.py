@@ -5,11 +5,11 @@ import socket
 from benchmarks.support.amqp import CHANNEL, TRANSIENT, Address, RawConnection, message_frames
 from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.frames import method_frame
 
 _PLACE = b"\xf1stamp\xf1\xf1"
-_COMMITTED = method_frame(CHANNEL, keys.TX_COMMIT_OK.to_bytes(4, "big"))
+_COMMITTED = method_frame(CHANNEL, methods.TxCommitOk().encode())
 
 
 class BrokerPlayer:
@@ -31,7 +31,7 @@ class BrokerPlayer:
     def __init__(self, queue: bytes, receipts: bytes, size: int, address: Address, number: int, run: bytes) -> None:
         del run
         self._raw = RawConnection(address)
-        self._raw.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        self._raw.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
         self.socket: socket.socket = self._raw.socket
         self.number = number
         self.count = 0

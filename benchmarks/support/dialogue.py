@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final
 
 from benchmarks.support.amqp import BASIC, CHANNEL, PERSISTENT, message_frames
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.answers import flags_ok
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
 from dtx.wire.amqp09.frames import FRAME_END, OVERHEAD, header_frame, method_frame
@@ -18,7 +18,7 @@ STAMP: Final = Struct(">Q")
 """A number that is unique in a run; in the xid and at the start of the body."""
 _STAMP_PLACE: Final = b"\xf1stamp\xf1\xf1"
 _TAG_PLACE: Final = 0xF2746167F2F2F2F2
-_GET_OK_KEY: Final = keys.BASIC_GET_OK.to_bytes(4, "big")
+_GET_OK_KEY: Final = methods.BasicGetOk.HEAD
 _END: Final = bytes((FRAME_END,))
 FORMAT_ID: Final = 0x62656E63
 

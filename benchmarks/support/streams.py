@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.support.amqp import BASIC, CHANNEL, FRAME_MAX, READ_SIZE, RawConnection, Refused, message_frames
 from benchmarks.support.dialogue import STAMP
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.frames import BODY, FRAME_END, METHOD, OVERHEAD, body_frames, header_frame
 
 WINDOW: Final = 500
@@ -45,7 +45,7 @@ class _Confirms:
         whole = len(data) - len(data) % _ACK.size
         self._rest = data[whole:]
         for kind, _, _, key, tag, multiple, end in _ACK.iter_unpack(data[:whole]):
-            if key != keys.BASIC_ACK or kind != METHOD or end != FRAME_END:
+            if key != methods.BasicAck.KEY or kind != METHOD or end != FRAME_END:
                 raise Refused(f"expected confirms and got {data[:80].hex(' ')}")
             if multiple:
                 self._low = max(self._low, tag)
@@ -109,7 +109,7 @@ def consume(connection: RawConnection, queue: bytes, size: int, properties: byte
         count: how many there are.
         window: prefetch.
     """
-    connection.call(requests.qos(window), keys.BASIC_QOS_OK)
+    connection.call(requests.qos(window), methods.BasicQosOk.KEY)
     # no_wait: from here on the stream holds nothing but deliveries, and all of them are of one size
     connection.send(requests.consume(queue, _CONSUMER, no_wait=True))
     method = OVERHEAD + 4 + 1 + len(_CONSUMER) + 8 + 1 + 1 + 1 + len(queue)
@@ -130,11 +130,12 @@ def consume(connection: RawConnection, queue: bytes, size: int, properties: byte
         total += got
         complete = total // unit
         acks = [
-            _ACK.pack(METHOD, CHANNEL, 13, keys.BASIC_ACK, tag, 0, FRAME_END) for tag in range(acked + 1, complete + 1)
+            _ACK.pack(METHOD, CHANNEL, 13, methods.BasicAck.KEY, tag, 0, FRAME_END)
+            for tag in range(acked + 1, complete + 1)
         ]
         connection.socket.sendall(b"".join(acks))
         acked = complete
-    connection.call(requests.qos(window), keys.BASIC_QOS_OK)
+    connection.call(requests.qos(window), methods.BasicQosOk.KEY)
 
 
 def fill(connection: RawConnection, queue: bytes, count: int, size: int) -> None:
@@ -150,10 +151,10 @@ def drain(connection: RawConnection, queue: bytes) -> "array[int]":
     stamps = array("Q")
     if not count:
         return stamps
-    connection.call(requests.consume(queue, _CONSUMER, no_ack=True), keys.BASIC_CONSUME_OK)
+    connection.call(requests.consume(queue, _CONSUMER, no_ack=True), methods.BasicConsumeOk.KEY)
     while len(stamps) < count:
         key, payload = connection.next_frame()
         if key == BODY:
             stamps.append(STAMP.unpack_from(payload)[0])
-    connection.call(requests.cancel(_CONSUMER), keys.BASIC_CANCEL + 1)
+    connection.call(requests.cancel(_CONSUMER), methods.BasicCancel.KEY + 1)
     return stamps

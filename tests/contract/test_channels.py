@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry, put_long, put_short
@@ -42,7 +42,7 @@ def client(either_url: str) -> Iterator[RawClient]:
 def queue(client: RawClient) -> bytes:
     """An exclusive queue with a name of its own."""
     name = f"dialogue-{secrets.token_hex(6)}".encode()
-    ask(client, 1, methods.QueueDeclare(name, exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
+    ask(client, 1, methods.QueueDeclare(name, exclusive=True).encode(), methods.QueueDeclareOk.KEY)
     return name
 
 
@@ -55,7 +55,7 @@ def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size
     raw = properties.build({Property.MESSAGE_ID: b"m", Property.TYPE: b"t\xff"}, {b"key": b"\x00value"})
     publish(client, queue, body, properties=raw)
     client.send(1, requests.get(queue))
-    method = content.get_ok(client.read_method(1, keys.BASIC_GET_OK))
+    method = content.get_ok(client.read_method(1, methods.BasicGetOk.KEY))
     kind, _, header = client.read()
     assert (kind, content.header(header)) == (HEADER, (60, size, raw))
     assert (method.exchange, method.routing_key, method.redelivered, method.message_count) == (b"", queue, False, 0)
@@ -105,15 +105,15 @@ def test_an_expiration_that_is_no_number_is_refused(client: RawClient, queue: by
 def test_a_publish_to_an_internal_exchange_is_refused(client: RawClient) -> None:
     name = f"internal-{secrets.token_hex(4)}".encode()
     # auto-delete and internal: bits 2 and 3
-    payload = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + put_short(b"fanout")
-    ask(client, 1, payload + b"\x0c" + put_long(b""), keys.EXCHANGE_DECLARE_OK)
+    payload = methods.ExchangeDeclare.HEAD + b"\x00\x00" + put_short(name) + put_short(b"fanout")
+    ask(client, 1, payload + b"\x0c" + put_long(b""), methods.ExchangeDeclareOk.KEY)
     client.send_frames(publish_frames(1, "key", exchange=name.decode()))
     assert client.refused(1).code == 403
-    ask(client, 1, _exchange_delete(name), keys.EXCHANGE_DELETE_OK)
+    ask(client, 1, _exchange_delete(name), methods.ExchangeDeleteOk.KEY)
 
 
 def _exchange_delete(name: bytes) -> bytes:
-    return keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + b"\x00"
+    return methods.ExchangeDelete.HEAD + b"\x00\x00" + put_short(name) + b"\x00"
 
 
 def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawClient, queue: bytes) -> None:
@@ -127,7 +127,7 @@ def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawCl
     publish(client, queue, b"copied", properties=properties.put(properties.EMPTY, Property.HEADERS, table))
     for name in (queue, second, third):
         client.send(1, requests.get(name, no_ack=True))
-        client.read_method(1, keys.BASIC_GET_OK)
+        client.read_method(1, methods.BasicGetOk.KEY)
         raw = content.header(client.read()[2]).properties
         assert properties.has_header(raw, b"CC")
         assert not properties.has_header(raw, b"BCC")
@@ -142,7 +142,7 @@ def test_a_method_in_the_midst_of_content_ends_the_connection(client: RawClient,
 
 
 def test_a_close_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
-    close = requests.close(keys.CHANNEL_CLOSE, 200, b"bye")
+    close = requests.close(methods.ChannelClose.KEY, 200, b"bye")
     assert code_of_end(client, requests.publish(b"", queue), close) == 505
 
 
@@ -214,12 +214,12 @@ def test_recover_gives_everything_back(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2")
     get(client, queue)
     get(client, queue)
-    ask(client, 1, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01", keys.BASIC_RECOVER_OK)
+    ask(client, 1, methods.BasicRecover.HEAD + b"\x01", methods.BasicRecoverOk.KEY)
     assert bodies(client, queue) == [b"1", b"2"]
 
 
 def test_recover_to_the_same_consumer_is_not_implemented(client: RawClient) -> None:
-    assert code_of_end(client, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x00") == 540
+    assert code_of_end(client, methods.BasicRecover.HEAD + b"\x00") == 540
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: by
 
 def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
     """basic.qos: "The client can request that messages be sent in advance" up to so many unacknowledged."""
-    ask(client, 1, requests.qos(2), keys.BASIC_QOS_OK)
+    ask(client, 1, requests.qos(2), methods.BasicQosOk.KEY)
     fill(client, queue, b"1", b"2", b"3", b"4")
     consume(client, queue)
     assert [next_delivery(client)[1] for _ in range(2)] == [b"1", b"2"]
@@ -248,7 +248,7 @@ def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes
 def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawClient, queue: bytes) -> None:
     """RabbitMQ, Consumer Prefetch: global true is "shared across all consumers on the channel"."""
     second = declare(client, exclusive=True).queue
-    ask(client, 1, requests.qos(1, everywhere=True), keys.BASIC_QOS_OK)
+    ask(client, 1, requests.qos(1, everywhere=True), methods.BasicQosOk.KEY)
     consume(client, queue, b"a")
     consume(client, second, b"b")
     publish(client, queue, b"1")
@@ -265,7 +265,7 @@ def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: Raw
     publish(client, queue, *(b"%d" % number for number in range(100)))
     client.send(1, requests.cancel(b"high"))
     assert {next_delivery(client)[0].consumer_tag for _ in range(100)} == {b"high"}
-    client.read_method(1, keys.BASIC_CANCEL_OK)
+    client.read_method(1, methods.BasicCancelOk.KEY)
 
 
 def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, queue: bytes) -> None:
@@ -283,13 +283,13 @@ def test_a_consumer_that_is_not_local_gets_its_connections_messages(client: RawC
     """RabbitMQ ignores no-local."""
     no_local = bytearray(requests.consume(queue, b"tag"))
     no_local[-5] |= 1  # the bits, in front of an empty table
-    ask(client, 1, bytes(no_local), keys.BASIC_CONSUME_OK)
+    ask(client, 1, bytes(no_local), methods.BasicConsumeOk.KEY)
     publish(client, queue, b"mine")
     assert next_delivery(client)[1] == b"mine"
 
 
 def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.qos(1), keys.BASIC_QOS_OK)
+    ask(client, 1, requests.qos(1), methods.BasicQosOk.KEY)
     consume(client, queue, no_ack=True)
     publish(client, queue, b"1", b"2", b"3")
     assert [next_delivery(client)[1] for _ in range(3)] == [b"1", b"2", b"3"]
@@ -297,7 +297,7 @@ def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: 
 
 
 def test_the_server_names_consumers_that_have_no_name(client: RawClient, queue: bytes) -> None:
-    tag = content.consumer_tag(ask(client, 1, requests.consume(queue, b""), keys.BASIC_CONSUME_OK))
+    tag = content.consumer_tag(ask(client, 1, requests.consume(queue, b""), methods.BasicConsumeOk.KEY))
     assert tag.startswith(b"amq.ctag-")
 
 
@@ -308,7 +308,7 @@ def test_a_consumer_tag_is_used_once(client: RawClient, queue: bytes) -> None:
 
 def test_a_cancelled_consumer_gets_nothing_and_its_tag_is_free(client: RawClient, queue: bytes) -> None:
     consume(client, queue)
-    answer = ask(client, 1, requests.cancel(b"tag"), keys.BASIC_CANCEL_OK)
+    answer = ask(client, 1, requests.cancel(b"tag"), methods.BasicCancelOk.KEY)
     assert content.consumer_tag(answer) == b"tag"
     fill(client, queue, b"1")
     assert declare(client, queue, passive=True)[1:] == (1, 0)
@@ -317,7 +317,7 @@ def test_a_cancelled_consumer_gets_nothing_and_its_tag_is_free(client: RawClient
 
 
 def test_cancelling_a_consumer_that_is_not_there_is_no_error(client: RawClient) -> None:
-    answer = ask(client, 1, requests.cancel(b"nobody"), keys.BASIC_CANCEL_OK)
+    answer = ask(client, 1, requests.cancel(b"nobody"), methods.BasicCancelOk.KEY)
     assert content.consumer_tag(answer) == b"nobody"
 
 
@@ -336,18 +336,18 @@ def test_a_queue_with_auto_delete_goes_with_its_last_consumer(client: RawClient)
     name = declare(client, auto_delete=True).queue
     consume(client, name, b"a")
     consume(client, name, b"b")
-    ask(client, 1, requests.cancel(b"a"), keys.BASIC_CANCEL_OK)
+    ask(client, 1, requests.cancel(b"a"), methods.BasicCancelOk.KEY)
     assert declare(client, name, passive=True).consumer_count == 1
-    ask(client, 1, requests.cancel(b"b"), keys.BASIC_CANCEL_OK)
+    ask(client, 1, requests.cancel(b"b"), methods.BasicCancelOk.KEY)
     assert client.refusal_of(1, methods.QueueDeclare(name, passive=True).encode()).code == 404
 
 
 def test_a_prefetch_in_octets_is_not_implemented(client: RawClient) -> None:
-    assert code_of_end(client, struct.pack(">IIHB", keys.BASIC_QOS, 1, 0, 0)) == 540
+    assert code_of_end(client, struct.pack(">IIHB", methods.BasicQos.KEY, 1, 0, 0)) == 540
 
 
 def test_a_channel_says_that_it_flows(client: RawClient) -> None:
-    assert ask(client, 1, keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01", keys.CHANNEL_FLOW_OK)[4:] == b"\x01"
+    assert ask(client, 1, methods.ChannelFlow.HEAD + b"\x01", methods.ChannelFlowOk.KEY)[4:] == b"\x01"
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
 def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
     publish(client, queue, b"1", b"2", b"3")
     get(client, queue)
-    answer = ask(client, 1, methods.QueuePurge(queue).encode(), keys.QUEUE_PURGE_OK)
+    answer = ask(client, 1, methods.QueuePurge(queue).encode(), methods.QueuePurgeOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x02"
     client.send(1, requests.nack(1))
     assert bodies(client, queue) == [b"1"]
@@ -394,13 +394,13 @@ def test_delete_says_how_many_messages_are_gone(client: RawClient, queue: bytes)
     """queue.delete-ok: "Reports the number of messages deleted"; RabbitMQ means those that were ready."""
     fill(client, queue, b"1", b"2", b"3")
     assert get(client, queue) is not None
-    answer = ask(client, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+    answer = ask(client, 1, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x02"
 
 
 def test_a_delete_of_a_queue_that_is_not_there_is_no_error(client: RawClient) -> None:
     """RabbitMQ, "queue.delete": "idempotent"."""
-    answer = ask(client, 1, methods.QueueDelete(b"not-there").encode(), keys.QUEUE_DELETE_OK)
+    answer = ask(client, 1, methods.QueueDelete(b"not-there").encode(), methods.QueueDeleteOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x00"
 
 
@@ -417,12 +417,12 @@ def test_a_delete_that_is_conditional_spares_what_is_not_empty_or_in_use(client:
 
 
 def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, methods.QueueBind(queue, b"amq.direct", queue).encode(), keys.QUEUE_BIND_OK)
+    ask(client, 1, methods.QueueBind(queue, b"amq.direct", queue).encode(), methods.QueueBindOk.KEY)
     client.send_frames(publish_frames(1, queue.decode(), b"bound", exchange="amq.direct"))
     assert bodies(client, queue) == [b"bound"]
-    unbind = keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00"
+    unbind = methods.QueueUnbind.HEAD + b"\x00\x00"
     unbind += put_short(queue) + put_short(b"amq.direct") + put_short(queue) + put_long(b"")
-    ask(client, 1, unbind, keys.QUEUE_UNBIND_OK)
+    ask(client, 1, unbind, methods.QueueUnbindOk.KEY)
     client.send_frames(publish_frames(1, queue.decode(), b"unbound", exchange="amq.direct"))
     assert bodies(client, queue) == []
 
@@ -440,7 +440,7 @@ def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClien
 
 
 def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     publish(client, queue, *(b"%d" % number for number in range(100)), properties=PERSISTENT)
     assert confirmed(client, 100) <= 100
     assert declare(client, queue, passive=True).message_count == 100
@@ -448,32 +448,32 @@ def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
 
 def test_an_unroutable_message_is_returned_and_then_confirmed(client: RawClient) -> None:
     """RabbitMQ, Confirms: "the basic.return is sent to the client before basic.ack"."""
-    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
     back = content.returned(client.read_method(1))
     assert back == (312, b"NO_ROUTE", b"", b"nowhere")
     assert read_content(client, 1) == b"body"
-    assert content.ack(client.read_method(1, keys.BASIC_ACK)).delivery_tag == 1
+    assert content.ack(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
 def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body"))
-    assert content.ack(client.read_method(1, keys.BASIC_ACK)).delivery_tag == 1
+    assert content.ack(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
 def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
     """RabbitMQ, Queue Length Limit: reject-publish "informs the publisher of the reject via a basic.nack"."""
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x02") + entry(b"x-overflow", b"S", b"reject-publish")
     payload = methods.QueueDeclare(b"", exclusive=True, arguments=limits).encode()
-    name = content.declare_ok(ask(client, 1, payload, keys.QUEUE_DECLARE_OK)).queue
-    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    name = content.declare_ok(ask(client, 1, payload, methods.QueueDeclareOk.KEY)).queue
+    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     fates = []
     for number in range(4):
         publish(client, name, b"%d" % number)
-        fates.append(client.read_method(1, keys.BASIC_ACK, keys.BASIC_NACK)[3])
-    assert fates[:2] == [keys.BASIC_ACK & 0xFF] * 2
-    assert fates[-1] == keys.BASIC_NACK & 0xFF
+        fates.append(client.read_method(1, methods.BasicAck.KEY, methods.BasicNack.KEY)[3])
+    assert fates[:2] == [methods.BasicAck.KEY & 0xFF] * 2
+    assert fates[-1] == methods.BasicNack.KEY & 0xFF
     assert bodies(client, name)[:2] == [b"0", b"1"]
 
 
@@ -482,18 +482,18 @@ def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
 
 def test_a_transaction_is_seen_when_it_is_committed(client: RawClient, queue: bytes) -> None:
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
     publish(client, queue, b"1", b"2", channel=2)
     assert get(client, queue) is None
-    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
     assert bodies(client, queue) == [b"1", b"2"]
 
 
 def test_a_transaction_that_is_rolled_back_has_published_nothing(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
     publish(client, queue, b"1")
-    ask(client, 1, requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
-    ask(client, 1, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    ask(client, 1, requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
+    ask(client, 1, requests.TX_COMMIT, methods.TxCommitOk.KEY)
     assert bodies(client, queue) == []
 
 
@@ -501,14 +501,14 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
     """tx.rollback: unacknowledged messages "MUST NOT be automatically redelivered by rollback"."""
     fill(client, queue, b"1", b"2")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
     assert get(client, queue, 2) is not None
     assert get(client, queue, 2) is not None
     client.send(2, requests.ack(1))
-    ask(client, 2, requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
+    ask(client, 2, requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
     assert get(client, queue) is None
     client.send(2, requests.ack(1))
-    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
     client.close_channel(2)
     assert bodies(client, queue) == [b"2"]
 
@@ -516,18 +516,18 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
 def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, queue: bytes) -> None:
     fill(client, queue, b"1")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
     get(client, queue, 2)
     client.send(2, requests.reject(1, requeue=True))
     assert get(client, queue) is None
-    ask(client, 2, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
     assert bodies(client, queue) == [b"1"]
 
 
 def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) -> None:
     fill(client, queue, b"1")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
     publish(client, queue, b"2", channel=2)
     get(client, queue, 2)
     client.send(2, requests.ack(1))
@@ -536,12 +536,12 @@ def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) ->
 
 
 def test_an_unroutable_message_is_returned_at_the_commit(client: RawClient) -> None:
-    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
     client.send(1, requests.TX_COMMIT)
     assert content.returned(client.read_method(1)).reply_code == 312
     assert read_content(client, 1) == b"body"
-    client.read_method(1, keys.TX_COMMIT_OK)
+    client.read_method(1, methods.TxCommitOk.KEY)
 
 
 @pytest.mark.parametrize("method", [requests.TX_COMMIT, requests.TX_ROLLBACK])
@@ -550,12 +550,12 @@ def test_without_tx_select_there_is_nothing_to_commit(client: RawClient, method:
 
 
 def test_confirms_and_transactions_exclude_each_other(client: RawClient) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     assert client.refusal_of(1, requests.TX_SELECT).code == 406
 
 
 def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None:
-    ask(client, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
     assert client.refusal_of(1, requests.CONFIRM_SELECT).code == 406
 
 
@@ -564,14 +564,14 @@ def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None
 
 def test_a_new_secret_is_taken(client: RawClient, queue: bytes) -> None:
     """RabbitMQ passes it to those who judge the login, which do not look at passwords again."""
-    client.send(0, keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + put_long(b"new") + put_short(b"renewed"))
-    assert client.read_method(0, keys.CONNECTION_UPDATE_SECRET_OK)[4:] == b""
+    client.send(0, methods.ConnectionUpdateSecret.HEAD + put_long(b"new") + put_short(b"renewed"))
+    assert client.read_method(0, methods.ConnectionUpdateSecretOk.KEY)[4:] == b""
     assert declare(client, queue, passive=True).queue == queue
 
 
 @pytest.mark.parametrize("payload", [b"", put_long(b"new"), put_long(b"new") + put_short(b"") + b"x"])
 def test_a_malformed_secret_ends_the_connection(client: RawClient, payload: bytes) -> None:
-    secret = keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + payload
+    secret = methods.ConnectionUpdateSecret.HEAD + payload
     assert code_of_end(client, secret, channel=0) in (501, 502, 541)
 
 
@@ -585,16 +585,16 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
     client.close()
     with RawClient(either_url) as other:
         other.open(1)
-        answer = ask(other, 1, methods.QueueDelete(name).encode(), keys.QUEUE_DELETE_OK)
+        answer = ask(other, 1, methods.QueueDelete(name).encode(), methods.QueueDeleteOk.KEY)
         assert answer[4:] == b"\x00\x00\x00\x32"
 
 
 def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
     """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
-    close = requests.close(keys.CHANNEL_CLOSE, 200, b"done")
+    close = requests.close(methods.ChannelClose.KEY, 200, b"done")
     client.send(1, requests.get(b"not-there"), close, requests.CHANNEL_CLOSE_OK)
-    client.read_method(1, keys.CHANNEL_CLOSE)
-    client.read_method(1, keys.CHANNEL_CLOSE_OK)
+    client.read_method(1, methods.ChannelClose.KEY)
+    client.read_method(1, methods.ChannelCloseOk.KEY)
     client.open(1)
 
 

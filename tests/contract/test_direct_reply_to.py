@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.properties import Property
 from tests.support.asking import (
     ask,
@@ -45,17 +45,17 @@ def answerer(either_url: str) -> Iterator[RawClient]:
 def question(asker: RawClient, answerer: RawClient) -> bytes:
     """Ask; the address for the reply that the other one sees."""
     queue = declare(answerer).queue
-    ask(asker, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(asker, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     publish(asker, queue, b"question", properties=ASKING)
     confirmed(asker, 1)
     answerer.send(1, requests.get(queue, no_ack=True))
-    answerer.read_method(1, keys.BASIC_GET_OK)
+    answerer.read_method(1, methods.BasicGetOk.KEY)
     kind, _, header = answerer.read()
     assert kind == HEADER
     view = properties.read(content.header(header).properties)
     assert view.correlation_id == b"7"
     assert answerer.read()[2] == b"question"
-    ask(answerer, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+    ask(answerer, 1, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
     address = view.reply_to
     assert address is not None
     assert address.startswith(REPLY_TO + b".")
@@ -74,7 +74,7 @@ def test_a_reply_comes_to_the_channel_that_asked(asker: RawClient, answerer: Raw
 def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) -> None:
     """Direct Reply-to: "amq.rabbitmq.reply-to.* is treated as not a queue … a basic.return will be sent"."""
     address = question(asker, answerer)
-    ask(answerer, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(answerer, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     publish(answerer, address, b"reply", flags=MANDATORY)
     assert content.returned(answerer.read_method(1)) == (312, b"NO_ROUTE", b"", address)
     assert read_content(answerer, 1) == b"reply"
@@ -86,21 +86,21 @@ def test_a_reply_to_somebody_who_is_gone_is_dropped(asker: RawClient, answerer: 
     """Direct Reply-to: "the RPC server can check whether a reply queue is still there by declaring it passively"."""
     address = question(asker, answerer)
     assert declare(answerer, address, passive=True)[1:] == (0, 1)
-    ask(asker, 1, requests.cancel(b"replies"), keys.BASIC_CANCEL_OK)
+    ask(asker, 1, requests.cancel(b"replies"), methods.BasicCancelOk.KEY)
     consume(asker, REPLY_TO, b"replies", no_ack=True)
     asker.close_channel(1)
     refusal = answerer.refusal_of(1, methods.QueueDeclare(address, passive=True).encode())
     assert refusal.code == 404
-    ask(answerer, 1, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(answerer, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     publish(answerer, address, b"reply")
     confirmed(answerer, 1)
 
 
 def test_a_reply_of_a_transaction_comes_with_it(asker: RawClient, answerer: RawClient) -> None:
     address = question(asker, answerer)
-    ask(answerer, 1, requests.TX_SELECT, keys.TX_SELECT_OK)
+    ask(answerer, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
     publish(answerer, address, b"reply")
-    ask(answerer, 1, requests.TX_COMMIT, keys.TX_COMMIT_OK)
+    ask(answerer, 1, requests.TX_COMMIT, methods.TxCommitOk.KEY)
     assert next_delivery(asker)[1] == b"reply"
 
 
@@ -116,7 +116,7 @@ def test_who_waits_for_no_replies_cannot_ask_for_them(answerer: RawClient) -> No
 
 
 def test_when_the_consumer_is_cancelled_nobody_waits_any_more(asker: RawClient) -> None:
-    ask(asker, 1, requests.cancel(b"replies"), keys.BASIC_CANCEL_OK)
+    ask(asker, 1, requests.cancel(b"replies"), methods.BasicCancelOk.KEY)
     publish(asker, b"anywhere", b"question", properties=ASKING)
     assert asker.refused(1).code == 406
 
@@ -147,4 +147,4 @@ def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: 
     queue = declare(answerer).queue
     answerer.send_frames(publish_frames(1, REPLY_TO.decode() + ".made-up") + publish_frames(1, queue.decode()))
     assert get(answerer, queue) is not None
-    ask(answerer, 1, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+    ask(answerer, 1, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from dtx.auth.permissions import Permission
-from dtx.wire.amqp09 import content, keys, methods, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
@@ -36,12 +36,12 @@ Pair = tuple[Permission, bytes]
 
 
 def exchange_declare(name: bytes, arguments: bytes = b"", *, passive: bool = False, internal: bool = False) -> bytes:
-    head = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + put_short(b"fanout")
+    head = methods.ExchangeDeclare.HEAD + b"\x00\x00" + put_short(name) + put_short(b"fanout")
     return head + bytes((passive | internal << 3,)) + put_long(arguments)
 
 
 def exchange_delete(name: bytes) -> bytes:
-    return keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(name) + b"\x00"
+    return methods.ExchangeDelete.HEAD + b"\x00\x00" + put_short(name) + b"\x00"
 
 
 def exchange_bind(key: int, destination: bytes, source: bytes) -> bytes:
@@ -51,7 +51,7 @@ def exchange_bind(key: int, destination: bytes, source: bytes) -> bytes:
 
 def queue_unbind(queue: bytes, exchange: bytes) -> bytes:
     names = put_short(queue) + put_short(exchange) + put_short(b"key")
-    return keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00" + names + put_long(b"")
+    return methods.QueueUnbind.HEAD + b"\x00\x00" + names + put_long(b"")
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ OPERATIONS: Final = {
     "exchange.declare with an alternate again": operation(
         exchange_declare(EXCHANGE_WITH_ALTERNATE, OTHERWISE), (CONFIGURE, EXCHANGE_WITH_ALTERNATE)
     ),
-    "exchange.bind": operation(exchange_bind(keys.EXCHANGE_BIND, DESTINATION, SOURCE), *LINKING),
-    "exchange.unbind": operation(exchange_bind(keys.EXCHANGE_UNBIND, DESTINATION, SOURCE), *LINKING),
+    "exchange.bind": operation(exchange_bind(methods.ExchangeBind.KEY, DESTINATION, SOURCE), *LINKING),
+    "exchange.unbind": operation(exchange_bind(methods.ExchangeUnbind.KEY, DESTINATION, SOURCE), *LINKING),
     "exchange.delete": operation(exchange_delete(SOURCE), (CONFIGURE, SOURCE)),
     "exchange.delete of one that is not there": operation(exchange_delete(MISSING), (CONFIGURE, MISSING)),
     "basic.publish": Operation(publish_frames(1, "key", exchange="p-source"), frozenset([(WRITE, SOURCE)])),
@@ -168,7 +168,7 @@ class Stage:
 
     def _ask(self, payload: bytes) -> None:
         self._guest.send(1, payload)
-        assert not self._guest.next_method(1).startswith(keys.CHANNEL_CLOSE.to_bytes(4, "big"))
+        assert not self._guest.next_method(1).startswith(methods.ChannelClose.HEAD)
 
 
 @pytest.fixture
@@ -208,8 +208,8 @@ NOBODYS: Final = {
     "delete the default exchange": method_frame(1, exchange_delete(b"")),
     "bind to the default exchange": method_frame(1, methods.QueueBind(QUEUE, b"", b"key").encode()),
     "unbind from the default exchange": method_frame(1, queue_unbind(QUEUE, b"")),
-    "link to the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, b"", SOURCE)),
-    "link from the default exchange": method_frame(1, exchange_bind(keys.EXCHANGE_BIND, DESTINATION, b"")),
+    "link to the default exchange": method_frame(1, exchange_bind(methods.ExchangeBind.KEY, b"", SOURCE)),
+    "link from the default exchange": method_frame(1, exchange_bind(methods.ExchangeBind.KEY, DESTINATION, b"")),
     "delete an exchange of the server's": method_frame(1, exchange_delete(b"amq.fanout")),
     "declare an exchange with a name of the server's": method_frame(1, exchange_declare(b"amq.mine")),
     "declare a queue with a name of the server's": method_frame(1, methods.QueueDeclare(b"amq.mine").encode()),
@@ -298,7 +298,7 @@ def test_logins_are_read_alike(users: Users, alice: str) -> None:
             peer.begin()
             peer.say(0, peer.start_ok(mechanism, response, TELL_ME))
             frame = peer.frame()
-            welcome.append(frame is not None and frame.key == keys.CONNECTION_TUNE)
+            welcome.append(frame is not None and frame.key == methods.ConnectionTune.KEY)
     assert all(welcome)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from dtx.wire.amqp09 import keys, methods, properties
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
@@ -26,7 +26,7 @@ def publish(key: str, exchange: str = TOPIC, raw: bytes = b"\x00\x00") -> bytes:
 
 def unbind(queue: str, exchange: str, key: str) -> bytes:
     names = put_short(queue.encode()) + put_short(exchange.encode()) + put_short(key.encode())
-    return method_frame(1, keys.QUEUE_UNBIND.to_bytes(4, "big") + b"\x00\x00" + names + put_long(b""))
+    return method_frame(1, methods.QueueUnbind.HEAD + b"\x00\x00" + names + put_long(b""))
 
 
 def bind(queue: str, exchange: str, key: str) -> bytes:
@@ -45,10 +45,10 @@ def queue(users: Users, alice: str) -> Iterator[str]:
     with RawClient(users.url(alice)) as client:
         client.open(1)
         client.send(1, methods.QueueDeclare(name.encode()).encode())
-        client.read_method(1, keys.QUEUE_DECLARE_OK)
+        client.read_method(1, methods.QueueDeclareOk.KEY)
         yield name
         client.send(1, methods.QueueDelete(name.encode()).encode())
-        client.read_method(1, keys.QUEUE_DELETE_OK)
+        client.read_method(1, methods.QueueDeleteOk.KEY)
 
 
 def codes(users: Users, alice: str, *frames: bytes) -> list[int]:
@@ -103,13 +103,13 @@ def test_binding_and_unbinding_of_queues_and_exchanges_need_to_read(users: Users
         operations = (
             bind(queue, TOPIC, key),
             unbind(queue, TOPIC, key),
-            link(keys.EXCHANGE_BIND, "amq.fanout", TOPIC, key),
-            link(keys.EXCHANGE_UNBIND, "amq.fanout", TOPIC, key),
+            link(methods.ExchangeBind.KEY, "amq.fanout", TOPIC, key),
+            link(methods.ExchangeUnbind.KEY, "amq.fanout", TOPIC, key),
         )
         assert codes(users, alice, *operations) == [code] * len(operations)
     # as destination a topic exchange is written to, by no key
     assert codes(users, alice, *(
-        link(operation, TOPIC, "amq.fanout", "yours") for operation in (keys.EXCHANGE_BIND, keys.EXCHANGE_UNBIND)
+        link(row.KEY, TOPIC, "amq.fanout", "yours") for row in (methods.ExchangeBind, methods.ExchangeUnbind)
     )) == [0, 0]  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_other_recipients_are_not_judged(users: Users, alice: str) -> None:
 
 def test_a_refusal_names_the_topic(users: Users, alice: str) -> None:
     users.permit_topic(alice, TOPIC, write="", read="")
-    operations = {"a.b": publish("a.b"), "k": link(keys.EXCHANGE_BIND, "amq.fanout", TOPIC, "k")}
+    operations = {"a.b": publish("a.b"), "k": link(methods.ExchangeBind.KEY, "amq.fanout", TOPIC, "k")}
     with RawClient(users.url(alice)) as client:
         for key, frames in operations.items():
             close = refusal(client, frames)

@@ -14,7 +14,7 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel
-from dtx.wire.amqp09 import content, keys, methods, properties, requests, tables
+from dtx.wire.amqp09 import content, methods, properties, requests, tables
 from dtx.wire.amqp09.content import MANDATORY
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from tests.evidence.sim.broker import HOST, PORT, SimBroker
@@ -66,17 +66,19 @@ class Rig:
     async def remove(self) -> None:
         """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
         channel = await self.channel()
-        await channel.call(methods.QueueDelete(self.queue).encode(), keys.QUEUE_DELETE_OK)
+        await channel.call(methods.QueueDelete(self.queue).encode(), methods.QueueDeleteOk.KEY)
         await self.close()
 
     async def channel(self, *, tx: bool = False) -> OwnChannel:
         channel = await OwnChannel(await self.connect()).open()
         if tx:
-            await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+            await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
         return channel
 
     async def declare(self, channel: OwnChannel, **options: Any) -> None:
-        await channel.call(methods.QueueDeclare(self.queue, durable=True, **options).encode(), keys.QUEUE_DECLARE_OK)
+        await channel.call(
+            methods.QueueDeclare(self.queue, durable=True, **options).encode(), methods.QueueDeclareOk.KEY
+        )
 
 
 Scenario = Callable[[Rig], Awaitable[None]]
@@ -142,17 +144,17 @@ def publish(channel: OwnChannel, queue: bytes, body: bytes, raw: bytes = PERSIST
 
 
 async def commit(channel: OwnChannel, frames: bytes = b"") -> None:
-    await channel.send_raw(frames + method_frame(channel.number, requests.TX_COMMIT), keys.TX_COMMIT_OK)
+    await channel.send_raw(frames + method_frame(channel.number, requests.TX_COMMIT), methods.TxCommitOk.KEY)
 
 
 async def count(channel: OwnChannel, queue: bytes) -> int:
-    _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+    _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return content.declare_ok(answer).message_count
 
 
 async def get(channel: OwnChannel, queue: bytes) -> tuple[int, Content] | None:
-    key, payload, message = await channel.call(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-    if key == keys.BASIC_GET_EMPTY or message is None:
+    key, payload, message = await channel.call(requests.get(queue), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+    if key == methods.BasicGetEmpty.KEY or message is None:
         return None
     return content.get_ok(payload).delivery_tag, message
 
@@ -196,7 +198,7 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
         got = await get(unit, rig.queue)
         assert got is not None
         unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
-        await unit.call(methods.QueueDeclare(rig.queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        await unit.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         unit.upstream.abort("the end")
         async with asyncio.timeout(30):
             while not await count(other, rig.queue):
@@ -214,7 +216,7 @@ async def test_channel_flow_is_answered_behind_what_was_published_before_it(play
         await rig.declare(other)
         for number in range(20):
             flow = method_frame(channel.number, FLOW)
-            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, keys.CHANNEL_FLOW_OK)
+            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, methods.ChannelFlowOk.KEY)
             assert await bodies(other, rig.queue) == [b"%d" % number]
 
     await play(scenario)
@@ -228,7 +230,7 @@ async def test_a_rolled_back_unit_leaves_deliveries_with_its_channel(play: Play)
         got = await get(unit, rig.queue)
         assert got is not None
         unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
-        await unit.call(requests.TX_ROLLBACK, keys.TX_ROLLBACK_OK)
+        await unit.call(requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
         assert await count(other, rig.queue) == 0
         await commit(unit, method_frame(unit.number, requests.ack(got[0])))
         assert await count(other, rig.queue) == 0
@@ -242,7 +244,7 @@ async def test_an_exclusive_queue_is_there_as_long_as_its_connection(play: Play)
     async def scenario(rig: Rig) -> None:
         owner, other = await rig.channel(), await rig.connect()
         lock = rig.queue
-        await owner.call(methods.QueueDeclare(lock, exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
+        await owner.call(methods.QueueDeclare(lock, exclusive=True).encode(), methods.QueueDeclareOk.KEY)
         assert await consumers_of(lock, other) == 1
         owner.upstream.abort("the end")
         async with asyncio.timeout(30):
@@ -257,10 +259,10 @@ async def test_a_lock_is_held_until_the_last_channel_has_ended(play: Play) -> No
         first, other = await rig.channel(), await rig.connect()
         second = await OwnChannel(first.upstream).open()
         lock = rig.queue.decode()
-        await first.call(declare_lock(lock), keys.QUEUE_DECLARE_OK)
+        await first.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
         assert await consumers_of(rig.queue, other) == 0
         for channel in (first, second):
-            await channel.send_raw(hold_lock(channel.number, lock), keys.BASIC_CONSUME_OK)
+            await channel.send_raw(hold_lock(channel.number, lock), methods.BasicConsumeOk.KEY)
         assert await consumers_of(rig.queue, other) == 2
         await first.close()
         assert await consumers_of(rig.queue, other) == 1
@@ -290,12 +292,12 @@ async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_r
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other, arguments=REFUSING)
         receipts = rig.queue + b".receipts"
-        await other.call(methods.QueueDeclare(receipts, durable=True).encode(), keys.QUEUE_DECLARE_OK)
+        await other.call(methods.QueueDeclare(receipts, durable=True).encode(), methods.QueueDeclareOk.KEY)
         await commit(unit, publish(unit, rig.queue, b"fits"))
         frames = publish(unit, rig.queue, b"too much") + publish(unit, receipts, b"receipt", TRANSIENT)
         error = await closed(commit(unit, frames))
         assert error.close.reply_code == 406
-        assert error.close.key == keys.TX_COMMIT
+        assert error.close.key == methods.TxCommit.KEY
         assert await bodies(other, rig.queue) == [b"fits"]
         assert await bodies(other, receipts) == [b"receipt"]
 
@@ -310,7 +312,7 @@ async def test_an_unknown_exchange_ends_the_channel_at_the_publish(play: Play) -
         frames = publish(unit, rig.queue, b"never") + head + header_frame(unit.number, 60, 0, PERSISTENT)
         error = await closed(commit(unit, frames))
         assert error.close.reply_code == 404
-        assert error.close.key == keys.BASIC_PUBLISH
+        assert error.close.key == methods.BasicPublish.KEY
         assert await count(other, rig.queue) == 0
 
     await play(scenario)
@@ -331,8 +333,8 @@ async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         first, second = await rig.channel(), await rig.channel()
         await rig.declare(first)
-        await first.call(requests.consume(rig.queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
-        error = await closed(second.call(requests.consume(rig.queue, b"", exclusive=True), keys.BASIC_CONSUME_OK))
+        await first.call(requests.consume(rig.queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
+        error = await closed(second.call(requests.consume(rig.queue, b"", exclusive=True), methods.BasicConsumeOk.KEY))
         assert error.close.reply_code == 403
 
     await play(scenario)
@@ -349,10 +351,10 @@ async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Pl
         got = await get(control, rig.queue)
         assert got is not None
         assert bytes(got[1].body) == b"marker"
-        await control.call(methods.QueuePurge(rig.queue).encode(), keys.QUEUE_PURGE_OK)
+        await control.call(methods.QueuePurge(rig.queue).encode(), methods.QueuePurgeOk.KEY)
         await commit(unit, publish(unit, rig.queue, b"three", TRANSIENT))
         control.upstream.write(method_frame(control.number, requests.nack(got[0], requeue=True)))
-        await control.call(methods.QueueDeclare(rig.queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        await control.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         async with asyncio.timeout(30):
             while await count(control, rig.queue) < 2:
                 await asyncio.sleep(0.05)
@@ -369,8 +371,8 @@ async def test_a_restart_forgets_what_is_transient_and_keeps_what_was_answered(p
         await commit(unit, b"".join([publish(unit, rig.queue, body) for body in kept]))
         await commit(unit, publish(unit, rig.queue, b"receipt", TRANSIENT))
         lock = f"{rig.queue.decode()}.lock"
-        await unit.call(declare_lock(lock), keys.QUEUE_DECLARE_OK)
-        await unit.send_raw(hold_lock(unit.number, lock), keys.BASIC_CONSUME_OK)
+        await unit.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
+        await unit.send_raw(hold_lock(unit.number, lock), methods.BasicConsumeOk.KEY)
         await rig.restart()
         again = await rig.channel()
         assert not await consumers_of(lock.encode(), again.upstream)
@@ -384,7 +386,7 @@ async def test_a_probe_is_judged_and_leaves_nothing(play: Play) -> None:
         side, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other)
         for _ in range(3):
-            await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), keys.TX_ROLLBACK_OK)
+            await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), methods.TxRollbackOk.KEY)
         await commit(side)
         assert await count(other, rig.queue) == 0
         error = await closed(side.call(requests.ack(7), 0))

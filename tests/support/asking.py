@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 
@@ -19,7 +19,7 @@ def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
 def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
     """queue.declare."""
     return content.declare_ok(
-        ask(client, channel, methods.QueueDeclare(name, **options).encode(), keys.QUEUE_DECLARE_OK)
+        ask(client, channel, methods.QueueDeclare(name, **options).encode(), methods.QueueDeclareOk.KEY)
     )
 
 
@@ -36,7 +36,7 @@ def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
     each other: only confirms tell that a message has arrived.
     """
     client.open(FILLING)
-    ask(client, FILLING, requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+    ask(client, FILLING, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
     publish(client, queue, *bodies, channel=FILLING)
     confirmed(client, len(bodies), FILLING)
     client.close_channel(FILLING)
@@ -46,7 +46,7 @@ def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
     """Wait for the confirms of *count* publishes; how many frames that took."""
     frames, seen = 0, 0
     while seen < count:
-        settle = content.ack(client.read_method(channel, keys.BASIC_ACK))
+        settle = content.ack(client.read_method(channel, methods.BasicAck.KEY))
         seen = settle.delivery_tag if settle.multiple else seen + 1
         frames += 1
     return frames
@@ -69,7 +69,7 @@ def read_content(client: RawClient, channel: int) -> bytes:
 
 def next_delivery(client: RawClient, channel: int = 1) -> tuple[content.Deliver, bytes]:
     """The delivery that comes next, and its body."""
-    method = content.deliver(client.read_method(channel, keys.BASIC_DELIVER))
+    method = content.deliver(client.read_method(channel, methods.BasicDeliver.KEY))
     return method, read_content(client, channel)
 
 
@@ -78,8 +78,8 @@ def get(
 ) -> tuple[content.GetOk, bytes] | None:
     """basic.get; ``None`` where the queue is empty."""
     client.send(channel, requests.get(queue, no_ack))
-    payload = client.read_method(channel, keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-    if payload[:4] == keys.BASIC_GET_EMPTY.to_bytes(4, "big"):
+    payload = client.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+    if payload[:4] == methods.BasicGetEmpty.HEAD:
         return None
     return content.get_ok(payload), read_content(client, channel)
 
@@ -109,4 +109,4 @@ def code_after(client: RawClient, frames: bytes) -> int:
 
 def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
     """basic.consume."""
-    ask(client, channel, requests.consume(queue, tag, **options), keys.BASIC_CONSUME_OK)
+    ask(client, channel, requests.consume(queue, tag, **options), methods.BasicConsumeOk.KEY)

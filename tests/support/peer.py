@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09 import content, handshake, methods, requests
 from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
 
 HEADER_0_9_1: Final = b"AMQP\x00\x00\x09\x01"
@@ -91,13 +91,15 @@ class Peer:
         while (frame := self.frame()) is not None:
             if frame.key in wanted and channel in (None, frame.channel):
                 return frame
-            assert frame.key not in (keys.CONNECTION_CLOSE, keys.CHANNEL_CLOSE), content.close(frame.payload)
+            assert frame.key not in (methods.ConnectionClose.KEY, methods.ChannelClose.KEY), content.close(
+                frame.payload
+            )
         raise AssertionError(f"the server closed, instead of {[hex(key) for key in wanted]}")
 
     def end(self) -> content.Close | None:
         """How the server ends the connection: its connection.close, or ``None`` when it just closes the socket."""
         while (frame := self.frame()) is not None:
-            if frame.key == keys.CONNECTION_CLOSE:
+            if frame.key == methods.ConnectionClose.KEY:
                 with contextlib.suppress(OSError):
                     self.say(0, requests.CONNECTION_CLOSE_OK)
                     self.drain()
@@ -107,8 +109,8 @@ class Peer:
     def refusal(self, channel: int) -> content.Close:
         """How the server ends the channel."""
         while (frame := self.frame()) is not None:
-            assert frame.key != keys.CONNECTION_CLOSE, content.close(frame.payload)
-            if frame.key == keys.CHANNEL_CLOSE and frame.channel == channel:
+            assert frame.key != methods.ConnectionClose.KEY, content.close(frame.payload)
+            if frame.key == methods.ChannelClose.KEY and frame.channel == channel:
                 return content.close(frame.payload)
         raise AssertionError("the server closed the socket")
 
@@ -125,7 +127,7 @@ class Peer:
     def begin(self) -> None:
         """Header, up to connection.start."""
         self.send(HEADER_0_9_1)
-        start = handshake.decode_start(self.wait(keys.CONNECTION_START).payload)
+        start = handshake.decode_start(self.wait(methods.ConnectionStart.KEY).payload)
         self.server_properties, self.mechanisms = start.server_properties, start.mechanisms
 
     def start_ok(self, mechanism: bytes = b"PLAIN", response: bytes | None = None, properties: bytes = b"") -> bytes:
@@ -158,21 +160,21 @@ class Peer:
         """The whole handshake."""
         self.begin()
         self.say(0, self.start_ok(properties=properties))
-        self.offered = handshake.decode_tune(self.wait(keys.CONNECTION_TUNE).payload)
+        self.offered = handshake.decode_tune(self.wait(methods.ConnectionTune.KEY).payload)
         self.say(0, self.tune_ok(channel_max, frame_max, heartbeat), handshake.encode_open(self.vhost))
-        self.wait(keys.CONNECTION_OPEN_OK)
+        self.wait(methods.ConnectionOpenOk.KEY)
         return self
 
     def open(self, *channels: int) -> None:
         """Open channels."""
         self.send(*(method_frame(channel, requests.CHANNEL_OPEN) for channel in channels))
         for _ in channels:
-            self.wait(keys.CHANNEL_OPEN_OK)
+            self.wait(methods.ChannelOpenOk.KEY)
 
     def close(self) -> None:
         """connection.close and its answer."""
-        self.say(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye"))
-        self.wait(keys.CONNECTION_CLOSE_OK)
+        self.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
+        self.wait(methods.ConnectionCloseOk.KEY)
 
 
 def message(channel: int, routing_key: bytes, body: bytes, *, exchange: bytes = b"", size: int = 131072) -> bytes:

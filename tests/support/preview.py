@@ -13,7 +13,7 @@ from typing import Final, Self
 from pika import amqp_object, spec
 
 from dtx.client.pika_methods import Method, bit_octet
-from dtx.wire.amqp09 import keys, tables
+from dtx.wire.amqp09 import methods, tables
 
 
 class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
@@ -25,7 +25,7 @@ class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     class Query(Method):
         """Ask for the bindings of an exchange; an empty queue, key or table stands for any."""
 
-        INDEX = keys.BINDING_QUERY
+        INDEX = methods.BindingQuery.KEY
         NAME = "Binding.Query"
         synchronous = True
 
@@ -59,7 +59,7 @@ class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     class QueryOk(Method):
         """What is not there, bit by bit; all are unset where the binding of interest exists."""
 
-        INDEX = keys.BINDING_QUERY_OK
+        INDEX = methods.BindingQueryOk.KEY
         NAME = "Binding.QueryOk"
 
         def __init__(
@@ -98,7 +98,7 @@ class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     class Query(Method):
         """Ask for an exchange."""
 
-        INDEX = keys.EXCHANGE_BIND
+        INDEX = methods.ExchangeBind.KEY
         NAME = "Exchange.Query"
         synchronous = True
 
@@ -118,7 +118,7 @@ class Exchange(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     class QueryOk(Method):
         """What an exchange is; type and arguments are empty where it is not found."""
 
-        INDEX = keys.EXCHANGE_BIND_OK
+        INDEX = methods.ExchangeBindOk.KEY
         NAME = "Exchange.QueryOk"
 
         def __init__(
@@ -151,14 +151,14 @@ class Execution(amqp_object.Class):  # type: ignore[misc]  # pika has no types
     class Flush(Method):
         """Ask for execution.complete."""
 
-        INDEX = keys.EXECUTION_FLUSH
+        INDEX = methods.ExecutionFlush.KEY
         NAME = "Execution.Flush"
         synchronous = True
 
     class Complete(Method):
         """All commands below the mark have been executed."""
 
-        INDEX = keys.EXECUTION_COMPLETE
+        INDEX = methods.ExecutionComplete.KEY
         NAME = "Execution.Complete"
 
         def __init__(self, cumulative_execution_mark: int = 0) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Recover, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -63,16 +63,16 @@ class RawClient:
 
     def _log_in(self, user: bytes, password: bytes, vhost: bytes, frame_max: int) -> None:
         self._socket.sendall(b"AMQP\x00\x00\x09\x01")
-        self.read_method(0, keys.CONNECTION_START)
+        self.read_method(0, methods.ConnectionStart.KEY)
         response = b"\x00" + user + b"\x00" + password
-        start_ok = struct.pack(">II", keys.CONNECTION_START_OK, 0) + b"\x05PLAIN"
+        start_ok = struct.pack(">II", methods.ConnectionStartOk.KEY, 0) + b"\x05PLAIN"
         self.send(0, start_ok + struct.pack(">I", len(response)) + response + b"\x05en_US")
-        tune = self.read_method(0, keys.CONNECTION_TUNE)
+        tune = self.read_method(0, methods.ConnectionTune.KEY)
         channels, offered, _ = struct.unpack(">HIH", tune[4:])
         self.frame_max = min(frame_max, offered)
-        self.send(0, struct.pack(">IHIH", keys.CONNECTION_TUNE_OK, channels, self.frame_max, 0))
-        self.send(0, struct.pack(">IB", keys.CONNECTION_OPEN, len(vhost)) + vhost + b"\x00\x00")
-        self.read_method(0, keys.CONNECTION_OPEN_OK)
+        self.send(0, struct.pack(">IHIH", methods.ConnectionTuneOk.KEY, channels, self.frame_max, 0))
+        self.send(0, struct.pack(">IB", methods.ConnectionOpen.KEY, len(vhost)) + vhost + b"\x00\x00")
+        self.read_method(0, methods.ConnectionOpenOk.KEY)
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +83,8 @@ class RawClient:
     def close(self) -> None:
         """connection.close, and the answer to it."""
         with contextlib.suppress(OSError, ConnectionEnded):
-            self.send(0, requests.close(keys.CONNECTION_CLOSE, 200, b"done"))
-            self.read_method(0, keys.CONNECTION_CLOSE_OK)
+            self.send(0, requests.close(methods.ConnectionClose.KEY, 200, b"done"))
+            self.read_method(0, methods.ConnectionCloseOk.KEY)
         self.abort()
 
     def abort(self) -> None:
@@ -113,7 +113,7 @@ class RawClient:
             payload = self._exactly(size)
             self.largest = max(self.largest, size + 8)
             assert self._exactly(1) == bytes((FRAME_END,))
-            if kind == METHOD and payload[:4] == keys.CONNECTION_CLOSE.to_bytes(4, "big"):
+            if kind == METHOD and payload[:4] == methods.ConnectionClose.HEAD:
                 code, length = struct.unpack_from(">HB", payload, 4)
                 raise ConnectionEnded(f"{code} {payload[7 : 7 + length].decode()}")
             if kind != HEARTBEAT:
@@ -161,7 +161,7 @@ class RawClient:
     def open(self, channel: int, *, select: bool = False) -> int:
         """Open *channel*; with *select* for distributed transactions."""
         self.send(channel, requests.CHANNEL_OPEN)
-        self.read_method(channel, keys.CHANNEL_OPEN_OK)
+        self.read_method(channel, methods.ChannelOpenOk.KEY)
         self._selected.discard(channel)
         if select:
             self.ask(channel, Select())
@@ -170,8 +170,8 @@ class RawClient:
 
     def close_channel(self, channel: int) -> None:
         """channel.close, and the answer to it."""
-        self.send(channel, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
-        self.read_method(channel, keys.CHANNEL_CLOSE_OK)
+        self.send(channel, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+        self.read_method(channel, methods.ChannelCloseOk.KEY)
 
     def ask(self, channel: int, call: Call) -> XaFlag | int | Sequence[Xid] | None:
         """Send a dtx method: its flags, its timeout, its xids, or nothing. A refusal fails the test."""
@@ -182,7 +182,7 @@ class RawClient:
         """The answer to a dtx method that was sent before."""
         payload = self.next_method(channel)
         (key,) = struct.unpack_from(">I", payload)
-        if key == keys.CHANNEL_CLOSE:
+        if key == methods.ChannelClose.KEY:
             raise AssertionError(f"{call} was refused: {self._refused(payload)}")
         return read_answer(payload)
 
@@ -203,7 +203,7 @@ class RawClient:
         """The refusal of something that was sent before."""
         payload = self.next_method(channel)
         (key,) = struct.unpack_from(">I", payload)
-        assert key == keys.CHANNEL_CLOSE, f"answered with {key:#x} instead of being refused"
+        assert key == methods.ChannelClose.KEY, f"answered with {key:#x} instead of being refused"
         refusal = self._refused(payload)
         self.send(channel, requests.CHANNEL_CLOSE_OK)
         self.open(channel, select=channel in self._selected)
@@ -235,8 +235,8 @@ class RawClient:
 
     def _get(self, channel: int, queue: str) -> tuple[int, bytes] | None:
         self.send(channel, requests.get(queue.encode()))
-        payload = self.read_method(channel, keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-        if payload[:4] == keys.BASIC_GET_EMPTY.to_bytes(4, "big"):
+        payload = self.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+        if payload[:4] == methods.BasicGetEmpty.HEAD:
             return None
         left, body = -1, b""
         while left:
@@ -290,7 +290,7 @@ def publish_frames(
 ) -> bytes:
     """The frames of one publish; *properties* from the property flags on."""
     method = requests.publish(exchange.encode(), routing_key.encode(), flags)
-    header = header_frame(channel, keys.BASIC_PUBLISH >> 16, len(body), properties)
+    header = header_frame(channel, methods.BasicPublish.KEY >> 16, len(body), properties)
     return b"".join((method_frame(channel, method), header, *body_frames(channel, body, frame_max)))
 
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from dtx.auth.editing import AccountEditor
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, methods, requests
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
@@ -114,12 +114,12 @@ def refusal(client: RawClient, frames: bytes) -> content.Close | None:
     while True:
         payload = client.next_method(1)
         key = int.from_bytes(payload[:4], "big")
-        if key == keys.CHANNEL_CLOSE:
+        if key == methods.ChannelClose.KEY:
             client.send(1, requests.CHANNEL_CLOSE_OK)
             return content.close(payload)
-        if key == keys.BASIC_QOS_OK:
-            client.send(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
-        elif key == keys.CHANNEL_CLOSE_OK:
+        if key == methods.BasicQosOk.KEY:
+            client.send(1, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+        elif key == methods.ChannelCloseOk.KEY:
             return None
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from dtx.server import service as served
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
@@ -174,7 +174,7 @@ def service(watched: WatchedService) -> Iterator[WatchedService]:
 def a_queue(peer: Peer, *, durable: bool = False, arguments: bytes = b"") -> bytes:
     """A fresh queue, declared on channel 1."""
     queue = f"long-{secrets.token_hex(6)}".encode()
-    ask(peer, methods.QueueDeclare(queue, durable=durable, arguments=arguments).encode(), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, durable=durable, arguments=arguments).encode(), methods.QueueDeclareOk.KEY)
     return queue
 
 
@@ -184,7 +184,7 @@ def ask(peer: Peer, payload: bytes, answer: int, channel: int = 1) -> bytes:
     return peer.wait(answer, channel=channel).payload
 
 
-def take(peer: Peer, count: int, wanted: int = keys.BASIC_DELIVER) -> None:
+def take(peer: Peer, count: int, wanted: int = methods.BasicDeliver.KEY) -> None:
     """Read so many frames of a kind, quickly."""
     splitter = FrameSplitter(0)
     while count > 0:
@@ -192,23 +192,23 @@ def take(peer: Peer, count: int, wanted: int = keys.BASIC_DELIVER) -> None:
         assert data, "the server closed"
         _, frames = splitter.feed(data)
         for key, *_ in frames:
-            assert key not in (keys.CHANNEL_CLOSE, keys.CONNECTION_CLOSE)
+            assert key not in (methods.ChannelClose.KEY, methods.ConnectionClose.KEY)
             count -= key == wanted
 
 
 def fill(peer: Peer, queue: bytes, count: int, channel: int = 9) -> None:
     """Messages that are there when this returns."""
     peer.open(channel)
-    ask(peer, keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00", keys.CONFIRM_SELECT_OK, channel)
+    ask(peer, methods.ConfirmSelect.HEAD + b"\x00", methods.ConfirmSelectOk.KEY, channel)
     one = message(channel, queue, b"x")
     for start in range(0, count, 5000):
         peer.send(one * min(5000, count - start))
         left = range(start + 1, min(start + 5000, count) + 1)
         while left:
-            payload = peer.wait(keys.BASIC_ACK, channel=channel).payload
+            payload = peer.wait(methods.BasicAck.KEY, channel=channel).payload
             if int.from_bytes(payload[4:12], "big") == left[-1]:
                 break
-    ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK, channel)
+    ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY, channel)
 
 
 def _main() -> None:

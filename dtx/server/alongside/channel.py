@@ -20,7 +20,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, content, keys, methods, requests
+from dtx.wire.amqp09 import calls, closes, content, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Close
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
 
 _log = get_logger(part="channel")
-_ACCESS_REQUEST_OK: Final = keys.ACCESS_REQUEST_OK.to_bytes(4, "big")
+_ACCESS_REQUEST_OK: Final = methods.AccessRequestOk.HEAD
 
 
 class Phase(Enum):
@@ -73,13 +73,13 @@ class Drain:
         self._number = number
         self._done = done
         self._upstream.handlers[number] = self
-        self._upstream.write(method_frame(number, requests.close(keys.CHANNEL_CLOSE, 200, b"closed by dtx")))
+        self._upstream.write(method_frame(number, requests.close(methods.ChannelClose.KEY, 200, b"closed by dtx")))
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
         """A frame from the broker."""
-        if key == keys.CHANNEL_CLOSE:
+        if key == methods.ChannelClose.KEY:
             self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
-        elif key == keys.CHANNEL_CLOSE_OK:
+        elif key == methods.ChannelCloseOk.KEY:
             self._upstream.free(self._number)
             if self._done is not None:
                 self._done()
@@ -177,7 +177,7 @@ class Channel:
 
         What it asked for goes on when it closes the channel; what it sent behind that would have to come first.
         """
-        closes = key == keys.CHANNEL_CLOSE and self.phase is Phase.OPEN and not self._backlog
+        closes = key == methods.ChannelClose.KEY and self.phase is Phase.OPEN and not self._backlog
         return closes or self._running is Running.NOTHING
 
     def rest(self) -> None:
@@ -217,21 +217,21 @@ class Channel:
             self._call(key, buffer[start + 7 : end - 1])
         elif queries.is_query(key, buffer, start, end):
             self._query(key, buffer[start + 7 : end - 1])
-        elif key == keys.CHANNEL_OPEN:
+        elif key == methods.ChannelOpen.KEY:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {self.number} is open already")
-        elif key == keys.CHANNEL_CLOSE:
+        elif key == methods.ChannelClose.KEY:
             self.close(buffer[start + 7 : end - 1])
         else:
             self.work(key, buffer, start, end)
 
     def _late(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame on a channel that is not open any more."""
-        if key == keys.CHANNEL_CLOSE_OK:
+        if key == methods.ChannelCloseOk.KEY:
             if self.phase is Phase.CLOSED_BY_BROKER:
                 self._to_broker(buffer, start, end)
                 self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
-        elif key == keys.CHANNEL_CLOSE and self.phase is not Phase.CLOSING:
+        elif key == methods.ChannelClose.KEY and self.phase is not Phase.CLOSING:
             # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
             self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
 
@@ -239,17 +239,17 @@ class Channel:
         """A frame for the broker."""
         self.need_broker()
         match key:
-            case keys.CONFIRM_SELECT:
+            case methods.ConfirmSelect.KEY:
                 self.mode = ChannelMode.CONFIRM
-            case keys.TX_SELECT:
+            case methods.TxSelect.KEY:
                 self.mode = ChannelMode.TX
-            case keys.BASIC_CONSUME | keys.BASIC_GET:
+            case methods.BasicConsume.KEY | methods.BasicGet.KEY:
                 self._consume(key, buffer[start + 7 : end - 1])
-            case keys.QUEUE_DECLARE:
+            case methods.QueueDeclare.KEY:
                 self._note_queue(buffer[start + 7 : end - 1])
-            case keys.QUEUE_DELETE:
+            case methods.QueueDelete.KEY:
                 self._declares.deleted(buffer[start + 7 : end - 1], self.last_queue)
-            case keys.CHANNEL_FLOW:
+            case methods.ChannelFlow.KEY:
                 self._fenced().sent(key)
             case _:
                 pass
@@ -284,21 +284,21 @@ class Channel:
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
-        if key == keys.CHANNEL_CLOSE:
+        if key == methods.ChannelClose.KEY:
             if self.phase is Phase.CLOSING:
                 self.session.upstream.write(method_frame(self.upstream_number, requests.CHANNEL_CLOSE_OK))
                 return
             self.phase = Phase.CLOSED_BY_BROKER
             self.session.sort(self)
             self._drop_fence()
-        elif key == keys.CHANNEL_CLOSE_OK:
+        elif key == methods.ChannelCloseOk.KEY:
             self._drop_fence()
             self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
-        elif key == keys.QUEUE_DECLARE_OK:
+        elif key == methods.QueueDeclareOk.KEY:
             self.last_queue = content.declare_ok(buffer[start + 7 : end - 1]).queue
             self._declares.answered(self.last_queue)
-        elif key == keys.CHANNEL_FLOW_OK and self._fence is not None and self._fence.received(buffer, start):
+        elif key == methods.ChannelFlowOk.KEY and self._fence is not None and self._fence.received(buffer, start):
             return
         elif key in ANSWERS and self.tally is not None:
             self.tally.answered(key, buffer[start + 7 : end - 1])
@@ -335,7 +335,7 @@ class Channel:
         elif self.phase is Phase.OPEN:
             self.phase = Phase.REFUSED
             self.session.sort(self)
-            payload = requests.close(keys.CHANNEL_CLOSE, close.reply_code, close.reply_text, close.key)
+            payload = requests.close(methods.ChannelClose.KEY, close.reply_code, close.reply_text, close.key)
             self.session.to_client(method_frame(self.number, payload))
 
     def upstream_close_ok(self) -> None:
@@ -533,7 +533,7 @@ class Channel:
         if self._running is Running.COORDINATION:
             self._refused_as = self._refused_as or close
             return
-        payload = requests.close(keys.CHANNEL_CLOSE, close.reply_code, close.reply_text, close.key)
+        payload = requests.close(methods.ChannelClose.KEY, close.reply_code, close.reply_text, close.key)
         self._refuse(method_frame(self.number, payload))
 
     def _refuse(self, frame: bytes) -> None:

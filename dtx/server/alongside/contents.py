@@ -7,7 +7,7 @@ last ended within one.
 
 from collections.abc import Callable, Sequence
 
-from dtx.wire.amqp09 import content, keys
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import BODY, HEADER, OVERHEAD, Frame
 
 _CONNECTION = b"\x00\x00"
@@ -51,7 +51,7 @@ class Contents:
             if key == HEADER:
                 self._left = content.header(buffer[start + 7 : end - 1]).body_size - octets
             else:
-                self._left = int(key in keys.CONTENT)  # its header is still to come
+                self._left = int(key in methods.CONTENT)  # its header is still to come
             break
         else:
             self._left = max(0, self._left - octets)

@@ -6,7 +6,7 @@ from dtx.manager import Who
 from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
-from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09 import methods, properties, requests
 from dtx.xa.codes import ReplyCode, XaError
 
 
@@ -32,14 +32,14 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
     failpoint.at(Point.LOCK_BEFORE)
     try:
         # A lock goes with the last channel that holds it: this one does nothing else, so it ends with the connection.
-        await keeper.call(identity.declare_lock(lock), keys.QUEUE_DECLARE_OK)
-        await keeper.send_raw(identity.hold_lock(keeper.number, lock), keys.BASIC_CONSUME_OK)
+        await keeper.call(identity.declare_lock(lock), methods.QueueDeclareOk.KEY)
+        await keeper.send_raw(identity.hold_lock(keeper.number, lock), methods.BasicConsumeOk.KEY)
         failpoint.at(Point.LOCK_AFTER)
-        await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        await side.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
         # The user-id makes the broker say whether the login's name is really who it let in.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
-        await side.send_raw(probe, keys.TX_ROLLBACK_OK)
+        await side.send_raw(probe, methods.TxRollbackOk.KEY)
     except ChannelClosed as closed:
         for channel in (keeper, side):
             await channel.close()

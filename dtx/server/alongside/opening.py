@@ -1,16 +1,16 @@
 """The opening of a connection: the broker decides who comes in, dtx looks on and sets the limits."""
 
 from dtx.store.rabbitmq.service import Broker
-from dtx.wire.amqp09 import handshake, keys
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import method_frame
 
 MAX_FRAME = 16 * 1024 * 1024
 """Octets: the frame-max agreed with a broker that sets no limit, since a frame is put together in memory."""
 _ANSWERS = {
-    keys.CONNECTION_START: keys.CONNECTION_START_OK,
-    keys.CONNECTION_SECURE: keys.CONNECTION_SECURE_OK,
-    keys.CONNECTION_TUNE: keys.CONNECTION_TUNE_OK,
+    methods.ConnectionStart.KEY: methods.ConnectionStartOk.KEY,
+    methods.ConnectionSecure.KEY: methods.ConnectionSecureOk.KEY,
+    methods.ConnectionTune.KEY: methods.ConnectionTuneOk.KEY,
 }
 """What a client says to what."""
 
@@ -60,11 +60,11 @@ class Opening:
             WireError: it is malformed.
         """
         self._next = _ANSWERS[key]
-        if key == keys.CONNECTION_START:
+        if key == methods.ConnectionStart.KEY:
             payload = handshake.advertise(frame[7:-1])
             self._mechanisms = handshake.decode_start(payload).mechanisms.split()
             return method_frame(0, payload)
-        if key == keys.CONNECTION_TUNE:
+        if key == methods.ConnectionTune.KEY:
             tune = handshake.decode_tune(frame[7:-1])
             self.upstream = handshake.Tune(
                 channel_max=tune.channel_max or 0xFFFF, frame_max=0, heartbeat=self._broker.heartbeat
@@ -89,16 +89,16 @@ class Opening:
         self._next = None
         payload = frame[7:-1]
         match key:
-            case keys.CONNECTION_START_OK:
+            case methods.ConnectionStartOk.KEY:
                 start_ok = handshake.decode_start_ok(payload)
                 if start_ok.mechanism not in self._mechanisms:
                     raise handshake.NotOffered(start_ok.mechanism)
                 self.user = handshake.user_name(start_ok.mechanism, start_ok.response)
                 return frame
-            case keys.CONNECTION_TUNE_OK:
-                self._next = keys.CONNECTION_OPEN
+            case methods.ConnectionTuneOk.KEY:
+                self._next = methods.ConnectionOpen.KEY
                 return self._tune_ok(handshake.decode_tune(payload))
-            case keys.CONNECTION_OPEN:
+            case methods.ConnectionOpen.KEY:
                 try:
                     self.vhost = handshake.decode_open(payload).decode()
                 except UnicodeDecodeError:

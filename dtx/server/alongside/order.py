@@ -10,17 +10,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import METHOD
 
-FLOW: Final = keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01"
-_UNASKED: Final = frozenset((keys.BASIC_DELIVER, keys.BASIC_RETURN, keys.BASIC_CANCEL, keys.CHANNEL_FLOW))
-_DEPENDENT: Final = frozenset((keys.EXCHANGE_DECLARE >> 16, keys.QUEUE_DECLARE >> 16))
+FLOW: Final = methods.ChannelFlow.HEAD + b"\x01"
+_UNASKED: Final = frozenset(
+    (methods.BasicDeliver.KEY, methods.BasicReturn.KEY, methods.BasicCancel.KEY, methods.ChannelFlow.KEY)
+)
+_DEPENDENT: Final = frozenset((methods.ExchangeDeclare.KEY >> 16, methods.QueueDeclare.KEY >> 16))
 
 
 def depends_on_publishes(key: int) -> bool:
     """Whether the outcome of a method depends on what was published before it."""
-    return key == keys.BASIC_GET or key >> 16 in _DEPENDENT
+    return key == methods.BasicGet.KEY or key >> 16 in _DEPENDENT
 
 
 class Fence:
@@ -43,7 +45,7 @@ class Fence:
     def sent(self, key: int) -> None:
         """A method of the client went to it."""
         self._asked += 1
-        if key == keys.CHANNEL_FLOW:
+        if key == methods.ChannelFlow.KEY:
             self._flows.append(None)
 
     def received(self, buffer: bytes, start: int) -> bool:
@@ -53,7 +55,7 @@ class Fence:
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
         if key not in _UNASKED and self._asked:
             self._asked -= 1
-        if key != keys.CHANNEL_FLOW_OK or not self._flows:
+        if key != methods.ChannelFlowOk.KEY or not self._flows:
             return False
         waiter = self._flows.popleft()
         if waiter is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from dtx.server.alongside.unsettled import ANSWERS
 from dtx.store.rabbitmq.upstream import Upstream
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ def kept(buffer: bytes, frames: Sequence[Frame]) -> bytes:
 
 
 _TO_CLIENT: Final = ANSWERS | {
-    keys.ACCESS_REQUEST_OK,
-    keys.CHANNEL_CLOSE,
-    keys.CHANNEL_CLOSE_OK,
-    keys.CHANNEL_FLOW_OK,
-    keys.QUEUE_DECLARE_OK,
+    methods.AccessRequestOk.KEY,
+    methods.ChannelClose.KEY,
+    methods.ChannelCloseOk.KEY,
+    methods.ChannelFlowOk.KEY,
+    methods.QueueDeclareOk.KEY,
 }
 """Methods of the broker that do not pass unseen."""
 _AT_ONCE: Final = 0.001

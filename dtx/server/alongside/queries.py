@@ -9,16 +9,16 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.store.rabbitmq.arguments import Plain, from_table
-from dtx.wire.amqp09 import keys, methods, replies
+from dtx.wire.amqp09 import methods, replies
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
     from dtx.server.alongside.channel import Channel
 
-_PREVIEW: Final = frozenset((keys.BINDING_QUERY >> 16, keys.EXECUTION_FLUSH >> 16))
-_BINDS: Final = frozenset((keys.EXCHANGE_BIND, keys.EXCHANGE_BIND_OK))
+_PREVIEW: Final = frozenset((methods.BindingQuery.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
+_BINDS: Final = frozenset((methods.ExchangeBind.KEY, methods.ExchangeBindOk.KEY))
 """Methods of RabbitMQ's whose numbers the preview gave to exchange.query and its answer."""
-_NOT_COMMANDS: Final = frozenset((0, keys.CHANNEL_OPEN >> 16, keys.EXECUTION_FLUSH >> 16))
+_NOT_COMMANDS: Final = frozenset((0, methods.ChannelOpen.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
 """Frames that execution.complete does not count: contents, and methods that are about the channel itself."""
 
 
@@ -31,7 +31,7 @@ def is_query(key: int, buffer: bytes, start: int, end: int) -> bool:
     if key not in _BINDS:
         return key >> 16 in _PREVIEW
     payload = buffer[start + 7 : end - 1]
-    if key == keys.EXCHANGE_BIND and not methods.is_query(payload):
+    if key == methods.ExchangeBind.KEY and not methods.is_query(payload):
         methods.ExchangeBind.decode(payload)
         return False
     return True
@@ -54,22 +54,22 @@ def answer(channel: "Channel", key: int, payload: bytes) -> Coroutine[Any, Any, 
         WireError: 502, the arguments are malformed; 320, the broker is away.
     """
     match key:
-        case keys.EXCHANGE_BIND:
+        case methods.ExchangeBind.KEY:
             channel.need_broker()
             name = methods.ExchangeQuery.decode(payload).exchange
             channel.check_ticket("exchange.query", payload)
             return _exchange(channel, name)
-        case keys.BINDING_QUERY:
+        case methods.BindingQuery.KEY:
             channel.need_broker()
             asked = methods.BindingQuery.decode(payload)
             channel.check_ticket("binding.query", payload)
             return _binding(channel, asked, from_table(asked.arguments))
-        case keys.EXECUTION_FLUSH:
+        case methods.ExecutionFlush.KEY:
             methods.ExecutionFlush.decode(payload)
             return _complete(channel, channel.commands_so_far())
-        case keys.EXECUTION_COMPLETE:
+        case methods.ExecutionComplete.KEY:
             return None  # an answer to a flush that dtx never sends: there is nothing to it
-        case keys.EXCHANGE_BIND_OK | keys.BINDING_QUERY_OK:
+        case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
             raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
         case _:
             raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")

@@ -23,7 +23,7 @@ from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import answers, calls, content, keys, properties, requests
+from dtx.wire.amqp09 import answers, calls, content, methods, properties, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
@@ -33,11 +33,11 @@ from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
-_BASIC: Final = keys.BASIC_RETURN >> 16
+_BASIC: Final = methods.BasicReturn.KEY >> 16
 _SETTLE: Final = {
-    keys.BASIC_ACK: content.ack,
-    keys.BASIC_NACK: content.nack,
-    keys.BASIC_REJECT: content.reject,
+    methods.BasicAck.KEY: content.ack,
+    methods.BasicNack.KEY: content.nack,
+    methods.BasicReject.KEY: content.reject,
 }
 _ALL: Final = content.Settle(0, multiple=True, requeue=True)
 
@@ -69,7 +69,7 @@ class _PublishChannel:
         self._number = number
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        if key == keys.CHANNEL_CLOSE:
+        if key == methods.ChannelClose.KEY:
             upstream = self._owner.session.upstream
             upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
             upstream.free(self._number)
@@ -111,7 +111,7 @@ class SelectedChannel(Channel):
         """Whether the next settlement has waited for the delivery that was coming in."""
         self.published = Fence(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
         """What was published outside a branch."""
-        self._asked = Fence(lambda payload: taking.request(keys.CHANNEL_FLOW, payload))
+        self._asked = Fence(lambda payload: taking.request(methods.ChannelFlow.KEY, payload))
         """What T was asked for."""
         taking.owner = self
         self.session.upstream.handlers[publishing] = _PublishChannel(self, publishing)
@@ -152,7 +152,7 @@ class SelectedChannel(Channel):
         try:
             self._work(key, buffer, start, end)
         except XaError as error:
-            self.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+            self.refuse(error, key if key > BODY else methods.BasicPublish.KEY)
 
     def _work(self, key: int, buffer: bytes, start: int, end: int) -> None:
         if key in (HEADER, BODY):
@@ -160,7 +160,7 @@ class SelectedChannel(Channel):
             return
         payload = buffer[start + 7 : end - 1]
         match key:
-            case keys.BASIC_PUBLISH:
+            case methods.BasicPublish.KEY:
                 if self._demarcation.branch is not None:
                     self._capture = _Capture(content.publish(payload), self._demarcation.branch)
                 elif not self._asked.passed:
@@ -169,21 +169,21 @@ class SelectedChannel(Channel):
                     self._capture = _Capture(content.publish(payload), None)  # its header tells which way it goes
                 else:
                     self._pass_publish(payload)
-            case keys.BASIC_ACK | keys.BASIC_NACK | keys.BASIC_REJECT:
+            case methods.BasicAck.KEY | methods.BasicNack.KEY | methods.BasicReject.KEY:
                 settle = _SETTLE[key](payload)
                 if self._waits_until_whole(settle, key, buffer[start:end]):
                     return
-                if key == keys.BASIC_ACK:
+                if key == methods.BasicAck.KEY:
                     self._ack(settle)
                 else:
                     self._nack(settle)
-            case keys.BASIC_RECOVER | keys.BASIC_RECOVER_ASYNC if content.recover(payload):
+            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if content.recover(payload):
                 if self._waits_until_whole(_ALL, key, buffer[start:end]):
                     return
                 self._taking.recover()
-                if key == keys.BASIC_RECOVER:
-                    self.session.to_client(method_frame(self.number, keys.BASIC_RECOVER_OK.to_bytes(4, "big")))
-            case keys.CONFIRM_SELECT | keys.TX_SELECT | keys.TX_COMMIT | keys.TX_ROLLBACK:
+                if key == methods.BasicRecover.KEY:
+                    self.session.to_client(method_frame(self.number, methods.BasicRecoverOk().encode()))
+            case methods.ConfirmSelect.KEY | methods.TxSelect.KEY | methods.TxCommit.KEY | methods.TxRollback.KEY:
                 raise XaError(
                     ReplyCode.PRECONDITION_FAILED,
                     "this channel is selected for distributed transactions; open another one for tx or confirm",
@@ -230,7 +230,7 @@ class SelectedChannel(Channel):
 
     def _pass_publish(self, payload: bytes) -> None:
         if self._publishing is not None:
-            self.published.sent(keys.BASIC_PUBLISH)
+            self.published.sent(methods.BasicPublish.KEY)
             self._passing = -1
             self.session.upstream.write(method_frame(self._publishing, payload))
 
@@ -243,7 +243,7 @@ class SelectedChannel(Channel):
                 self._pass_publish(method)
             elif not self.published.passed:
                 self._end_capture()
-                self._wait_for(self.published.wait(), keys.BASIC_PUBLISH, method_frame(self.number, method))
+                self._wait_for(self.published.wait(), methods.BasicPublish.KEY, method_frame(self.number, method))
                 self._backlog.add(key, header)
                 return
         if self._capture is not None:
@@ -327,7 +327,7 @@ class SelectedChannel(Channel):
         number, body = self.upstream_number, b"".join(capture.parts)
         method = method_frame(number, requests.publish(*capture.publish))
         header = header_frame(number, _BASIC, len(body), capture.raw)
-        self._asked.sent(keys.BASIC_PUBLISH)  # what is published next waits until T has done it
+        self._asked.sent(methods.BasicPublish.KEY)  # what is published next waits until T has done it
         self._taking.publish(b"".join((method, header, *body_frames(number, body, self.session.frame_max))))
 
     def _hold(self, capture: _Capture, entry: Entry) -> None:
@@ -368,7 +368,7 @@ class SelectedChannel(Channel):
             self._taking.ack(deliveries, multiple=settle.multiple)
             return
         if entry.work is not None:
-            self._run(self._consume_in(entry, entry.work, deliveries), keys.BASIC_ACK)
+            self._run(self._consume_in(entry, entry.work, deliveries), methods.BasicAck.KEY)
 
     def _consume_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery]) -> Iterator[None]:
         """All of them or none: each is looked at first."""
@@ -406,7 +406,7 @@ class SelectedChannel(Channel):
         if entry is None or work is None:
             self._taking.nack(deliveries, requeue=settle.requeue, multiple=settle.multiple)
             return
-        self._run(self._reject_in(entry, work, deliveries, settle.requeue), keys.BASIC_NACK)
+        self._run(self._reject_in(entry, work, deliveries, settle.requeue), methods.BasicNack.KEY)
 
     def _reject_in(self, entry: Entry, work: HeldWork, deliveries: Sequence[Delivery], requeue: bool) -> Iterator[None]:
         for delivery in deliveries:
@@ -457,7 +457,7 @@ class SelectedChannel(Channel):
     def close(self, payload: bytes) -> None:
         """The client closes the channel: what was sent on P first comes first."""
         if self._taking.holds and not self._asked.passed:  # T stays, so its close cannot show that it has done it all
-            self._wait_for(self._asked.wait(), keys.CHANNEL_CLOSE, method_frame(self.number, payload))
+            self._wait_for(self._asked.wait(), methods.ChannelClose.KEY, method_frame(self.number, payload))
             return
         self._stop_work()
         self.lose_branches()

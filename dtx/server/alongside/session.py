@@ -33,7 +33,7 @@ from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import answers, closes, keys, requests
+from dtx.wire.amqp09 import answers, closes, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.content import Publish
@@ -55,30 +55,35 @@ _numbers = count(1)
 
 _TO_BROKER: Final = frozenset(
     {
-        keys.CHANNEL_OPEN,
-        keys.CHANNEL_CLOSE,
-        keys.CHANNEL_CLOSE_OK,
-        keys.CHANNEL_FLOW,
-        keys.CONFIRM_SELECT,
-        keys.EXCHANGE_BIND,
-        keys.EXCHANGE_BIND_OK,
-        keys.TX_SELECT,
-        keys.BASIC_CONSUME,
-        keys.BASIC_GET,
-        keys.QUEUE_DECLARE,
-        keys.QUEUE_DELETE,
+        methods.ChannelOpen.KEY,
+        methods.ChannelClose.KEY,
+        methods.ChannelCloseOk.KEY,
+        methods.ChannelFlow.KEY,
+        methods.ConfirmSelect.KEY,
+        methods.ExchangeBind.KEY,
+        methods.ExchangeBindOk.KEY,
+        methods.TxSelect.KEY,
+        methods.BasicConsume.KEY,
+        methods.BasicGet.KEY,
+        methods.QueueDeclare.KEY,
+        methods.QueueDelete.KEY,
     }
 )
 """Methods of a client that do not pass unseen."""
 _ON_ZERO: Final = frozenset(
-    {keys.CONNECTION_BLOCKED, keys.CONNECTION_UNBLOCKED, keys.CONNECTION_UPDATE_SECRET, keys.CONNECTION_CLOSE_OK}
+    {
+        methods.ConnectionBlocked.KEY,
+        methods.ConnectionUnblocked.KEY,
+        methods.ConnectionUpdateSecret.KEY,
+        methods.ConnectionCloseOk.KEY,
+    }
 )
 """Methods of a client on channel 0 that the broker gets once the connection is open."""
 _NO_BROKERS: Final = 101 << 16
 """From here on classes are dtx's, the preview's, or nobody's: the last one that brokers know is 90."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
-_CHANNEL_OPEN_OK: Final = keys.CHANNEL_OPEN_OK.to_bytes(4, "big") + b"\x00\x00\x00\x00"
+_CHANNEL_OPEN_OK: Final = methods.ChannelOpenOk.HEAD + b"\x00\x00\x00\x00"
 
 
 class Stage(Enum):
@@ -198,22 +203,22 @@ class Session:
     def broker_said(self, key: int, frame: bytes) -> None:
         """A frame of the broker on channel 0."""
         match key:
-            case keys.CONNECTION_START | keys.CONNECTION_SECURE | keys.CONNECTION_TUNE:
+            case methods.ConnectionStart.KEY | methods.ConnectionSecure.KEY | methods.ConnectionTune.KEY:
                 self.to_client(self._opening.from_broker(key, frame))
-            case keys.CONNECTION_OPEN_OK:
+            case methods.ConnectionOpenOk.KEY:
                 if self.stage is Stage.OPENING and self._opened():  # else the client was refused, and stays so
                     self.to_client(frame)
-            case keys.CONNECTION_CLOSE:
+            case methods.ConnectionClose.KEY:
                 self.upstream.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
                 self.stage = Stage.CLOSING if self.stage is not Stage.DETACHED else self.stage
                 self.to_client(frame)
                 self._expect_end()
-            case keys.CONNECTION_CLOSE_OK:
+            case methods.ConnectionCloseOk.KEY:
                 self.to_client(frame)
                 self.upstream.end("closed by the client")
                 self._end_client()
-            case keys.CONNECTION_BLOCKED | keys.CONNECTION_UNBLOCKED:
-                self.upstream.blocked = key == keys.CONNECTION_BLOCKED
+            case methods.ConnectionBlocked.KEY | methods.ConnectionUnblocked.KEY:
+                self.upstream.blocked = key == methods.ConnectionBlocked.KEY
                 self.to_client(frame)
             case _:
                 self.to_client(frame)
@@ -315,7 +320,7 @@ class Session:
         channel = self.channels.get(number)
         if channel is not None:
             channel.client_frame(key, buffer, start, end)
-        elif key == keys.CHANNEL_OPEN:
+        elif key == methods.ChannelOpen.KEY:
             self._open_channel(number, buffer[start + 7 : end - 1])
         else:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
@@ -323,16 +328,16 @@ class Session:
     def _client_said(self, key: int, frame: bytes) -> None:
         if key == HEARTBEAT:
             return
-        if self.stage is Stage.OPENING and key != keys.CONNECTION_CLOSE:
+        if self.stage is Stage.OPENING and key != methods.ConnectionClose.KEY:
             self.upstream.write(self._opening.from_client(key, frame))
-            if key == keys.CONNECTION_TUNE_OK:
+            if key == methods.ConnectionTuneOk.KEY:
                 self._tuned()
         elif self.stage is Stage.CLOSING:
-            if key == keys.CONNECTION_CLOSE_OK:
+            if key == methods.ConnectionCloseOk.KEY:
                 self._end_client()
-            elif key == keys.CONNECTION_CLOSE:
+            elif key == methods.ConnectionClose.KEY:
                 self.to_client(method_frame(0, requests.CONNECTION_CLOSE_OK))
-        elif key == keys.CONNECTION_CLOSE:
+        elif key == methods.ConnectionClose.KEY:
             self._client_closes(frame)
         elif key in _ON_ZERO:
             self.upstream.write(frame)
@@ -412,7 +417,7 @@ class Session:
                 key, frame = backlog.next()
                 if current is not None:
                     current.client_frame(key, frame, 0, len(frame))
-                elif key == keys.CHANNEL_OPEN:
+                elif key == methods.ChannelOpen.KEY:
                     self._open_channel(channel.number, frame[7:-1])
         except Exception as error:  # noqa: BLE001 - what is no WireError is logged
             self.refuse(error)
@@ -647,7 +652,7 @@ class Session:
             # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
             self._left = True
             self._discount_connection()
-            self.upstream.write(method_frame(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye")))
+            self.upstream.write(method_frame(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye")))
 
     def _discount_connection(self) -> None:
         """A client that has left counts as long as branches need its connection to the broker."""

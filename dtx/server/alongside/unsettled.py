@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from dtx.wire.amqp09 import content, keys
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import Frame
 from dtx.wire.amqp09.requests import SETTLE_FRAME
 
 ANSWERS: Final = frozenset(
     {
-        keys.BASIC_CONSUME_OK,
-        keys.BASIC_CANCEL,
-        keys.BASIC_CANCEL_OK,
-        keys.BASIC_GET_OK,
-        keys.BASIC_GET_EMPTY,
-        keys.BASIC_RECOVER_OK,
+        methods.BasicConsumeOk.KEY,
+        methods.BasicCancel.KEY,
+        methods.BasicCancelOk.KEY,
+        methods.BasicGetOk.KEY,
+        methods.BasicGetEmpty.KEY,
+        methods.BasicRecoverOk.KEY,
     }
 )
 """Methods of the broker that a tally is told of one by one; deliveries are looked for in what was read at once."""
-_MULTIPLE: Final = {keys.BASIC_ACK: 1, keys.BASIC_NACK: 1, keys.BASIC_REJECT: 0}
+_MULTIPLE: Final = {methods.BasicAck.KEY: 1, methods.BasicNack.KEY: 1, methods.BasicReject.KEY: 0}
 """The bit that means all up to the tag; that of basic.reject is another one."""
 _SETTLE: Final = Struct(">QB")
 _MOST_BEYOND: Final = 10_000
@@ -87,7 +87,7 @@ class Tally:
     def asked(self, key: int, payload: bytes) -> None:
         """The client sent basic.consume or basic.get."""
         try:
-            if key == keys.BASIC_GET:
+            if key == methods.BasicGet.KEY:
                 no_ack = content.get(payload).no_ack
                 self._getting.append(no_ack)
             else:
@@ -137,19 +137,19 @@ class Tally:
             WireError: it is malformed.
         """
         match key:
-            case keys.BASIC_CONSUME_OK:
+            case methods.BasicConsumeOk.KEY:
                 self._consuming -= 1
                 self._consumers.add(content.consumer_tag(payload))
-            case keys.BASIC_CANCEL_OK:
+            case methods.BasicCancelOk.KEY:
                 self._consumers.discard(content.consumer_tag(payload))
-            case keys.BASIC_CANCEL:
+            case methods.BasicCancel.KEY:
                 self._consumers.discard(content.cancel(payload).consumer_tag)
-            case keys.BASIC_GET_OK:
+            case methods.BasicGetOk.KEY:
                 tag = content.get_ok(payload).delivery_tag
                 self.delivered(tag)
                 if self._getting and self._getting.popleft() and not self._automatic:
                     self.settled(tag, 0)
-            case keys.BASIC_GET_EMPTY:
+            case methods.BasicGetEmpty.KEY:
                 if self._getting:
                     self._getting.popleft()
             case _:  # basic.recover-ok: all that was delivered before it has gone back
@@ -199,7 +199,7 @@ class Unsettled:
         """
         missing = dict(self.by_upstream)
         for key, number, start, end in reversed(frames):
-            if key == keys.BASIC_DELIVER and (tally := missing.pop(number, None)) is not None:
+            if key == methods.BasicDeliver.KEY and (tally := missing.pop(number, None)) is not None:
                 tally.delivered(content.deliver(buffer[start + 7 : end - 1]).delivery_tag)
                 if not missing:
                     break

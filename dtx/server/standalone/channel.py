@@ -24,7 +24,7 @@ from dtx.server.standalone.transactions import Transactions
 from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, keys, methods, replies, requests
+from dtx.wire.amqp09 import calls, closes, methods, replies, requests
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = get_logger(part="channel")
 
 _NO_ROUTE: Final = 312
-_NOT_COMMANDS: Final = frozenset((keys.CHANNEL_OPEN >> 16, keys.EXECUTION_FLUSH >> 16))
+_NOT_COMMANDS: Final = frozenset((methods.ChannelOpen.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
 """Classes whose methods execution.complete does not count: they are about the channel itself."""
 
 
@@ -92,23 +92,23 @@ class Channel:
                     self.publishing.body(payload)
                 elif key == HEADER:
                     self.publishing.header(payload)
-                elif key == keys.BASIC_PUBLISH:
+                elif key == methods.BasicPublish.KEY:
                     self.publishing.method(payload)
                     self._commands += 1
                 else:
                     self._method(key, payload)
             except XaError as error:
-                self.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+                self.refuse(error, key if key > BODY else methods.BasicPublish.KEY)
             except WireError as error:
-                self.connection.refuse(error, key if key > BODY else keys.BASIC_PUBLISH)
+                self.connection.refuse(error, key if key > BODY else methods.BasicPublish.KEY)
 
     def _late(self, key: int) -> None:
         """A frame on a channel that is not open any more."""
         if self.phase is Phase.REFUSED:
-            if key == keys.CHANNEL_CLOSE_OK:
+            if key == methods.ChannelCloseOk.KEY:
                 self.phase = Phase.GONE
                 self.connection.forget(self)
-            elif key == keys.CHANNEL_CLOSE:
+            elif key == methods.ChannelClose.KEY:
                 # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
                 self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
 
@@ -302,7 +302,7 @@ class Channel:
             self.confirms.settle(number, safe=error is None)
         elif error is not None:
             self.refuse(
-                XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), keys.BASIC_PUBLISH
+                XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), methods.BasicPublish.KEY
             )
 
     def refused(self, number: int) -> None:
@@ -335,7 +335,7 @@ class Channel:
             self.mode = ChannelMode.CONFIRM
             self.confirms = Confirms(self.number)
         if not no_wait:
-            self.answer(keys.CONFIRM_SELECT_OK)
+            self.answer(methods.ConfirmSelectOk.KEY)
 
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
@@ -344,7 +344,7 @@ class Channel:
         if self.mode is ChannelMode.PLAIN:
             self.mode = ChannelMode.TX
             self.context = Local(self)
-        self.answer(keys.TX_SELECT_OK)
+        self.answer(methods.TxSelectOk.KEY)
 
     def tx_commit(self, payload: bytes) -> None:
         """tx.commit."""
@@ -353,7 +353,7 @@ class Channel:
         self.occupy()
 
         def done(error: XaError | None) -> None:
-            self.finish(error or replies.empty(self.number, keys.TX_COMMIT_OK), keys.TX_COMMIT)
+            self.finish(error or replies.empty(self.number, methods.TxCommitOk.KEY), methods.TxCommit.KEY)
 
         context.commit(done)
 
@@ -361,7 +361,7 @@ class Channel:
         """tx.rollback."""
         methods.TxRollback.decode(payload)
         self._local().rollback()
-        self.answer(keys.TX_ROLLBACK_OK)
+        self.answer(methods.TxRollbackOk.KEY)
 
     def _local(self) -> Local:
         if not isinstance(self.context, Local):
@@ -373,7 +373,7 @@ class Channel:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""
         methods.ExecutionFlush.decode(payload)
         frame = replies.complete(self.number, self._commands)
-        self.after_writes(lambda: self.send(frame), keys.EXECUTION_FLUSH)
+        self.after_writes(lambda: self.send(frame), methods.ExecutionFlush.KEY)
 
     def execution_complete(self, payload: bytes) -> None:
         """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
@@ -423,34 +423,36 @@ class Channel:
 
 
 _METHODS: Final[dict[int, Callable[[Channel, bytes], None]]] = {
-    keys.CHANNEL_OPEN: Channel.open,
-    keys.CHANNEL_FLOW: lambda channel, payload: channel.consuming.flow(methods.ChannelFlow.decode(payload).active),
-    keys.CHANNEL_CLOSE: Channel.close,
-    keys.CHANNEL_CLOSE_OK: Channel.close_ok,
-    keys.ACCESS_REQUEST: lambda channel, payload: channel.declaring.access_request(payload),
-    keys.EXCHANGE_DECLARE: lambda channel, payload: channel.declaring.exchange_declare(payload),
-    keys.EXCHANGE_DELETE: lambda channel, payload: channel.declaring.exchange_delete(payload),
-    keys.EXCHANGE_BIND: lambda channel, payload: channel.declaring.exchange_bind_or_query(payload),
-    keys.EXCHANGE_UNBIND: lambda channel, payload: channel.declaring.exchange_unbind(payload),
-    keys.QUEUE_DECLARE: lambda channel, payload: channel.declaring.queue_declare(payload),
-    keys.QUEUE_BIND: lambda channel, payload: channel.declaring.queue_bind(payload),
-    keys.QUEUE_UNBIND: lambda channel, payload: channel.declaring.queue_unbind(payload),
-    keys.QUEUE_PURGE: lambda channel, payload: channel.declaring.queue_purge(payload),
-    keys.QUEUE_DELETE: lambda channel, payload: channel.declaring.queue_delete(payload),
-    keys.BASIC_QOS: lambda channel, payload: channel.consuming.qos(payload),
-    keys.BASIC_CONSUME: lambda channel, payload: channel.consuming.consume(payload),
-    keys.BASIC_CANCEL: lambda channel, payload: channel.consuming.cancel(payload),
-    keys.BASIC_GET: lambda channel, payload: channel.consuming.get(payload),
-    keys.BASIC_ACK: lambda channel, payload: channel.consuming.ack(payload),
-    keys.BASIC_NACK: lambda channel, payload: channel.consuming.nack(payload),
-    keys.BASIC_REJECT: lambda channel, payload: channel.consuming.reject(payload),
-    keys.BASIC_RECOVER: lambda channel, payload: channel.consuming.recover(payload, answered=True),
-    keys.BASIC_RECOVER_ASYNC: lambda channel, payload: channel.consuming.recover(payload, answered=False),
-    keys.CONFIRM_SELECT: Channel.confirm_select,
-    keys.TX_SELECT: Channel.tx_select,
-    keys.TX_COMMIT: Channel.tx_commit,
-    keys.TX_ROLLBACK: Channel.tx_rollback,
-    keys.BINDING_QUERY: lambda channel, payload: channel.declaring.binding_query(payload),
-    keys.EXECUTION_FLUSH: Channel.execution_flush,
-    keys.EXECUTION_COMPLETE: Channel.execution_complete,
+    methods.ChannelOpen.KEY: Channel.open,
+    methods.ChannelFlow.KEY: lambda channel, payload: channel.consuming.flow(
+        methods.ChannelFlow.decode(payload).active
+    ),
+    methods.ChannelClose.KEY: Channel.close,
+    methods.ChannelCloseOk.KEY: Channel.close_ok,
+    methods.AccessRequest.KEY: lambda channel, payload: channel.declaring.access_request(payload),
+    methods.ExchangeDeclare.KEY: lambda channel, payload: channel.declaring.exchange_declare(payload),
+    methods.ExchangeDelete.KEY: lambda channel, payload: channel.declaring.exchange_delete(payload),
+    methods.ExchangeBind.KEY: lambda channel, payload: channel.declaring.exchange_bind_or_query(payload),
+    methods.ExchangeUnbind.KEY: lambda channel, payload: channel.declaring.exchange_unbind(payload),
+    methods.QueueDeclare.KEY: lambda channel, payload: channel.declaring.queue_declare(payload),
+    methods.QueueBind.KEY: lambda channel, payload: channel.declaring.queue_bind(payload),
+    methods.QueueUnbind.KEY: lambda channel, payload: channel.declaring.queue_unbind(payload),
+    methods.QueuePurge.KEY: lambda channel, payload: channel.declaring.queue_purge(payload),
+    methods.QueueDelete.KEY: lambda channel, payload: channel.declaring.queue_delete(payload),
+    methods.BasicQos.KEY: lambda channel, payload: channel.consuming.qos(payload),
+    methods.BasicConsume.KEY: lambda channel, payload: channel.consuming.consume(payload),
+    methods.BasicCancel.KEY: lambda channel, payload: channel.consuming.cancel(payload),
+    methods.BasicGet.KEY: lambda channel, payload: channel.consuming.get(payload),
+    methods.BasicAck.KEY: lambda channel, payload: channel.consuming.ack(payload),
+    methods.BasicNack.KEY: lambda channel, payload: channel.consuming.nack(payload),
+    methods.BasicReject.KEY: lambda channel, payload: channel.consuming.reject(payload),
+    methods.BasicRecover.KEY: lambda channel, payload: channel.consuming.recover(payload, answered=True),
+    methods.BasicRecoverAsync.KEY: lambda channel, payload: channel.consuming.recover(payload, answered=False),
+    methods.ConfirmSelect.KEY: Channel.confirm_select,
+    methods.TxSelect.KEY: Channel.tx_select,
+    methods.TxCommit.KEY: Channel.tx_commit,
+    methods.TxRollback.KEY: Channel.tx_rollback,
+    methods.BindingQuery.KEY: lambda channel, payload: channel.declaring.binding_query(payload),
+    methods.ExecutionFlush.KEY: Channel.execution_flush,
+    methods.ExecutionComplete.KEY: Channel.execution_complete,
 }

@@ -31,7 +31,7 @@ from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import closes, keys, replies, requests
+from dtx.wire.amqp09 import closes, methods, replies, requests
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
@@ -119,7 +119,7 @@ class Connection(ClientConnection):
 
     def _handshake(self, key: int, payload: bytes) -> None:
         self._opening.expect(key)
-        if key == keys.CONNECTION_START_OK:
+        if key == methods.ConnectionStartOk.KEY:
             try:
                 credentials = self._opening.start_ok(payload)
             except NotOffered as error:
@@ -127,7 +127,7 @@ class Connection(ClientConnection):
                 self._end()
                 return
             self._login = self.manager.spawn(self._log_in(credentials))
-        elif key == keys.CONNECTION_TUNE_OK:
+        elif key == methods.ConnectionTuneOk.KEY:
             self._opening.tune_ok(payload)
             self._splitter.max_frame = self._opening.agreed.frame_max
             self._pulse.start(self._opening.agreed.heartbeat)
@@ -159,7 +159,7 @@ class Connection(ClientConnection):
             return
         if self._opening.hears_of_failed_login:
             text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
-            self.stop(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, keys.CONNECTION_START_OK))
+            self.stop(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, methods.ConnectionStartOk.KEY))
         else:
             # "the server MUST … close the socket" without telling why (AMQP 0-9-1, 2.2.4)
             self.stage = Stage.CLOSING
@@ -308,7 +308,7 @@ class Connection(ClientConnection):
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
         if self.stage is not Stage.RUNNING:
             return
-        if key != keys.CHANNEL_OPEN:
+        if key != methods.ChannelOpen.KEY:
             raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
         if number > self._opening.agreed.channel_max:
             granted = self._opening.agreed.channel_max
@@ -323,19 +323,19 @@ class Connection(ClientConnection):
         self.outbox.send(replies.channel_open_ok(number))
 
     def _on_zero(self, key: int, payload: bytes) -> None:
-        if key == keys.CONNECTION_CLOSE and self.stage in (Stage.OPENING, Stage.RUNNING):
+        if key == methods.ConnectionClose.KEY and self.stage in (Stage.OPENING, Stage.RUNNING):
             self._client_closes()
-        elif key == keys.CONNECTION_CLOSE:
+        elif key == methods.ConnectionClose.KEY:
             self.outbox.send(_CLOSE_OK)
         elif self.stage is Stage.CLOSING:
-            if key == keys.CONNECTION_CLOSE_OK:
+            if key == methods.ConnectionCloseOk.KEY:
                 self._end()
         elif self.stage is Stage.OPENING:
             self._handshake(key, payload)
-        elif self.stage is Stage.RUNNING and key == keys.CONNECTION_UPDATE_SECRET:
+        elif self.stage is Stage.RUNNING and key == methods.ConnectionUpdateSecret.KEY:
             # As RabbitMQ: a password is judged at the login alone, and a user who is gone or may not stay is cut off.
             decode_update_secret(payload)
-            self.outbox.send(replies.empty(0, keys.CONNECTION_UPDATE_SECRET_OK))
+            self.outbox.send(replies.empty(0, methods.ConnectionUpdateSecretOk.KEY))
         elif self.stage is Stage.RUNNING:
             raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
 
@@ -384,7 +384,7 @@ class Connection(ClientConnection):
         self.release(reason)
         if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
-            self.outbox.send(replies.empty(0, keys.CONNECTION_UNBLOCKED))
+            self.outbox.send(replies.empty(0, methods.ConnectionUnblocked.KEY))
 
     def _resume(self) -> None:
         for channel in list(self.channels.values()):

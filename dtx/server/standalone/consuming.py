@@ -18,7 +18,7 @@ from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.values import first_of_each, integer, kind_name, text
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, replies
+from dtx.wire.amqp09 import content, methods, replies
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.tables import put_short
 from dtx.xa.codes import ReplyCode, XaError
@@ -125,7 +125,7 @@ class Consuming:
             self._shared.change(qos.prefetch_count)
         else:
             self._prefetch = qos.prefetch_count
-        self._channel.answer(keys.BASIC_QOS_OK)
+        self._channel.answer(methods.BasicQosOk.KEY)
 
     def consume(self, payload: bytes) -> None:
         """basic.consume."""
@@ -142,7 +142,7 @@ class Consuming:
         channel.connection.demand(Permission.READ, "queue", name)
         channel.connection.vhost.find_queue(name, channel.connection)
         priority = _priority(asked.arguments)
-        channel.after_writes(lambda: self._consume(name, asked, priority), keys.BASIC_CONSUME)
+        channel.after_writes(lambda: self._consume(name, asked, priority), methods.BasicConsume.KEY)
 
     def _consume(self, name: bytes, asked: content.Consume, priority: int) -> None:
         """What was published before is for the consumers that waited for it."""
@@ -162,12 +162,12 @@ class Consuming:
         self.consumers[consumer.tag] = consumer
         self._queues[consumer] = queue
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CONSUME_OK, consumer.tag))
+            channel.send(replies.consumer_ok(channel.number, methods.BasicConsumeOk.KEY, consumer.tag))
 
     def cancel(self, payload: bytes) -> None:
         """basic.cancel; a consumer that is not there is no error."""
         asked = content.cancel(payload)
-        self._channel.after_writes(lambda: self._cancel(asked), keys.BASIC_CANCEL)
+        self._channel.after_writes(lambda: self._cancel(asked), methods.BasicCancel.KEY)
 
     def _cancel(self, asked: content.Cancel) -> None:
         """The consumer still gets what was published before."""
@@ -180,7 +180,7 @@ class Consuming:
         if self._asking and self._asking[0] == asked.consumer_tag:
             self._ask_no_more()
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CANCEL_OK, asked.consumer_tag))
+            channel.send(replies.consumer_ok(channel.number, methods.BasicCancelOk.KEY, asked.consumer_tag))
 
     def _leave(self, consumer: Consumer) -> None:
         """A consumer leaves its queue, which goes with the last one if it is to."""
@@ -210,7 +210,7 @@ class Consuming:
         tag = asked.consumer_tag or _new_tag()
         self._asking = tag, channel.connection.direct.wait(channel.connection.who.vhost, self)
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, keys.BASIC_CONSUME_OK, tag))
+            channel.send(replies.consumer_ok(channel.number, methods.BasicConsumeOk.KEY, tag))
 
     def _ask_no_more(self) -> None:
         if self._asking is not None:
@@ -258,7 +258,7 @@ class Consuming:
         name = channel.queue_name(asked.queue)
         channel.connection.demand(Permission.READ, "queue", name)
         channel.connection.vhost.find_queue(name, channel.connection)
-        channel.after_writes(lambda: self._get(name, asked.no_ack), keys.BASIC_GET)
+        channel.after_writes(lambda: self._get(name, asked.no_ack), methods.BasicGet.KEY)
 
     def _get(self, name: bytes, no_ack: bool) -> None:
         channel = self._channel
@@ -325,7 +325,7 @@ class Consuming:
     def _recover(self, answered: bool) -> Iterator[None]:
         channel = self._channel
         yield from self._return_all()
-        channel.finish(replies.empty(channel.number, keys.BASIC_RECOVER_OK) if answered else b"")
+        channel.finish(replies.empty(channel.number, methods.BasicRecoverOk.KEY) if answered else b"")
         self.resume()
 
     def _return_all(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.refusals import check_not_default
 from dtx.store.postgres.values import first_of_each
-from dtx.wire.amqp09 import keys, methods, replies
+from dtx.wire.amqp09 import methods, replies
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Declaring:
                 internal=asked.internal,
                 arguments=asked.arguments,
             )
-        self._answer(keys.EXCHANGE_DECLARE, define, asked.no_wait, vhost.exchanges[name].key)
+        self._answer(methods.ExchangeDeclare.KEY, define, asked.no_wait, vhost.exchanges[name].key)
 
     def exchange_delete(self, payload: bytes) -> None:
         """exchange.delete."""
@@ -121,12 +121,12 @@ class Declaring:
         check_not_default(name)
         self._connection.demand(Permission.CONFIGURE, "exchange", name)
         define = self._connection.vhost.delete_exchange(name, if_unused=asked.if_unused)
-        self._answer(keys.EXCHANGE_DELETE, define, asked.no_wait)
+        self._answer(methods.ExchangeDelete.KEY, define, asked.no_wait)
 
     def exchange_bind_or_query(self, payload: bytes) -> None:
         """exchange.bind, or the preview's exchange.query, which has the same number."""
         if not methods.is_query(payload):
-            self._bind(payload, keys.EXCHANGE_BIND)
+            self._bind(payload, methods.ExchangeBind.KEY)
             return
         self.check_ticket("exchange.query", payload)
         name = methods.ExchangeQuery.decode(payload).exchange
@@ -145,22 +145,22 @@ class Declaring:
 
     def exchange_unbind(self, payload: bytes) -> None:
         """exchange.unbind."""
-        self._bind(payload, keys.EXCHANGE_UNBIND)
+        self._bind(payload, methods.ExchangeUnbind.KEY)
 
     def queue_bind(self, payload: bytes) -> None:
         """queue.bind."""
-        self._bind(payload, keys.QUEUE_BIND)
+        self._bind(payload, methods.QueueBind.KEY)
 
     def queue_unbind(self, payload: bytes) -> None:
         """queue.unbind."""
-        self._bind(payload, keys.QUEUE_UNBIND)
+        self._bind(payload, methods.QueueUnbind.KEY)
 
     def _bind(self, payload: bytes, key: int) -> None:
         asked = _BINDINGS[key].decode(payload)
         vhost, demand = self._connection.vhost, self._connection.demand
         destination, source, routing_key = _name(asked.destination), _name(asked.source), asked.routing_key
         kind = DestinationKind.EXCHANGE
-        if key in (keys.QUEUE_BIND, keys.QUEUE_UNBIND):
+        if key in (methods.QueueBind.KEY, methods.QueueUnbind.KEY):
             kind = DestinationKind.QUEUE
             if not destination:
                 destination = self.queue_name(destination)
@@ -171,7 +171,7 @@ class Declaring:
         check_not_default(source)
         demand(Permission.READ, "exchange", source)
         self._connection.demand_topic(Permission.READ, source, routing_key)
-        act = vhost.bind if key in (keys.QUEUE_BIND, keys.EXCHANGE_BIND) else vhost.unbind
+        act = vhost.bind if key in (methods.QueueBind.KEY, methods.ExchangeBind.KEY) else vhost.unbind
         define = act(source, kind, destination, routing_key, asked.arguments, self._connection)
         binding = vhost.binding(source, kind, destination, routing_key, asked.arguments) if act == vhost.bind else None
         self._answer(key, define, asked.no_wait, binding)
@@ -238,7 +238,7 @@ class Declaring:
         queue = declared.queue
         if declared.created:
             answer = partial(self._found, queue.name, asked.no_wait)
-            self._durably(declared.define, answer, keys.QUEUE_DECLARE, queue.spec.id)
+            self._durably(declared.define, answer, methods.QueueDeclare.KEY, queue.spec.id)
         else:
             self._count(queue.name, asked.no_wait)
 
@@ -257,9 +257,9 @@ class Declaring:
 
         def act() -> None:
             queue = self._connection.vhost.find_queue(name, self._connection)
-            self._durably(None, partial(self._found, name, no_wait), keys.QUEUE_DECLARE, queue.spec.id)
+            self._durably(None, partial(self._found, name, no_wait), methods.QueueDeclare.KEY, queue.spec.id)
 
-        self._channel.after_writes(act, keys.QUEUE_DECLARE)
+        self._channel.after_writes(act, methods.QueueDeclare.KEY)
 
     def _found(self, name: bytes, no_wait: bool) -> bytes:
         queue = self._connection.vhost.find_queue(name, self._connection)
@@ -279,21 +279,21 @@ class Declaring:
         self._connection.demand(Permission.READ, "queue", name)
         self._connection.vhost.find_queue(name, self._connection)
         self._channel.after_writes(
-            lambda: self._channel.run(self._purge(name, asked.no_wait), keys.QUEUE_PURGE), keys.QUEUE_PURGE
+            lambda: self._channel.run(self._purge(name, asked.no_wait), methods.QueuePurge.KEY), methods.QueuePurge.KEY
         )
 
     async def _purge(self, name: bytes, no_wait: bool) -> bytes:
         queue = self._connection.vhost.find_queue(name, self._connection)
         queue.index.serve(self._connection.now())
         purged = await self._connection.broker.purge(queue)
-        return b"" if no_wait else replies.count_ok(self._channel.number, keys.QUEUE_PURGE_OK, purged)
+        return b"" if no_wait else replies.count_ok(self._channel.number, methods.QueuePurgeOk.KEY, purged)
 
     def queue_delete(self, payload: bytes) -> None:
         """queue.delete: with what was published before it."""
         asked = methods.QueueDelete.decode(payload)
         name = self.queue_name(asked.queue)
         self._connection.demand(Permission.CONFIGURE, "queue", name)
-        self._channel.after_writes(lambda: self._delete(name, asked), keys.QUEUE_DELETE)
+        self._channel.after_writes(lambda: self._delete(name, asked), methods.QueueDelete.KEY)
 
     def _delete(self, name: bytes, asked: methods.QueueDelete) -> None:
         vhost = self._connection.vhost
@@ -304,8 +304,8 @@ class Declaring:
         gone = vhost.delete_queue(name, self._connection, if_unused=asked.if_unused, if_empty=asked.if_empty)
         self._connection.close_queues(gone.queues)
         number = self._channel.number
-        answer = b"" if asked.no_wait else replies.count_ok(number, keys.QUEUE_DELETE_OK, messages)
-        self._durably(gone.define, lambda: answer, keys.QUEUE_DELETE, None)
+        answer = b"" if asked.no_wait else replies.count_ok(number, methods.QueueDeleteOk.KEY, messages)
+        self._durably(gone.define, lambda: answer, methods.QueueDelete.KEY, None)
 
     # -- answers
 
@@ -337,12 +337,12 @@ async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes
 
 
 _OK: Final = {
-    keys.EXCHANGE_DECLARE: keys.EXCHANGE_DECLARE_OK,
-    keys.EXCHANGE_DELETE: keys.EXCHANGE_DELETE_OK,
-    keys.EXCHANGE_BIND: keys.EXCHANGE_BIND_OK,
-    keys.EXCHANGE_UNBIND: keys.EXCHANGE_UNBIND_OK,
-    keys.QUEUE_BIND: keys.QUEUE_BIND_OK,
-    keys.QUEUE_UNBIND: keys.QUEUE_UNBIND_OK,
+    methods.ExchangeDeclare.KEY: methods.ExchangeDeclareOk.KEY,
+    methods.ExchangeDelete.KEY: methods.ExchangeDeleteOk.KEY,
+    methods.ExchangeBind.KEY: methods.ExchangeBindOk.KEY,
+    methods.ExchangeUnbind.KEY: methods.ExchangeUnbindOk.KEY,
+    methods.QueueBind.KEY: methods.QueueBindOk.KEY,
+    methods.QueueUnbind.KEY: methods.QueueUnbindOk.KEY,
 }
 
 

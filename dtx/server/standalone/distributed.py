@@ -18,7 +18,7 @@ from dtx.server.standalone.contexts import Immediate, Settled, Settlement
 from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import Delivery, HeldPublish
-from dtx.wire.amqp09 import calls, keys
+from dtx.wire.amqp09 import calls, methods
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
@@ -142,7 +142,7 @@ class Distributed:
         if how is Settlement.REJECT:
             letters = [each for each in deliveries.values() if each.queue.arguments.dead_letter_exchange is not None]
             if letters:
-                self._channel.run(self._publish_letters(entry, letters), keys.BASIC_REJECT)
+                self._channel.run(self._publish_letters(entry, letters), methods.BasicReject.KEY)
 
     def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns either way
         delivery.queue.rollback((delivery.position,), self._channel.connection.now())

@@ -5,7 +5,7 @@ from typing import Final
 
 import dtx
 from dtx.server.limits import HEARTBEAT, MAX_FRAME, ConnectionLimits
-from dtx.wire.amqp09 import handshake, keys
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import MIN_FRAME, OPENING_FRAME, method_frame
 
@@ -46,9 +46,9 @@ _GREETING: Final = method_frame(
 class Step(Enum):
     """What the client says next."""
 
-    START_OK = keys.CONNECTION_START_OK
-    TUNE_OK = keys.CONNECTION_TUNE_OK
-    OPEN = keys.CONNECTION_OPEN
+    START_OK = methods.ConnectionStartOk.KEY
+    TUNE_OK = methods.ConnectionTuneOk.KEY
+    OPEN = methods.ConnectionOpen.KEY
     NOTHING = 0
     """It is the server's turn."""
 

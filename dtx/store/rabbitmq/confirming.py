@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 from dtx.store.rabbitmq.upstream import Content, Upstream
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.content import MANDATORY, Close
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame
 
-_BASIC: Final = keys.BASIC_PUBLISH >> 16
+_BASIC: Final = methods.BasicPublish.KEY >> 16
 _Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
 
 
@@ -95,7 +95,7 @@ class ConfirmChannel:
             return
         self._open = False
         self._closing = then
-        self._upstream.write(method_frame(self._number, requests.close(keys.CHANNEL_CLOSE, 200, b"done")))
+        self._upstream.write(method_frame(self._number, requests.close(methods.ChannelClose.KEY, 200, b"done")))
 
     # -- from the broker
 
@@ -106,18 +106,18 @@ class ConfirmChannel:
             if self._content is not None and self._content.add(key, payload):
                 message, self._content = self._content, None
                 self._returned(message)
-        elif key == keys.BASIC_RETURN:
+        elif key == methods.BasicReturn.KEY:
             self._content = Content(payload)
-        elif key in (keys.BASIC_ACK, keys.BASIC_NACK):
-            taken = key == keys.BASIC_ACK
+        elif key in (methods.BasicAck.KEY, methods.BasicNack.KEY):
+            taken = key == methods.BasicAck.KEY
             settle = content.ack(payload) if taken else content.nack(payload)
             self._confirmed(settle.delivery_tag, multiple=settle.multiple, taken=taken)
-        elif key == keys.CHANNEL_CLOSE:
+        elif key == methods.ChannelClose.KEY:
             self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
             if self._open:  # else the broker's close-ok follows
                 self._end()
                 self._owner.closed(content.close(payload))
-        elif key == keys.CHANNEL_CLOSE_OK:
+        elif key == methods.ChannelCloseOk.KEY:
             self._end()
 
     def _returned(self, message: Content) -> None:

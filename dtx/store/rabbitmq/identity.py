@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, keys, methods, requests, tables
+from dtx.wire.amqp09 import content, methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 
 GENERATIONS: Final = 4
@@ -62,7 +62,7 @@ class Identity:
             arguments=tables.entry(b"alternate-exchange", b"S", owner_mark(self.log).encode()),
         ).encode()
         try:
-            await channel.call(declare, keys.EXCHANGE_DECLARE_OK)
+            await channel.call(declare, methods.ExchangeDeclareOk.KEY)
         except ChannelClosed as closed:
             if closed.close.reply_code != 406:
                 raise
@@ -123,7 +123,9 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
     """
     channel = await OwnChannel(upstream).open()
     try:
-        _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        _, answer, _ = await channel.call(
+            methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY
+        )
     except ChannelClosed as closed:
         match closed.close.reply_code:
             case 404:

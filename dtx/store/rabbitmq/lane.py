@@ -26,7 +26,7 @@ from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.store.slices import finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
 from dtx.xa.codes import ReplyCode, XaError
@@ -230,7 +230,7 @@ class Lane:
         await self.settings.identity.claim(self.vhost, control)
         lock = self.settings.identity.new_lock()
         failpoint.at(Point.LANE_LOCK_BEFORE)
-        await control.call(declare_lock(lock), keys.QUEUE_DECLARE_OK)
+        await control.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
         failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
         await self.receipts.declare(control)
@@ -251,7 +251,7 @@ class Lane:
         stranger = properties.build({properties.Property.USER_ID: b"dtx somebody else"})
         probe = messages.probe(channel.number, b"", self.receipts.queues[0], 0, stranger)
         try:
-            await channel.send_raw(probe, keys.TX_ROLLBACK_OK)
+            await channel.send_raw(probe, methods.TxRollbackOk.KEY)
         except ChannelClosed:
             return False
         await channel.close()
@@ -259,13 +259,13 @@ class Lane:
 
     async def _tx_channel(self, connection: ServiceConnection) -> OwnChannel:
         channel = await OwnChannel(connection).open()
-        await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+        await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
         return channel
 
     async def _open_channel(self, connection: ServiceConnection) -> None:
         channel = await OwnChannel(connection).open()
         frames = hold_lock(channel.number, connection.lock) + method_frame(channel.number, requests.TX_SELECT)
-        await channel.send_raw(frames, keys.TX_SELECT_OK)
+        await channel.send_raw(frames, methods.TxSelectOk.KEY)
         if connection is self._connection:
             self._opened += 1
         self._give(channel)
@@ -298,7 +298,9 @@ class Lane:
         clients: they can still acknowledge, alone.
         """
         if canary.closed is None and not canary.busy:
-            canary.send_raw(messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), keys.TX_ROLLBACK_OK)
+            canary.send_raw(
+                messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), methods.TxRollbackOk.KEY
+            )
 
     async def management(self) -> Management:
         """The management API, once it has shown that it is this broker's.
@@ -513,7 +515,9 @@ class Lane:
             except ChannelClosed as closed:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
-                return Refused(reason=words(closed.close), partial=phase.repeated or closed.close.key == keys.TX_COMMIT)
+                return Refused(
+                    reason=words(closed.close), partial=phase.repeated or closed.close.key == methods.TxCommit.KEY
+                )
             except WireError as error:  # nothing was sent
                 reason = f"a message cannot be written as AMQP has it: {error.reason}"
                 return Refused(reason=reason, partial=phase.repeated)
@@ -551,7 +555,7 @@ class Lane:
         failpoint.at(Point.UNIT_BEFORE)
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
         try:
-            await channel.send_steps(steps, keys.TX_COMMIT_OK)
+            await channel.send_steps(steps, methods.TxCommitOk.KEY)
         except ChannelClosed:
             self._replace(channel)
             raise

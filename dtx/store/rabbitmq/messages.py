@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09 import methods, properties, requests
 from dtx.wire.amqp09.content import MANDATORY
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
@@ -21,7 +21,7 @@ _KEY: Final = b"x-dtx-original-routing-key"
 _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
-_BASIC: Final = keys.BASIC_PUBLISH >> 16
+_BASIC: Final = methods.BasicPublish.KEY >> 16
 _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
 
 

@@ -26,7 +26,7 @@ from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, keys, methods, requests, tables
+from dtx.wire.amqp09 import content, methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 
 _KEEP_SCANS: Final = 64
@@ -121,7 +121,7 @@ class Receipts:
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
                 for queue in receipt_queues(stem):
-                    await channel.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+                    await channel.call(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
             del self._inherited[stem]
         if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
@@ -147,7 +147,7 @@ class Receipts:
         if channel is None:
             return False
         for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
-            await channel.call(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+            await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         number, marker = channel.number, _marker(self.incarnation)
         frames = method_frame(number, methods.QueuePurge(queue).encode())
         if not first or first[0].body != marker:
@@ -155,7 +155,7 @@ class Receipts:
             if first:
                 frames += method_frame(number, requests.ack(content.deliver(first[0].method).delivery_tag))
             frames += messages.receipt(number, queue, marker)
-        await channel.send_raw(frames, keys.QUEUE_PURGE_OK)
+        await channel.send_raw(frames, methods.QueuePurgeOk.KEY)
         failpoint.at(Point.DRAIN_PURGED)
         await channel.close()
         failpoint.at(Point.DRAIN_AFTER)
@@ -173,7 +173,7 @@ class Receipts:
         """
         for queue in self.queues:
             await channel.call(
-                methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS).encode(), keys.QUEUE_DECLARE_OK
+                methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS).encode(), methods.QueueDeclareOk.KEY
             )
 
     async def renew_inherited(self, upstream: Upstream) -> None:
@@ -191,7 +191,7 @@ class Receipts:
         """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""
         if not self._generation:
             for queue in self.queues:
-                await channel.call(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+                await channel.call(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
     async def recognise(self, upstream: Upstream) -> None:
         """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
@@ -208,10 +208,12 @@ class Receipts:
             incarnation = self._proposed = self._proposed or str(uuid4())
             failpoint.at(Point.MARKER_BEFORE)
             channel = await OwnChannel(upstream).open()
-            await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+            await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
             frames = [messages.receipt(channel.number, queue, _marker(incarnation)) for queue in self.queues]
             commit = (method_frame(channel.number, requests.TX_COMMIT),)
-            await channel.send_steps(((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), keys.TX_COMMIT_OK)
+            await channel.send_steps(
+                ((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), methods.TxCommitOk.KEY
+            )
             failpoint.at(Point.MARKER_AFTER)
             await channel.close()
             self.incarnation, self._proposed = incarnation, None
@@ -268,7 +270,7 @@ class Receipts:
             while waiting:
                 # What is counted after the consumer began has been delivered before the answer, or still waits.
                 _, answer, _ = await channel.call(
-                    methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK
+                    methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY
                 )
                 waiting = content.declare_ok(answer).message_count
             await channel.close()  # they go back where they were
@@ -282,8 +284,8 @@ class Receipts:
         channel.on_delivery = note
         try:
             if prefetch:
-                await channel.call(requests.qos(prefetch), keys.BASIC_QOS_OK)
-            await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+                await channel.call(requests.qos(prefetch), methods.BasicQosOk.KEY)
+            await channel.call(requests.consume(queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
         except ChannelClosed as closed:
             if closed.close.reply_code != _IN_USE:
                 raise

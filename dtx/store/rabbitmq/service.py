@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import dtx
 from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost, words
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, handshake, keys, requests, tables
+from dtx.wire.amqp09 import content, handshake, methods, requests, tables
 from dtx.wire.amqp09.frames import Protocol, method_frame
 
 _log = get_logger(part="service connection")
@@ -142,7 +142,7 @@ class ServiceConnection(Upstream):
         self.start_heartbeats(agreed.heartbeat)
         frames = method_frame(0, handshake.encode_tune_ok(agreed))
         frames += method_frame(0, handshake.encode_open(vhost.encode()))
-        await self._within_time(self._say(frames, keys.CONNECTION_OPEN_OK))
+        await self._within_time(self._say(frames, methods.ConnectionOpenOk.KEY))
 
     async def _within_time(self, work: Awaitable[object]) -> None:
         try:
@@ -154,7 +154,7 @@ class ServiceConnection(Upstream):
 
     async def _authenticate(self) -> None:
         broker = self._broker
-        start = handshake.decode_start(await self._say(Protocol.AMQP_0_9_1.value, keys.CONNECTION_START))
+        start = handshake.decode_start(await self._say(Protocol.AMQP_0_9_1.value, methods.ConnectionStart.KEY))
         self.server_properties = start.server_properties
         start_ok = handshake.StartOk(
             client_properties=self._properties(),
@@ -163,7 +163,7 @@ class ServiceConnection(Upstream):
             locale=b"en_US",
         )
         frame = method_frame(0, handshake.encode_start_ok(start_ok))
-        tune = handshake.decode_tune(await self._say(frame, keys.CONNECTION_TUNE))
+        tune = handshake.decode_tune(await self._say(frame, methods.ConnectionTune.KEY))
         agreed = handshake.Tune(
             channel_max=tune.channel_max or 0xFFFF,
             frame_max=min(tune.frame_max or _FRAME_MAX, _FRAME_MAX),
@@ -192,15 +192,15 @@ class ServiceConnection(Upstream):
         payload = buffer[start + 7 : end - 1]
         if self._step is not None and not self._step.done() and key == self._wanted:
             self._step.set_result(payload)
-        elif key == keys.CONNECTION_CLOSE:
+        elif key == methods.ConnectionClose.KEY:
             close = content.close(payload)
             self.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
             self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
             self.abort(f"the broker closed the connection: {words(close)}")
-        elif key == keys.CONNECTION_BLOCKED:
+        elif key == methods.ConnectionBlocked.KEY:
             self.blocked = True
             _log.warning("the broker takes no publishes, it has an alarm (memory or disk)", connection=self._name)
-        elif key == keys.CONNECTION_UNBLOCKED:
+        elif key == methods.ConnectionUnblocked.KEY:
             self.blocked = False
             _log.info("the broker takes publishes again", connection=self._name)
 

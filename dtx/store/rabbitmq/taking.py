@@ -23,7 +23,7 @@ from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.upstream import Content, Declares, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.content import Close, Settle
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.xa.codes import ReplyCode, XaError
@@ -205,20 +205,20 @@ class TakingChannel:
     def request(self, key: int, payload: bytes) -> None:
         """Pass a method of the client on; what dtx has to know of it, it notes."""
         match key:
-            case keys.BASIC_CONSUME:
+            case methods.BasicConsume.KEY:
                 consume = content.consume(payload)
                 consumer = self._consumer(consume.queue, consume.no_ack)
                 if consume.no_wait:
                     self._consumers[consume.consumer_tag] = consumer
                 else:
                     self._consuming.append(consumer)
-            case keys.BASIC_GET:
+            case methods.BasicGet.KEY:
                 get = content.get(payload)
                 self._getting.append(self._consumer(get.queue, get.no_ack))
-            case keys.QUEUE_DECLARE:
+            case methods.QueueDeclare.KEY:
                 self._declare(payload)
                 self._declares.asked(payload)
-            case keys.QUEUE_DELETE:
+            case methods.QueueDelete.KEY:
                 self._declares.deleted(payload, self._last_queue)
             case _:
                 pass
@@ -541,25 +541,28 @@ class TakingChannel:
             self._add_content(key, buffer[start + 7 : end - 1])
             if self._stray:
                 return
-        elif key in (keys.BASIC_DELIVER, keys.BASIC_GET_OK):
+        elif key in (methods.BasicDeliver.KEY, methods.BasicGetOk.KEY):
             self._deliver(key, buffer[start + 7 : end - 1])
             if self._stray:
                 return
-        elif key == keys.TX_COMMIT_OK:
+        elif key == methods.TxCommitOk.KEY:
             self._committed()
             return
-        elif key == keys.BASIC_CONSUME_OK and content.consumer_tag(buffer[start + 7 : end - 1]) == self.lock.encode():
+        elif (
+            key == methods.BasicConsumeOk.KEY
+            and content.consumer_tag(buffer[start + 7 : end - 1]) == self.lock.encode()
+        ):
             self._locked = True
             self._flush()
             return
-        elif key == keys.TX_SELECT_OK and self._selecting is not None:
+        elif key == methods.TxSelectOk.KEY and self._selecting is not None:
             self._selecting.set_result(None)
             self._selecting = None
             return
-        elif key == keys.CHANNEL_CLOSE:
+        elif key == methods.ChannelClose.KEY:
             self._closed(content.close(buffer[start + 7 : end - 1]))
             return
-        elif key == keys.CHANNEL_CLOSE_OK:
+        elif key == methods.ChannelCloseOk.KEY:
             self.upstream.free(self.number)
             owner, self.owner = self.owner, None
             self._end("closed", None)
@@ -574,20 +577,20 @@ class TakingChannel:
 
     def _note(self, key: int, payload: bytes) -> None:
         match key:
-            case keys.BASIC_CONSUME_OK:
+            case methods.BasicConsumeOk.KEY:
                 if self._consuming:
                     self._consumers[content.consumer_tag(payload)] = self._consuming.popleft()
-            case keys.BASIC_CANCEL_OK:
+            case methods.BasicCancelOk.KEY:
                 self._end_consumer(content.consumer_tag(payload))
-            case keys.BASIC_CANCEL:
+            case methods.BasicCancel.KEY:
                 tag = content.cancel(payload).consumer_tag
                 if tag == self.lock.encode():
                     self.upstream.abort("its lock was deleted")  # a successor would take it for dead
                 self._end_consumer(tag)
-            case keys.BASIC_GET_EMPTY:
+            case methods.BasicGetEmpty.KEY:
                 if self._getting:
                     self._getting.popleft()
-            case keys.QUEUE_DECLARE_OK:
+            case methods.QueueDeclareOk.KEY:
                 name = content.declare_ok(payload).queue
                 self._declared(name)
                 self._declares.answered(name)
@@ -602,7 +605,7 @@ class TakingChannel:
                 del self._former[next(iter(self._former))]
 
     def _deliver(self, key: int, payload: bytes) -> None:
-        if key == keys.BASIC_DELIVER:
+        if key == methods.BasicDeliver.KEY:
             deliver = content.deliver(payload)
             tag, redelivered = deliver.delivery_tag, deliver.redelivered
             exchange, routing_key = deliver.exchange, deliver.routing_key
@@ -683,7 +686,7 @@ class TakingChannel:
 
     def close(self, code: int = 200, text: bytes = b"closed by the client") -> None:
         """channel.close, behind whatever is still to be committed; the owner hears when it is through."""
-        self._send(method_frame(self.number, requests.close(keys.CHANNEL_CLOSE, code, text)), last=True)
+        self._send(method_frame(self.number, requests.close(methods.ChannelClose.KEY, code, text)), last=True)
 
     def detach(self) -> None:
         """The client's channel is gone: keep what branches hold until they are through, give back all else."""
@@ -700,7 +703,7 @@ class TakingChannel:
     def _close_if_idle(self) -> None:
         if self.owner is None and self.gone is None and not self._held and not self._committing and not self._queue:
             self.gone = "closing"
-            self.upstream.write(method_frame(self.number, requests.close(keys.CHANNEL_CLOSE, 200, b"done")))
+            self.upstream.write(method_frame(self.number, requests.close(methods.ChannelClose.KEY, 200, b"done")))
 
     def _closed(self, close: Close) -> None:
         self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
@@ -710,7 +713,7 @@ class TakingChannel:
         owner = self.owner
         # Behind tx.commit anything may have happened, and at no method (a delivery was not acknowledged in time) nobody
         # knows whether that came behind it. At any other method the channel took its transaction with it.
-        known = close.key not in (keys.TX_COMMIT, 0)
+        known = close.key not in (methods.TxCommit.KEY, 0)
         in_doubt = self._unit is not None and not known
         self._end(f"the broker closed it: {close.reply_code}", UnitOutcome.NEVER if known else None)
         if owner is not None:

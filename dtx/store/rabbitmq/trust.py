@@ -13,7 +13,7 @@ from dtx.store.rabbitmq.management import Management, ManagementError
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import keys, methods
+from dtx.wire.amqp09 import methods
 
 _log = get_logger(part="lane")
 
@@ -140,7 +140,7 @@ class Trust:
         if await management.has_queue(self._vhost, lock):
             return False
         try:
-            await control.call(methods.QueueDeclare(lock.encode(), passive=True).encode(), keys.QUEUE_DECLARE_OK)
+            await control.call(methods.QueueDeclare(lock.encode(), passive=True).encode(), methods.QueueDeclareOk.KEY)
         except ChannelClosed as closed:
             # Without it a successor would believe that nothing of this connection can happen any more.
             control.upstream.abort(f"its lock is gone: {closed}")

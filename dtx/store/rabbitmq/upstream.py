@@ -15,7 +15,7 @@ from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
@@ -240,7 +240,7 @@ class Upstream(asyncio.BaseProtocol):
     def close(self) -> None:
         """End the connection: connection.close, without waiting for the answer."""
         if self._transport is not None and not self.is_lost:
-            self.write(method_frame(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye")))
+            self.write(method_frame(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye")))
             self._transport.close()
 
     def pause_reading(self, reason: object) -> None:
@@ -344,7 +344,7 @@ class OwnChannel:
 
     async def open(self) -> "OwnChannel":
         """channel.open; returns the channel itself."""
-        await self.call(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)
+        await self.call(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
         return self
 
     def send(self, payload: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
@@ -393,15 +393,15 @@ class OwnChannel:
         if key in (HEADER, BODY):
             if self._content is not None and self._content.add(key, payload):
                 self._complete(self._content)
-        elif key in keys.CONTENT:
+        elif key in methods.CONTENT:
             self._content = Content(payload)
-        elif key == keys.CHANNEL_CLOSE:
+        elif key == methods.ChannelClose.KEY:
             self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
             self.upstream.free(self.number)
             self._fail(ChannelClosed(content.close(payload)))
-        elif key == keys.BASIC_CANCEL:
+        elif key == methods.BasicCancel.KEY:
             self.upstream.abort("a queue of dtx's own was deleted")
-        elif key == keys.CHANNEL_CLOSE_OK:
+        elif key == methods.ChannelCloseOk.KEY:
             self.upstream.free(self.number)
             self._answer(key, payload, None)
             self._fail(UpstreamLost("the channel was closed"))
@@ -411,9 +411,9 @@ class OwnChannel:
     def _complete(self, message: Content) -> None:
         self._content = None
         key = int.from_bytes(message.method[:4], "big")
-        if key == keys.BASIC_RETURN:
+        if key == methods.BasicReturn.KEY:
             self.returned.append(message)
-        elif key == keys.BASIC_DELIVER:
+        elif key == methods.BasicDeliver.KEY:
             if self.on_delivery is not None:
                 self.on_delivery(message)
         else:
@@ -441,4 +441,4 @@ class OwnChannel:
     async def close(self) -> None:
         """channel.close; unacknowledged messages go back to their queues."""
         if self.closed is None:
-            await self.call(requests.close(keys.CHANNEL_CLOSE, 200, b"done"), keys.CHANNEL_CLOSE_OK)
+            await self.call(requests.close(methods.ChannelClose.KEY, 200, b"done"), methods.ChannelCloseOk.KEY)

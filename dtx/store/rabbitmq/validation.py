@@ -11,7 +11,7 @@ from typing import Final
 
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.upstream import Upstream
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.content import IMMEDIATE, Close, Publish
 from dtx.wire.amqp09.frames import method_frame
 
@@ -77,7 +77,7 @@ class Validator:
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame from the broker."""
-        if key == keys.TX_ROLLBACK_OK:
+        if key == methods.TxRollbackOk.KEY:
             if self._waiting:
                 good, _, judgement = self._waiting.popleft()
                 self._good[good] = asyncio.get_running_loop().time() + _FRESH
@@ -85,9 +85,9 @@ class Validator:
                 while len(self._good) > _CACHE:
                     self._good.popitem(last=False)
                 _settle(judgement, None)
-        elif key == keys.CHANNEL_CLOSE:
+        elif key == methods.ChannelClose.KEY:
             self._refused(content.close(buffer[start + 7 : end - 1]))
-        elif key == keys.TX_SELECT_OK:
+        elif key == methods.TxSelectOk.KEY:
             self._opening = False
             self._upstream.write(b"".join(frames for _, frames, _ in self._waiting))
 

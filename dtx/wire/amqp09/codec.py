@@ -93,6 +93,8 @@ class Method:
 
     KEY: ClassVar[int]
     """Class << 16 | method, as the frame splitter tells it."""
+    HEAD: ClassVar[bytes]
+    """The same as the first four bytes of a payload."""
     NAME: ClassVar[str]
     """As the XML has it, for example ``basic.get-ok``."""
     SENT_BY: ClassVar[Sender]
@@ -156,6 +158,7 @@ def method(
     def make(cls: M) -> M:
         made: Any = dataclass(slots=True, unsafe_hash=True)(cls)
         made.KEY = class_id << 16 | method_id
+        made.HEAD = _LONG.pack(made.KEY)
         made.NAME = name
         made.SENT_BY, made.MODES, made.ANSWER, made.FACTS = sent_by, modes, answer, facts
         kinds = get_type_hints(made, include_extras=True)

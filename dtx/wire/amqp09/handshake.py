@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
-from dtx.wire.amqp09 import keys, tables
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.errors import HardCode, WireError, syntax_error
 
 PLAIN: Final = b"PLAIN"
@@ -111,7 +111,7 @@ def encode_start(start: Start) -> bytes:
     """The payload of connection.start."""
     version = bytes((start.major, start.minor))
     strings = map(tables.put_long, (start.server_properties, start.mechanisms, start.locales))
-    return keys.CONNECTION_START.to_bytes(4, "big") + version + b"".join(strings)
+    return methods.ConnectionStart.HEAD + version + b"".join(strings)
 
 
 def decode_start_ok(payload: bytes) -> StartOk:
@@ -129,7 +129,7 @@ def encode_start_ok(start_ok: StartOk) -> bytes:
     """The payload of connection.start-ok."""
     return b"".join(
         (
-            keys.CONNECTION_START_OK.to_bytes(4, "big"),
+            methods.ConnectionStartOk.HEAD,
             tables.put_long(start_ok.client_properties),
             tables.put_short(start_ok.mechanism),
             tables.put_long(start_ok.response),
@@ -148,12 +148,12 @@ def decode_tune(payload: bytes) -> Tune:
 
 def encode_tune(tune: Tune) -> bytes:
     """The payload of connection.tune."""
-    return _TUNE.pack(keys.CONNECTION_TUNE, tune.channel_max, tune.frame_max, tune.heartbeat)
+    return _TUNE.pack(methods.ConnectionTune.KEY, tune.channel_max, tune.frame_max, tune.heartbeat)
 
 
 def encode_tune_ok(tune: Tune) -> bytes:
     """The payload of connection.tune-ok."""
-    return _TUNE.pack(keys.CONNECTION_TUNE_OK, tune.channel_max, tune.frame_max, tune.heartbeat)
+    return _TUNE.pack(methods.ConnectionTuneOk.KEY, tune.channel_max, tune.frame_max, tune.heartbeat)
 
 
 def decode_open(payload: bytes) -> bytes:
@@ -167,7 +167,7 @@ def decode_open(payload: bytes) -> bytes:
 
 def encode_open(vhost: bytes) -> bytes:
     """The payload of connection.open."""
-    return keys.CONNECTION_OPEN.to_bytes(4, "big") + tables.put_short(vhost) + b"\x00\x00"
+    return methods.ConnectionOpen.HEAD + tables.put_short(vhost) + b"\x00\x00"
 
 
 def decode_update_secret(payload: bytes) -> bytes:
@@ -180,7 +180,7 @@ def decode_update_secret(payload: bytes) -> bytes:
 
 def encode_open_ok() -> bytes:
     """The payload of connection.open-ok."""
-    return keys.CONNECTION_OPEN_OK.to_bytes(4, "big") + b"\x00"
+    return methods.ConnectionOpenOk.HEAD + b"\x00"
 
 
 def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes]) -> bytes:

@@ -694,6 +694,9 @@ METHODS: Final[dict[int, type[Method]]] = {
 }
 """The rows by class << 16 | method. 40.30 is exchange.bind here, 40.31 its answer: see :func:`is_query`."""
 
+CONTENT: Final = frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.CONTENT)
+"""The methods that a content header frame follows, by their keys."""
+
 
 def ticket(payload: bytes) -> int:
     """The access ticket, which 0-9-1 calls reserved: the first argument of a method that has one.

@@ -7,7 +7,7 @@ than a shortstr may be (255 octets) raise WireError 502.
 from struct import Struct
 from typing import Final
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, METHOD, OVERHEAD, body_frames
 from dtx.wire.amqp09.tables import put_long, put_short
 
@@ -38,22 +38,22 @@ def empty(channel: int, key: int) -> bytes:
 
 def channel_open_ok(channel: int) -> bytes:
     """channel.open-ok."""
-    return _LONG.pack(METHOD, channel, 8, keys.CHANNEL_OPEN_OK, 0, FRAME_END)
+    return _LONG.pack(METHOD, channel, 8, methods.ChannelOpenOk.KEY, 0, FRAME_END)
 
 
 def flow_ok(channel: int, active: bool) -> bytes:
     """channel.flow-ok."""
-    return _OCTET.pack(METHOD, channel, 5, keys.CHANNEL_FLOW_OK, active, FRAME_END)
+    return _OCTET.pack(METHOD, channel, 5, methods.ChannelFlowOk.KEY, active, FRAME_END)
 
 
 def ticket_ok(channel: int, ticket: int) -> bytes:
     """access.request-ok."""
-    return _SHORT.pack(METHOD, channel, 6, keys.ACCESS_REQUEST_OK, ticket, FRAME_END)
+    return _SHORT.pack(METHOD, channel, 6, methods.AccessRequestOk.KEY, ticket, FRAME_END)
 
 
 def blocked(reason: bytes) -> bytes:
     """connection.blocked; *reason* has at most 255 octets."""
-    return _frame(0, keys.CONNECTION_BLOCKED, put_short(reason))
+    return _frame(0, methods.ConnectionBlocked.KEY, put_short(reason))
 
 
 def queue_declare_ok(channel: int, queue: bytes, messages: int, consumers: int) -> bytes:
@@ -66,7 +66,7 @@ def queue_declare_ok(channel: int, queue: bytes, messages: int, consumers: int) 
         consumers: that are there.
     """
     name = put_short(queue)
-    head = _HEAD.pack(METHOD, channel, 12 + len(name), keys.QUEUE_DECLARE_OK)
+    head = _HEAD.pack(METHOD, channel, 12 + len(name), methods.QueueDeclareOk.KEY)
     return head + name + _COUNTS.pack(messages, consumers, FRAME_END)
 
 
@@ -82,22 +82,22 @@ def consumer_ok(channel: int, key: int, consumer_tag: bytes) -> bytes:
 
 def cancelled(channel: int, consumer_tag: bytes) -> bytes:
     """basic.cancel from the server: the consumer's queue is gone. No answer is waited for."""
-    return _frame(channel, keys.BASIC_CANCEL, put_short(consumer_tag) + b"\x01")
+    return _frame(channel, methods.BasicCancel.KEY, put_short(consumer_tag) + b"\x01")
 
 
 def ack(channel: int, delivery_tag: int, multiple: bool) -> bytes:
     """basic.ack to a publisher."""
-    return _SETTLE.pack(METHOD, channel, 13, keys.BASIC_ACK, delivery_tag, multiple, FRAME_END)
+    return _SETTLE.pack(METHOD, channel, 13, methods.BasicAck.KEY, delivery_tag, multiple, FRAME_END)
 
 
 def nack(channel: int, delivery_tag: int, multiple: bool) -> bytes:
     """basic.nack to a publisher: the message is not safe."""
-    return _SETTLE.pack(METHOD, channel, 13, keys.BASIC_NACK, delivery_tag, multiple, FRAME_END)
+    return _SETTLE.pack(METHOD, channel, 13, methods.BasicNack.KEY, delivery_tag, multiple, FRAME_END)
 
 
 def get_empty(channel: int) -> bytes:
     """basic.get-empty."""
-    return _OCTET.pack(METHOD, channel, 5, keys.BASIC_GET_EMPTY, 0, FRAME_END)
+    return _OCTET.pack(METHOD, channel, 5, methods.BasicGetEmpty.KEY, 0, FRAME_END)
 
 
 def address(exchange: bytes, routing_key: bytes) -> bytes:
@@ -140,7 +140,7 @@ def delivery(
     """
     return b"".join(
         (
-            _HEAD.pack(METHOD, channel, 13 + len(consumer_tag) + len(where), keys.BASIC_DELIVER),
+            _HEAD.pack(METHOD, channel, 13 + len(consumer_tag) + len(where), methods.BasicDeliver.KEY),
             consumer_tag,
             _TAG.pack(delivery_tag, redelivered),
             where,
@@ -162,7 +162,7 @@ def got(
     """basic.get-ok with its content; *left* is how many messages are still ready. See :func:`delivery`."""
     return b"".join(
         (
-            _HEAD.pack(METHOD, channel, 17 + len(where), keys.BASIC_GET_OK),
+            _HEAD.pack(METHOD, channel, 17 + len(where), methods.BasicGetOk.KEY),
             _TAG.pack(delivery_tag, redelivered),
             where,
             _COUNT.pack(left),
@@ -178,7 +178,7 @@ def returned(
     reason = put_short(text)
     return b"".join(
         (
-            _HEAD.pack(METHOD, channel, 6 + len(reason) + len(where), keys.BASIC_RETURN),
+            _HEAD.pack(METHOD, channel, 6 + len(reason) + len(where), methods.BasicReturn.KEY),
             _CODE.pack(code),
             reason,
             where,
@@ -199,15 +199,15 @@ def binding_query_ok(
     """binding.query-ok."""
     bits = exchange_not_found | queue_not_found << 1 | queue_not_matched << 2
     bits |= key_not_matched << 3 | args_not_matched << 4
-    return _OCTET.pack(METHOD, channel, 5, keys.BINDING_QUERY_OK, bits, FRAME_END)
+    return _OCTET.pack(METHOD, channel, 5, methods.BindingQueryOk.KEY, bits, FRAME_END)
 
 
 def exchange_query_ok(channel: int, kind: bytes, *, durable: bool, not_found: bool, arguments: bytes) -> bytes:
     """exchange.query-ok, which has the number of exchange.bind-ok; *arguments* are a table without its length."""
     octet = bytes((durable | not_found << 1,))
-    return _frame(channel, keys.EXCHANGE_BIND_OK, put_short(kind) + octet + put_long(arguments))
+    return _frame(channel, methods.ExchangeBindOk.KEY, put_short(kind) + octet + put_long(arguments))
 
 
 def complete(channel: int, mark: int) -> bytes:
     """execution.complete; *mark* counts the commands that have been executed, modulo 2**32."""
-    return _LONG.pack(METHOD, channel, 8, keys.EXECUTION_COMPLETE, mark & 0xFFFFFFFF, FRAME_END)
+    return _LONG.pack(METHOD, channel, 8, methods.ExecutionComplete.KEY, mark & 0xFFFFFFFF, FRAME_END)

@@ -6,18 +6,18 @@ Names longer than a shortstr may be (255 octets) raise WireError 502.
 from struct import Struct
 from typing import Final
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.tables import put_long, put_short
 
 NO_ARGUMENTS: Final = b""
 
-TX_SELECT: Final = keys.TX_SELECT.to_bytes(4, "big")
-TX_COMMIT: Final = keys.TX_COMMIT.to_bytes(4, "big")
-TX_ROLLBACK: Final = keys.TX_ROLLBACK.to_bytes(4, "big")
-CHANNEL_OPEN: Final = keys.CHANNEL_OPEN.to_bytes(4, "big") + b"\x00"
-CHANNEL_CLOSE_OK: Final = keys.CHANNEL_CLOSE_OK.to_bytes(4, "big")
-CONNECTION_CLOSE_OK: Final = keys.CONNECTION_CLOSE_OK.to_bytes(4, "big")
-CONFIRM_SELECT: Final = keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00"
+TX_SELECT: Final = methods.TxSelect().encode()
+TX_COMMIT: Final = methods.TxCommit().encode()
+TX_ROLLBACK: Final = methods.TxRollback().encode()
+CHANNEL_OPEN: Final = methods.ChannelOpen.HEAD + b"\x00"
+CHANNEL_CLOSE_OK: Final = methods.ChannelCloseOk().encode()
+CONNECTION_CLOSE_OK: Final = methods.ConnectionCloseOk().encode()
+CONFIRM_SELECT: Final = methods.ConfirmSelect.HEAD + b"\x00"
 
 _SETTLE: Final = Struct(">IQB")
 SETTLE_FRAME: Final = 8 + _SETTLE.size
@@ -26,8 +26,8 @@ _DELIVER: Final = Struct(">QB")
 _QOS: Final = Struct(">IIHB")
 _CODE: Final = Struct(">IH")
 _LONG: Final = Struct(">I")
-_PUBLISH: Final = keys.BASIC_PUBLISH.to_bytes(4, "big") + b"\x00\x00"
-_DELIVER_KEY: Final = keys.BASIC_DELIVER.to_bytes(4, "big")
+_PUBLISH: Final = methods.BasicPublish.HEAD + b"\x00\x00"
+_DELIVER_KEY: Final = methods.BasicDeliver.HEAD
 
 
 def _ticket(key: int) -> bytes:
@@ -48,28 +48,28 @@ def deliver(consumer_tag: bytes, delivery_tag: int, redelivered: bool, exchange:
 
 def returned(code: int, text: bytes, exchange: bytes, routing_key: bytes) -> bytes:
     """basic.return; *text* is at most 255 octets."""
-    head = _CODE.pack(keys.BASIC_RETURN, code)
+    head = _CODE.pack(methods.BasicReturn.KEY, code)
     return b"".join((head, put_short(text), put_short(exchange), put_short(routing_key)))
 
 
 def ack(delivery_tag: int, multiple: bool = False) -> bytes:
     """basic.ack."""
-    return _SETTLE.pack(keys.BASIC_ACK, delivery_tag, multiple)
+    return _SETTLE.pack(methods.BasicAck.KEY, delivery_tag, multiple)
 
 
 def nack(delivery_tag: int, multiple: bool = False, requeue: bool = True) -> bytes:
     """basic.nack."""
-    return _SETTLE.pack(keys.BASIC_NACK, delivery_tag, multiple | requeue << 1)
+    return _SETTLE.pack(methods.BasicNack.KEY, delivery_tag, multiple | requeue << 1)
 
 
 def reject(delivery_tag: int, requeue: bool = True) -> bytes:
     """basic.reject."""
-    return _SETTLE.pack(keys.BASIC_REJECT, delivery_tag, requeue)
+    return _SETTLE.pack(methods.BasicReject.KEY, delivery_tag, requeue)
 
 
 def qos(prefetch_count: int, everywhere: bool = False) -> bytes:
     """basic.qos."""
-    return _QOS.pack(keys.BASIC_QOS, 0, prefetch_count, everywhere)
+    return _QOS.pack(methods.BasicQos.KEY, 0, prefetch_count, everywhere)
 
 
 def consume(
@@ -84,18 +84,22 @@ def consume(
     """basic.consume; *arguments* are a table without its length."""
     bits = no_ack << 1 | exclusive << 2 | no_wait << 3
     return (
-        _ticket(keys.BASIC_CONSUME) + put_short(queue) + put_short(consumer_tag) + bytes((bits,)) + put_long(arguments)
+        _ticket(methods.BasicConsume.KEY)
+        + put_short(queue)
+        + put_short(consumer_tag)
+        + bytes((bits,))
+        + put_long(arguments)
     )
 
 
 def cancel(consumer_tag: bytes, no_wait: bool = False) -> bytes:
     """basic.cancel; sent by a server, it tells that the consumer is gone."""
-    return keys.BASIC_CANCEL.to_bytes(4, "big") + put_short(consumer_tag) + bytes((no_wait,))
+    return methods.BasicCancel.HEAD + put_short(consumer_tag) + bytes((no_wait,))
 
 
 def get(queue: bytes, no_ack: bool = False) -> bytes:
     """basic.get."""
-    return _ticket(keys.BASIC_GET) + put_short(queue) + bytes((no_ack,))
+    return _ticket(methods.BasicGet.KEY) + put_short(queue) + bytes((no_ack,))
 
 
 def close(key: int, code: int, text: bytes, failed: int = 0) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
@@ -36,7 +36,7 @@ def numbers(*values: int) -> list[bytes]:
 
 def read_declared(client: RawClient, channel: int) -> str:
     """The name in queue.declare-ok."""
-    return content.declare_ok(client.read_method(channel, keys.QUEUE_DECLARE_OK)).queue.decode()
+    return content.declare_ok(client.read_method(channel, methods.QueueDeclareOk.KEY)).queue.decode()
 
 
 def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
@@ -97,7 +97,7 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
     if within:
         raw.ask(1, Start(xid=xid))
     raw.send(1, requests.get(queue.encode()))
-    tag = content.get_ok(raw.read_method(1, keys.BASIC_GET_OK)).delivery_tag
+    tag = content.get_ok(raw.read_method(1, methods.BasicGetOk.KEY)).delivery_tag
     raw.send(1, settle(tag))
     if within:
         assert raw.ask(1, End(xid=xid)) is XaFlag.OK
@@ -164,7 +164,7 @@ def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", grave)
     for name, arguments in ((grave, grave_arguments), (queue, letters)):
         raw.send(2, methods.QueueDeclare(name, exclusive=True, arguments=arguments).encode())
-        raw.read_method(2, keys.QUEUE_DECLARE_OK)
+        raw.read_method(2, methods.QueueDeclareOk.KEY)
     raw.publish(2, queue.decode(), b"rejected")
     return queue.decode(), grave.decode()
 
@@ -205,7 +205,7 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
     """No-ack: the server "assumes the delivery will succeed and immediately dequeues it"."""
     raw.ask(1, Start(xid=xid))
     raw.send(1, requests.get(full.encode(), no_ack=True))
-    raw.read_method(1, keys.BASIC_GET_OK)
+    raw.read_method(1, methods.BasicGetOk.KEY)
     assert read_content(raw, 1) == b"0"
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
@@ -298,7 +298,7 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
     dying = f"{queue}-dying"
     letters = entry(b"x-dead-letter-exchange", b"S", b"") + entry(b"x-dead-letter-routing-key", b"S", queue.encode())
     raw.send(2, methods.QueueDeclare(dying.encode(), exclusive=True, arguments=letters).encode())
-    raw.read_method(2, keys.QUEUE_DECLARE_OK)
+    raw.read_method(2, methods.QueueDeclareOk.KEY)
     raw.publish(2, dying, b"rejected")
     while (tag := raw.get(1, dying)) is None:  # published on another channel
         pass
@@ -321,8 +321,8 @@ def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker,
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
     raw.send(1, requests.ack(tags[1]))
-    raw.send(1, struct.pack(">IB", keys.BASIC_RECOVER, 1))
-    raw.read_method(1, keys.BASIC_RECOVER_OK)
+    raw.send(1, struct.pack(">IB", methods.BasicRecover.KEY, 1))
+    raw.read_method(1, methods.BasicRecoverOk.KEY)
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(1)
@@ -422,7 +422,7 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
         worker = RawClient(service.url())
         worker.open(1, select=True)
         worker.send(1, methods.QueueDeclare(name, exclusive=True).encode())
-        worker.read_method(1, keys.QUEUE_DECLARE_OK)
+        worker.read_method(1, methods.QueueDeclareOk.KEY)
         worker.publish(1, name.decode(), b"mine")
         worker.ask(1, Start(xid=xid))
         worker.consume_one(1, name.decode())
@@ -492,7 +492,7 @@ def test_only_what_an_exclusive_queue_held_may_go(
         worker.ask(1, End(xid=xid))
         assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
         worker.send(1, methods.QueueDelete(target).encode())
-        worker.read_method(1, keys.QUEUE_DELETE_OK)
+        worker.read_method(1, methods.QueueDeleteOk.KEY)
     wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
     refusal = raw.refusal(2, Rollback(xid=xid))
     assert (refusal.code, "1 message(s) could not be put back" in refusal.text) == (541, True)

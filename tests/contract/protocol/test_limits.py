@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pika
 import pytest
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -19,7 +19,7 @@ MESSAGES = 20
 MESSAGE_BYTES = 512 * 1024
 
 
-def check(refusal: Refusal, code: int, words: str, key: int = keys.BASIC_PUBLISH) -> None:
+def check(refusal: Refusal, code: int, words: str, key: int = methods.BasicPublish.KEY) -> None:
     """The code, the method that is refused, and words that help."""
     assert (refusal.code, refusal.class_id, refusal.method_id) == (code, key >> 16, key & 0xFFFF)
     assert words in refusal.text
@@ -108,13 +108,13 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
         channel.confirm_delivery()
         channel.basic_publish("", stream, b"one")
     raw.send(1, requests.qos(1))
-    raw.read_method(1, keys.BASIC_QOS_OK)
+    raw.read_method(1, methods.BasicQosOk.KEY)
     first = b"\x0fx-stream-offsetS" + struct.pack(">I", 5) + b"first"
     raw.send(1, requests.consume(stream.encode(), b"tag", arguments=first))
-    raw.read_method(1, keys.BASIC_CONSUME_OK)
-    tag = struct.unpack_from(">Q", raw.read_method(1, keys.BASIC_DELIVER), 8)[0]
+    raw.read_method(1, methods.BasicConsumeOk.KEY)
+    tag = struct.unpack_from(">Q", raw.read_method(1, methods.BasicDeliver.KEY), 8)[0]
     raw.ask(1, Start(xid=xid))
-    check(raw.refusal_of(1, requests.ack(tag)), 540, "stream", keys.BASIC_ACK)
+    check(raw.refusal_of(1, requests.ack(tag)), 540, "stream", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     with broker.channel() as channel:
         channel.queue_delete(stream)
@@ -172,7 +172,7 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
         raw.send(1, requests.ack(0, multiple=True))
     else:
         raw.send(1, *(requests.ack(tag) for tag in range(1, count + 1)))
-    check(raw.refused(1), 506, "limits of a branch exceeded", keys.BASIC_ACK)
+    check(raw.refused(1), 506, "limits of a branch exceeded", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.close_channel(1)
     assert sorted(bodies(broker, queue), key=int) == [str(number).encode() for number in range(count)]
@@ -195,7 +195,7 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
     raw.ask(1, Start(xid=xid))
     assert tags[8] is not None
-    check(raw.refusal_of(1, requests.ack(tags[8])), 506, "--max-kept-bytes", keys.BASIC_ACK)
+    check(raw.refusal_of(1, requests.ack(tags[8])), 506, "--max-kept-bytes", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
@@ -204,7 +204,7 @@ def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawCli
     raw.publish(1, queue)
     raw.ask(1, Start(xid=xid))
     raw.consume_one(1, queue)
-    check(raw.refusal_of(1, requests.ack(99)), 406, "unknown delivery tag 99", keys.BASIC_ACK)
+    check(raw.refusal_of(1, requests.ack(99)), 406, "unknown delivery tag 99", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
@@ -223,4 +223,4 @@ def test_a_delivery_is_settled_once(
     if within:
         raw.ask(1, Start(xid=xid))
     raw.send(1, requests.ack(later))
-    check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", keys.BASIC_ACK)
+    check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", methods.BasicAck.KEY)

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import GetTimeout, Prepare, Rollback, Start
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -165,7 +165,7 @@ def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: s
 @pytest.mark.parametrize("header", [b"", header_frame(1, 60, 3, b"\x00\x00")], ids=["no header yet", "no body yet"])
 @pytest.mark.parametrize(
     "payload",
-    [requests.close(keys.CHANNEL_CLOSE, 200, b"bye"), requests.CHANNEL_OPEN, requests.get(b"q"), method(101, 10)],
+    [requests.close(methods.ChannelClose.KEY, 200, b"bye"), requests.CHANNEL_OPEN, requests.get(b"q"), method(101, 10)],
     ids=["close", "open", "get", "select"],
 )
 def test_a_method_within_a_content_ends_the_connection(
@@ -192,11 +192,13 @@ def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient
 
 def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
     """Channel.close of the client crosses that of the server: each is confirmed, and the number is free again."""
-    raw.send(1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), requests.close(keys.CHANNEL_CLOSE, 200, b""))
+    raw.send(
+        1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), requests.close(methods.ChannelClose.KEY, 200, b"")
+    )
     seen = {raw.next_method(1)[:4]}
-    while keys.CHANNEL_CLOSE_OK.to_bytes(4, "big") not in seen:
+    while methods.ChannelCloseOk().encode() not in seen:
         seen.add(raw.next_method(1)[:4])
-    if keys.CHANNEL_CLOSE.to_bytes(4, "big") in seen:
+    if methods.ChannelClose.HEAD in seen:
         raw.send(1, requests.CHANNEL_CLOSE_OK)
     raw.open(1, select=True)
     raw.ask(1, Start(xid=xid))

@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
-from dtx.wire.amqp09 import keys, methods, properties, requests, tables
+from dtx.wire.amqp09 import methods, properties, requests, tables
 from dtx.wire.amqp09.calls import (
     Call,
     DtxMethod,
@@ -74,10 +74,10 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
         method_frame(2, encode_call(End(xid=other, suspend=True))),
         method_frame(2, encode_call(End(xid=other))),
         *coordination(rng, other),
-        method_frame(2, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"),
+        method_frame(2, methods.BasicRecover.HEAD + b"\x01"),
     ]
     frames = [frame for pair in zip(plain, work, strict=False) for frame in pair] + work[len(plain) :]
-    return [*frames, method_frame(rng.choice((1, 2)), requests.close(keys.CHANNEL_CLOSE, 200, b""))]
+    return [*frames, method_frame(rng.choice((1, 2)), requests.close(methods.ChannelClose.KEY, 200, b""))]
 
 
 def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
@@ -106,14 +106,21 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
     first = [
         requests.CONFIRM_SELECT,
         requests.consume(b"amq.rabbitmq.reply-to", b"replies", no_ack=True),
-        method(keys.ACCESS_REQUEST, tables.put_short(b"/data") + b"\x1f")[:4] + tables.put_short(b"/data") + b"\x1f",
-        method(keys.EXCHANGE_DECLARE, name + tables.put_short(kind) + b"\x04" + tables.put_long(b"")),
+        method(methods.AccessRequest.KEY, tables.put_short(b"/data") + b"\x1f")[:4]
+        + tables.put_short(b"/data")
+        + b"\x1f",
+        method(methods.ExchangeDeclare.KEY, name + tables.put_short(kind) + b"\x04" + tables.put_long(b"")),
         methods.QueueDeclare(b"", exclusive=True, arguments=limits).encode(),
         methods.QueueBind(b"", exchange, b"one.*", arguments=nested).encode(),
-        method(keys.EXCHANGE_BIND, tables.put_short(b"amq.fanout") + name + tables.put_short(b"k") + b"\x00\0\0\0\0"),
-        method(keys.EXCHANGE_BIND, name),  # exchange.query of the preview
-        method(keys.BINDING_QUERY, name + tables.put_short(b"") + tables.put_short(b"one.*") + tables.put_long(nested)),
-        keys.EXECUTION_FLUSH.to_bytes(4, "big"),
+        method(
+            methods.ExchangeBind.KEY, tables.put_short(b"amq.fanout") + name + tables.put_short(b"k") + b"\x00\0\0\0\0"
+        ),
+        method(methods.ExchangeBind.KEY, name),  # exchange.query of the preview
+        method(
+            methods.BindingQuery.KEY,
+            name + tables.put_short(b"") + tables.put_short(b"one.*") + tables.put_long(nested),
+        ),
+        methods.ExecutionFlush().encode(),
         requests.get(b""),
         methods.QueuePurge(b"").encode(),
         methods.QueueDelete(b"", if_unused=True).encode(),
@@ -129,7 +136,7 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
         requests.get(queue),
         requests.nack(1, multiple=True, requeue=rng.random() < 0.5),
         rng.choice((requests.TX_COMMIT, requests.TX_ROLLBACK)),
-        keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x00",
+        methods.ChannelFlow.HEAD + b"\x00",
         methods.QueueDeclare(queue, passive=True).encode(),
         requests.TX_COMMIT,
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final, Self
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.requests import TX_COMMIT, TX_SELECT
 from dtx.xa.xid import Xid
@@ -79,14 +79,14 @@ def _run_beside(pipe: Connection, url: str) -> None:
     with logged_in(url) as peer:
         peer.socket.settimeout(120)
         peer.say(1, TX_SELECT)
-        peer.wait(keys.TX_SELECT_OK)
+        peer.wait(methods.TxSelectOk.KEY)
         pipe.send(None)
         waits = Waits()
         while True:
             began = time.perf_counter()
             peer.send(message(1, BESIDE, BODY))
             peer.say(1, TX_COMMIT)
-            peer.wait(keys.TX_COMMIT_OK)
+            peer.wait(methods.TxCommitOk.KEY)
             waits.branches.append(time.perf_counter() - began)
             if pipe.poll(_PAUSE):
                 pipe.recv()

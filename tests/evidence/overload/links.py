@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self, cast
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, keys, requests
+from dtx.wire.amqp09 import content, handshake, methods, requests
 from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitter, method_frame
 from tests.support.peer import HEADER_0_9_1
 
@@ -73,12 +73,12 @@ class Link(asyncio.Protocol):
     async def log_in(self, heartbeat: int = 0) -> Self:
         """The handshake, and a channel."""
         self.transport.write(HEADER_0_9_1)
-        await self.wait(keys.CONNECTION_START)
-        offered = handshake.decode_tune(await self.ask(self.start_ok(), keys.CONNECTION_TUNE, 0))
+        await self.wait(methods.ConnectionStart.KEY)
+        offered = handshake.decode_tune(await self.ask(self.start_ok(), methods.ConnectionTune.KEY, 0))
         agreed = handshake.Tune(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
         self.say(handshake.encode_tune_ok(agreed), 0)
-        await self.ask(handshake.encode_open(self.server.vhost), keys.CONNECTION_OPEN_OK, 0)
-        await self.ask(requests.CHANNEL_OPEN, keys.CHANNEL_OPEN_OK)
+        await self.ask(handshake.encode_open(self.server.vhost), methods.ConnectionOpenOk.KEY, 0)
+        await self.ask(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
         return self
 
     def start_ok(self) -> bytes:
@@ -105,9 +105,9 @@ class Link(asyncio.Protocol):
                 self._take(buffer[start + 7 : end - 1])
             elif key == BODY:
                 self.deliveries += 1
-            elif key == keys.BASIC_DELIVER:
+            elif key == methods.BasicDeliver.KEY:
                 self.delivered = content.deliver(buffer[start + 7 : end - 1]).delivery_tag
-            elif key in (keys.CHANNEL_CLOSE, keys.CONNECTION_CLOSE):
+            elif key in (methods.ChannelClose.KEY, methods.ConnectionClose.KEY):
                 closed = content.close(buffer[start + 7 : end - 1])
                 self._fail(f"{closed.reply_code} {closed.reply_text.decode(errors='replace')}")
 
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol):
 
     async def close(self) -> None:
         """Leave in order."""
-        await self.ask(requests.close(keys.CONNECTION_CLOSE, 200, b"bye"), keys.CONNECTION_CLOSE_OK, 0)
+        await self.ask(requests.close(methods.ConnectionClose.KEY, 200, b"bye"), methods.ConnectionCloseOk.KEY, 0)
         self.transport.abort()
 
     def vanish(self) -> None:

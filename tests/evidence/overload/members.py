@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, method_frame
 from dtx.xa.xid import Xid
@@ -24,7 +24,7 @@ HEARTBEAT: Final = 60
 """Seconds: what RabbitMQ and dtx offer, and most programs take."""
 NUMBERS: Final = 16
 """Queues that those who work share."""
-_GOT: Final = keys.BASIC_GET_OK.to_bytes(4, "big")
+_GOT: Final = methods.BasicGetOk.HEAD
 PLENTY: Final = b"overload-plenty"
 """A queue with many messages, for those who consume and do not read or settle."""
 
@@ -108,7 +108,7 @@ async def active(place: Place) -> None:
 
     async def consume() -> None:
         link.say(requests.get(queue))
-        payload = await link.wait(keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
+        payload = await link.wait(methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
         if payload.startswith(_GOT):
             link.say(requests.ack(content.get_ok(payload).delivery_tag))
 
@@ -140,7 +140,7 @@ async def deaf(place: Place) -> None:
 async def hoarder(place: Place) -> None:
     """Consumes without a prefetch, reads everything and settles nothing."""
     link = await place.link()
-    await link.ask(requests.consume(PLENTY, b"hoarder"), keys.BASIC_CONSUME_OK)
+    await link.ask(requests.consume(PLENTY, b"hoarder"), methods.BasicConsumeOk.KEY)
     place.in_place()
     await forever(link)
 

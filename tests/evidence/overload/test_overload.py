@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods
+from dtx.wire.amqp09 import content, methods
 from tests.evidence.overload.crowd import Crowd
 from tests.evidence.overload.healthy import BESIDE, QUEUE, Healthy, Waits, percentile
 from tests.evidence.overload.members import BADLY, NUMBERS, PLENTY, queue_of
@@ -92,7 +92,7 @@ def prepare(peer: Peer) -> None:
     """The queues, and messages for those who take them and do nothing with them."""
     for queue in (*map(queue_of, range(NUMBERS)), PLENTY, QUEUE, BESIDE):
         peer.say(1, methods.QueueDeclare(queue, durable=True).encode())
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
     for _ in range(2000):
         peer.send(message(1, PLENTY, bytes(4 * KIB)))
     assert depth(peer, QUEUE) == 0
@@ -101,7 +101,7 @@ def prepare(peer: Peer) -> None:
 def depth(peer: Peer, queue: bytes) -> int:
     """How many messages are ready."""
     peer.say(1, methods.QueueDeclare(queue, passive=True).encode())
-    return content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).message_count
+    return content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).message_count
 
 
 class Watch:

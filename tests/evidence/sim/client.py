@@ -7,7 +7,7 @@ from typing import Final
 from dtx.client.pika_methods import split_xids
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import content, keys, methods, properties, requests, tables
+from dtx.wire.amqp09 import content, methods, properties, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
 from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -173,18 +173,18 @@ class Client:
 
     async def declare(self, queue: bytes) -> None:
         """A durable queue."""
-        await self.ask(methods.QueueDeclare(queue, durable=True).encode(), keys.QUEUE_DECLARE_OK)
+        await self.ask(methods.QueueDeclare(queue, durable=True).encode(), methods.QueueDeclareOk.KEY)
 
     async def get(self, queue: bytes) -> tuple[int, bytes] | None:
         """Tag and body of the next message, if there is one."""
-        key, payload, message = await self.ask(requests.get(queue), keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-        if key == keys.BASIC_GET_EMPTY or message is None:
+        key, payload, message = await self.ask(requests.get(queue), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+        if key == methods.BasicGetEmpty.KEY or message is None:
             return None
         return content.get_ok(payload).delivery_tag, bytes(message.body)
 
     async def consume(self, queue: bytes, prefetch: int) -> None:
         """Have messages delivered."""
-        await self.ask(requests.qos(prefetch), keys.BASIC_QOS_OK)
+        await self.ask(requests.qos(prefetch), methods.BasicQosOk.KEY)
 
         def arrived(message: Content) -> None:
             tag = content.deliver(message.method).delivery_tag
@@ -192,7 +192,7 @@ class Client:
             self._arrived.set()
 
         self.channel.on_delivery = arrived
-        await self.ask(requests.consume(queue, b""), keys.BASIC_CONSUME_OK)
+        await self.ask(requests.consume(queue, b""), methods.BasicConsumeOk.KEY)
 
     async def delivered(self, seconds: float) -> None:
         """Wait for a delivery, so long at most."""

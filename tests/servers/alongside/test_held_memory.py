@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtx.client import XaFlag
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
 from dtx.xa.xid import Xid
@@ -22,7 +22,7 @@ LARGE = 16 * MIB
 """More than the sockets between a broker, dtx and a client that does not read can take."""
 PROPERTIES = len(b"".join(PERSISTENT.encode()))
 """They count, too."""
-_BASIC = keys.BASIC_PUBLISH >> 16
+_BASIC = methods.BasicPublish.KEY >> 16
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def fits(observer: RawClient, size: int) -> bool:
     body = body_frames(1, bytes(size), observer.frame_max)
     observer.send_frames(b"".join((method_frame(1, method), header, *body)))
     observer.send(1, encode_call(End(xid=xid)))
-    taken = observer.next_method(1)[:4] != keys.CHANNEL_CLOSE.to_bytes(4, "big")
+    taken = observer.next_method(1)[:4] != methods.ChannelClose.HEAD
     if not taken:
         observer.send(1, requests.CHANNEL_CLOSE_OK)
         observer.open(1, select=True)

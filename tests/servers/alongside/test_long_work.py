@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.wire.amqp09 import calls, keys, methods, requests, tables
+from dtx.wire.amqp09 import calls, methods, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
@@ -32,9 +32,9 @@ BRANCH_MESSAGES: Final = 10_000
 """The default of --max-branch-messages."""
 MANY: Final = 20_000
 """Deliveries, frames and consumers, for which RabbitMQ sets no limit."""
-TX_SELECT: Final = keys.TX_SELECT.to_bytes(4, "big")
-RECOVER: Final = keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"
-CLOSE: Final = requests.close(keys.CHANNEL_CLOSE, 200, b"")
+TX_SELECT: Final = methods.TxSelect().encode()
+RECOVER: Final = methods.BasicRecover.HEAD + b"\x01"
+CLOSE: Final = requests.close(methods.ChannelClose.KEY, 200, b"")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def queue(shared_rabbitmq: RabbitNode) -> Iterator[bytes]:
         direct.open(1)
         name = a_queue(direct, durable=True)
         yield name
-        ask(direct, methods.QueueDelete(name).encode(), keys.QUEUE_DELETE_OK)
+        ask(direct, methods.QueueDelete(name).encode(), methods.QueueDeleteOk.KEY)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def filled(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
 def settled(peer: Peer, queue: bytes) -> int:
     """Messages that are ready, once all that was said before is done."""
     return int.from_bytes(
-        ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)[-8:-4], "big"
+        ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)[-8:-4], "big"
     )
 
 
@@ -118,7 +118,7 @@ def test_all_frames_of_a_read_are_little_work_together(peer: Peer, queue: bytes,
         one += method_frame(2, methods.QueueDeclare(queue, passive=True).encode())
     peer.send(one * MANY)
     if mode == "mixed":
-        take(peer, MANY, keys.QUEUE_DECLARE_OK)
+        take(peer, MANY, methods.QueueDeclareOk.KEY)
     wait_until(lambda: settled(peer, queue) == MANY, seconds=PATIENCE, what="all messages, once")
     peer.say(1, requests.consume(queue, b"all", no_ack=True))
     take(peer, MANY)
@@ -143,7 +143,7 @@ def test_frames_that_wait_behind_a_call_are_little_work_together(peer: Peer, que
     """A select takes its time; what waits behind it is done afterwards."""
     one = message(1, queue, b"")
     peer.send(method_frame(1, calls.encode_call(calls.Select())), one * (MANY // 2))
-    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
 
 
 @pytest.mark.parametrize("kind", ["many", "nested"])
@@ -192,7 +192,7 @@ def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kin
     if kind != "publish":
         consume_largest(peer, queue)
         peer.say(1, requests.cancel(b"all"))
-        peer.wait(keys.BASIC_CANCEL_OK)
+        peer.wait(methods.BasicCancelOk.KEY)
     xid = start(peer)
     if kind == "publish":
         publish_largest(peer, queue)
@@ -220,13 +220,13 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
     if kind == "publish":
         publish_largest(peer, filled)
         peer.send(method_frame(1, methods.QueueDeclare(filled, passive=True).encode()))
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
     elif kind == "consume":
         peer.say(1, requests.ack(0, multiple=True))
     elif kind == "reject":
         peer.say(1, requests.nack(0, multiple=True, requeue=False))
     if how == "channel":
-        ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
+        ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
         peer.open(1)
     else:
         peer.socket.close()
@@ -237,7 +237,7 @@ def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: b
     select(peer)
     consume_largest(peer, filled)
     peer.say(1, requests.cancel(b"all"))
-    peer.wait(keys.BASIC_CANCEL_OK)
+    peer.wait(methods.BasicCancelOk.KEY)
     said = {
         "ack": requests.ack(0, multiple=True),
         "nack": requests.nack(0, multiple=True),
@@ -246,7 +246,7 @@ def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: b
     }
     peer.say(1, said[how])
     if how == "recover":
-        peer.wait(keys.BASIC_RECOVER_OK)
+        peer.wait(methods.BasicRecoverOk.KEY)
     wanted = 0 if how in ("ack", "reject") else BRANCH_MESSAGES
     wait_until(lambda: settled(peer, filled) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
 
@@ -265,7 +265,7 @@ def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfu
     """One is held by a branch, so that each of the others is settled by a method of its own."""
     peer.open(2)
     peer.say(2, requests.get(overfull, no_ack=True))
-    peer.wait(keys.BASIC_GET_OK, channel=2)
+    peer.wait(methods.BasicGetOk.KEY, channel=2)
     select(peer)
     peer.say(1, requests.consume(overfull, b"all"))
     take(peer, MAX_UNSETTLED)
@@ -278,7 +278,7 @@ def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfu
     if how == "ack":
         peer.say(1, requests.ack(0, multiple=True))
         assert settled(peer, overfull) == 0
-    ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
+    ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
     peer.open(1)
     ask(peer, calls.encode_call(calls.Rollback(xid=xid)), DtxMethod.ROLLBACK_OK)
     wanted = 1 if how == "ack" else MAX_UNSETTLED
@@ -316,13 +316,13 @@ def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Pe
 def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str) -> None:
     numbers = range(2, min(peer.offered.channel_max, 1022) + 1)
     peer.send(*(method_frame(number, requests.CHANNEL_OPEN) for number in numbers))
-    take(peer, len(numbers), keys.CHANNEL_OPEN_OK)
+    take(peer, len(numbers), methods.ChannelOpenOk.KEY)
     if mode == "selected":
         peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
         take(peer, len(numbers), DtxMethod.SELECT_OK)
     if how == "close":
         peer.send(*(method_frame(number, CLOSE) for number in numbers))
-        take(peer, len(numbers), keys.CHANNEL_CLOSE_OK)
+        take(peer, len(numbers), methods.ChannelCloseOk.KEY)
     else:
         peer.socket.close()
 
@@ -333,9 +333,9 @@ def test_a_channel_has_very_many_consumers(peer: Peer, queue: bytes, mode: str, 
     if mode == "selected":
         select(peer)
     peer.send(*(method_frame(1, requests.consume(queue, b"%d" % number, no_wait=True)) for number in range(MANY // 4)))
-    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     if how == "close":
-        ask(peer, CLOSE, keys.CHANNEL_CLOSE_OK)
+        ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
     else:
         peer.socket.close()
 

@@ -14,7 +14,7 @@ from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumer
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import keys, methods, requests, tables
+from dtx.wire.amqp09 import methods, requests, tables
 from dtx.wire.amqp09.frames import method_frame
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
@@ -27,7 +27,7 @@ class Purging(OwnChannel):
 
     def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
         future = super().send_raw(frames, *answers)
-        return asyncio.ensure_future(self._stop(future)) if keys.QUEUE_PURGE_OK in answers else future
+        return asyncio.ensure_future(self._stop(future)) if methods.QueuePurgeOk.KEY in answers else future
 
     async def _stop(
         self, future: "asyncio.Future[tuple[int, bytes, Content | None]]"
@@ -59,14 +59,14 @@ async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
     """A unit that happened, and left its receipt; the log has it."""
     unit = Unit(number=0, lock="", nonce=uuid4(), incarnation=receipts.incarnation)
     frames = messages.receipt(channel.number, receipts.use(unit), messages.receipt_body(uuid4(), unit))
-    await channel.send_raw(frames + commit(channel), keys.TX_COMMIT_OK)
+    await channel.send_raw(frames + commit(channel), methods.TxCommitOk.KEY)
     receipts.logged(unit)
     return unit
 
 
 async def tx(connection: ServiceConnection) -> OwnChannel:
     channel = await OwnChannel(connection).open()
-    await channel.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+    await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
     return channel
 
 
@@ -115,7 +115,7 @@ async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: Rabbit
     other = await connected(rabbitmq)
     for queue in receipts.queues:
         channel = await OwnChannel(other).open()
-        await channel.call(requests.consume(queue, b"", exclusive=True), keys.BASIC_CONSUME_OK)
+        await channel.call(requests.consume(queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
     await turn_on(receipts, control)
     other.end("it has seen all")
     async with asyncio.timeout(30):
@@ -173,11 +173,13 @@ async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_t
     control, units = await OwnChannel(connection).open(), await tx(connection)
     unit = Unit(number=0, lock=lock, nonce=uuid4(), incarnation="theirs")
     for queue in receipt_queues(stem_of(lock)):
-        await control.call(methods.QueueDeclare(queue, durable=True, arguments=CLASSIC).encode(), keys.QUEUE_DECLARE_OK)
+        await control.call(
+            methods.QueueDeclare(queue, durable=True, arguments=CLASSIC).encode(), methods.QueueDeclareOk.KEY
+        )
         left = messages.receipt(units.number, queue, b"marker:theirs")
-        await units.send_raw(left + commit(units), keys.TX_COMMIT_OK)
+        await units.send_raw(left + commit(units), methods.TxCommitOk.KEY)
     left = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))
-    await units.send_raw(left + commit(units), keys.TX_COMMIT_OK)
+    await units.send_raw(left + commit(units), methods.TxCommitOk.KEY)
 
     receipts = await made(connection, identity)
     receipts.expect(unit)

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.client.pika_methods import Method
 from dtx.server.alongside import queries
-from dtx.wire.amqp09 import content, keys, requests, tables
+from dtx.wire.amqp09 import content, methods, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from tests.conftest import ServiceFactory
@@ -94,13 +94,13 @@ def described(peer: Peer, name: str, channel: int = 1) -> Exchange.QueryOk:
 
 
 def read_description(peer: Peer, channel: int = 1) -> Exchange.QueryOk:
-    return Exchange.QueryOk().decode(peer.wait(keys.EXCHANGE_BIND_OK, channel=channel).payload[4:])
+    return Exchange.QueryOk().decode(peer.wait(methods.ExchangeBindOk.KEY, channel=channel).payload[4:])
 
 
 def bits(peer: Peer, query: bytes, channel: int = 1) -> list[str]:
     """Ask for a binding; the names of the bits that are set."""
     peer.say(channel, query)
-    answer = Binding.QueryOk().decode(peer.wait(keys.BINDING_QUERY_OK, channel=channel).payload[4:])
+    answer = Binding.QueryOk().decode(peer.wait(methods.BindingQueryOk.KEY, channel=channel).payload[4:])
     return [name for name, value in vars(answer).items() if value]
 
 
@@ -111,7 +111,7 @@ def mark(peer: Peer, channel: int = 1) -> int:
 
 
 def read_mark(peer: Peer, channel: int = 1) -> int:
-    frame = peer.wait(keys.EXECUTION_COMPLETE, channel=channel)
+    frame = peer.wait(methods.ExecutionComplete.KEY, channel=channel)
     return Execution.Complete().decode(frame.payload[4:]).cumulative_execution_mark
 
 
@@ -169,7 +169,7 @@ def test_a_name_is_a_name_and_no_path(peer: Peer, rabbitmq: RabbitNode, name: st
         channel.exchange_delete(name)
     assert answer is not None
     if name in (".", ".."):  # the API cannot name these
-        assert (answer.key, content.close(answer.payload).reply_code) == (keys.CHANNEL_CLOSE, 540)
+        assert (answer.key, content.close(answer.payload).reply_code) == (methods.ChannelClose.KEY, 540)
     else:
         assert Exchange.QueryOk().decode(answer.payload[4:]).kind == b"topic"
 
@@ -234,15 +234,15 @@ def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 def test_the_ticket_of_access_request_will_do(peer: Peer, selected: bool, first: bool) -> None:
     """Asked for before the channel is selected, or after."""
-    request = keys.ACCESS_REQUEST.to_bytes(4, "big") + b"\x05realm\x1f"
+    request = methods.AccessRequest.HEAD + b"\x05realm\x1f"
     selects = [encode_call(Select())] if selected else []
     peer.say(1, *([request, *selects] if first else [*selects, request]))
-    answers = {DtxMethod.SELECT_OK, keys.ACCESS_REQUEST_OK} if selected else {keys.ACCESS_REQUEST_OK}
+    answers = {DtxMethod.SELECT_OK, methods.AccessRequestOk.KEY} if selected else {methods.AccessRequestOk.KEY}
     for _ in range(len(answers)):
         answers.remove(peer.wait(*answers).key)
     peer.say(1, *QUERIES)
-    peer.wait(keys.EXCHANGE_BIND_OK)
-    peer.wait(keys.BINDING_QUERY_OK)
+    peer.wait(methods.ExchangeBindOk.KEY)
+    peer.wait(methods.BindingQueryOk.KEY)
 
 
 # -- the order of things
@@ -253,10 +253,10 @@ def test_the_ticket_of_access_request_will_do(peer: Peer, selected: bool, first:
 def test_a_query_has_its_place_between_other_methods(service: DtxService, selected: bool, number: int) -> None:
     """What was sent before a query has been done, what is sent behind it has not; answers come in that order."""
     name = f"order-{secrets.token_hex(4)}".encode()
-    declare = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(name)
+    declare = methods.ExchangeDeclare.HEAD + b"\x00\x00" + tables.put_short(name)
     declare += b"\x05topic\x00\x00\x00\x00\x00"
-    delete = keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(name) + b"\x00"
-    flow = keys.CHANNEL_FLOW.to_bytes(4, "big") + b"\x01"
+    delete = methods.ExchangeDelete.HEAD + b"\x00\x00" + tables.put_short(name) + b"\x00"
+    flow = methods.ChannelFlow.HEAD + b"\x01"
     ask = exchange_query(name.decode())
     with Peer(service.url()) as peer:
         peer.log_in()
@@ -269,14 +269,20 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
         while len(answers) < 11:
             frame = peer.frame()
             assert frame is not None
-            if frame.key == keys.EXCHANGE_BIND_OK:
+            if frame.key == methods.ExchangeBindOk.KEY:
                 answers.append(Exchange.QueryOk().decode(frame.payload[4:]).kind or "not found")
             else:
                 answers.append(frame.key)
         assert answers == [
-            *("not found", keys.EXCHANGE_DECLARE_OK, keys.CHANNEL_FLOW_OK, b"topic", keys.CHANNEL_FLOW_OK),
-            *(keys.EXCHANGE_DELETE_OK, "not found", keys.BINDING_QUERY_OK),
-            *(keys.EXCHANGE_DECLARE_OK, b"topic", keys.EXCHANGE_DELETE_OK),
+            *(
+                "not found",
+                methods.ExchangeDeclareOk.KEY,
+                methods.ChannelFlowOk.KEY,
+                b"topic",
+                methods.ChannelFlowOk.KEY,
+            ),
+            *(methods.ExchangeDeleteOk.KEY, "not found", methods.BindingQueryOk.KEY),
+            *(methods.ExchangeDeclareOk.KEY, b"topic", methods.ExchangeDeleteOk.KEY),
         ]
 
 
@@ -294,7 +300,7 @@ def test_a_query_may_come_within_a_branch_and_between_messages(peer: Peer, there
 
 def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: Names) -> None:
     """The channel has been closed by then; the connection goes on."""
-    declare = keys.QUEUE_DECLARE.to_bytes(4, "big") + b"\x00\x00\x04nope\x01\x00\x00\x00\x00"
+    declare = methods.QueueDeclare.HEAD + b"\x00\x00\x04nope\x01\x00\x00\x00\x00"
     assert refusal(peer, declare, exchange_query(there.exchange), exchange_query("")).reply_code == 404
     assert described(peer, there.exchange).kind == b"headers"
 
@@ -305,9 +311,9 @@ def test_a_client_may_close_its_channel_behind_a_query(peer: Peer, there: Names,
     if selected:
         peer.say(1, encode_call(Select()))
         peer.wait(DtxMethod.SELECT_OK)
-    peer.say(1, exchange_query(there.exchange), requests.close(keys.CHANNEL_CLOSE, 200, b""))
-    while (frame := peer.frame()) is not None and frame.key != keys.CHANNEL_CLOSE_OK:
-        assert frame.key == keys.EXCHANGE_BIND_OK
+    peer.say(1, exchange_query(there.exchange), requests.close(methods.ChannelClose.KEY, 200, b""))
+    while (frame := peer.frame()) is not None and frame.key != methods.ChannelCloseOk.KEY:
+        assert frame.key == methods.ExchangeBindOk.KEY
     assert frame is not None
     peer.open(1)
     assert described(peer, there.exchange).kind == b"headers"
@@ -355,10 +361,10 @@ def test_who_may_not_see_does_not_learn(
     assert answer is not None
     if code:
         close = content.close(answer.payload)
-        assert (answer.key, close.reply_code) == (keys.CHANNEL_CLOSE, code)
+        assert (answer.key, close.reply_code) == (methods.ChannelClose.KEY, code)
         assert b"refused for user" in close.reply_text
     else:
-        assert answer.key in (keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+        assert answer.key in (methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
 
 
 @pytest.mark.parametrize("trouble", ["no administrator", "nobody there", "another broker's"])
@@ -397,7 +403,7 @@ def test_without_a_management_api_that_can_tell_the_refusal_says_what_to_do(
 def test_a_flush_is_answered_when_all_has_been_done(peer: Peer, rabbitmq: RabbitNode) -> None:
     """execution.complete: "All ids below this mark have been executed"."""
     queue = f"flush-{secrets.token_hex(4)}"
-    declare = keys.QUEUE_DECLARE.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(queue.encode())
+    declare = methods.QueueDeclare.HEAD + b"\x00\x00" + tables.put_short(queue.encode())
     declare += b"\x10\x00\x00\x00\x00"  # no-wait
     assert mark(peer) == 0
     peer.say(1, declare)
@@ -417,9 +423,9 @@ def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -
     peer.say(1, get)
     peer.send(message(1, there.other.encode(), b"two"))
     peer.say(1, FLUSH, get, FLUSH)
-    peer.wait(keys.BASIC_GET_OK)
+    peer.wait(methods.BasicGetOk.KEY)
     assert read_mark(peer) == 4
-    peer.wait(keys.BASIC_GET_OK)
+    peer.wait(methods.BasicGetOk.KEY)
     assert read_mark(peer) == 5
     peer.say(1, requests.ack(1), requests.ack(2))
     assert mark(peer) == 7
@@ -427,7 +433,7 @@ def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -
 
 def test_a_channel_whose_commands_passed_unseen_cannot_be_counted(peer: Peer) -> None:
     """A wrong mark would be worse than none."""
-    qos = keys.BASIC_QOS.to_bytes(4, "big") + bytes(7)
+    qos = methods.BasicQos.HEAD + bytes(7)
     close = refusal(peer, qos, FLUSH)
     assert close.reply_code == 540
     assert b"send one execution.flush before anything else" in close.reply_text
@@ -437,14 +443,14 @@ def test_who_speaks_amqp_0_9_may_flush_at_any_time(service: DtxService) -> None:
     """The class belongs to that protocol, so there nothing passes uncounted."""
     with Peer(service.url()) as peer:
         peer.send(Protocol.AMQP_0_9.value)
-        peer.wait(keys.CONNECTION_START)
+        peer.wait(methods.ConnectionStart.KEY)
         peer.say(0, peer.start_ok())
-        tune = peer.wait(keys.CONNECTION_TUNE)
-        peer.say(0, b"".join((keys.CONNECTION_TUNE_OK.to_bytes(4, "big"), tune.payload[4:])))
-        peer.say(0, keys.CONNECTION_OPEN.to_bytes(4, "big") + b"\x01/\x00\x00")
-        peer.wait(keys.CONNECTION_OPEN_OK)
+        tune = peer.wait(methods.ConnectionTune.KEY)
+        peer.say(0, b"".join((methods.ConnectionTuneOk.HEAD, tune.payload[4:])))
+        peer.say(0, methods.ConnectionOpen.HEAD + b"\x01/\x00\x00")
+        peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
-        qos = keys.BASIC_QOS.to_bytes(4, "big") + bytes(7)
+        qos = methods.BasicQos.HEAD + bytes(7)
         peer.say(1, qos, qos)
         assert mark(peer) == 2
 
@@ -479,7 +485,7 @@ def test_a_client_may_tell_how_far_it_has_come(peer: Peer) -> None:
     [
         exchange_query("x") + b"\x00",
         exchange_query("x")[:-1],
-        keys.EXCHANGE_BIND.to_bytes(4, "big"),
+        methods.ExchangeBind.HEAD,
         binding_query("x")[:-1],
         binding_query("x", arguments=b"\x01a?"),
         FLUSH + b"\x00",
@@ -495,14 +501,14 @@ def test_malformed_queries_end_the_connection_with_502(peer: Peer, payload: byte
 
 def test_exchange_bind_passes(peer: Peer, there: Names) -> None:
     """It has the number of exchange.query."""
-    bind = keys.EXCHANGE_BIND.to_bytes(4, "big") + b"\x00\x00" + tables.put_short(b"amq.direct")
+    bind = methods.ExchangeBind.HEAD + b"\x00\x00" + tables.put_short(b"amq.direct")
     bind += tables.put_short(there.exchange.encode()) + b"\x01m" + b"\x00" + tables.put_long(K)
     peer.say(1, bind)
-    assert peer.wait(keys.EXCHANGE_BIND_OK).payload[4:] == b""
+    assert peer.wait(methods.ExchangeBindOk.KEY).payload[4:] == b""
     assert bits(peer, binding_query(there.exchange, "", "m", K)) == []
 
 
 def test_contents_are_no_commands() -> None:
     """Header and body frames have types where methods have a class."""
-    assert not any(map(queries.is_command, (2, 3, keys.CHANNEL_FLOW, keys.EXECUTION_FLUSH)))
-    assert queries.is_command(keys.BASIC_PUBLISH)
+    assert not any(map(queries.is_command, (2, 3, methods.ChannelFlow.KEY, methods.ExecutionFlush.KEY)))
+    assert queries.is_command(methods.BasicPublish.KEY)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtx.server.limits import MAX_UNACKED
-from dtx.wire.amqp09 import keys, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.coordination import MAX_LIVE
@@ -71,7 +71,7 @@ def take(raw: Raw, count: int) -> None:
 def ready(service: WatchedService, queue: bytes) -> int:
     """Messages that are ready."""
     with logged_in(service.url()) as peer:
-        payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        payload = ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")
 
 

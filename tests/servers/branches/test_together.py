@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from dtx.client import XaFlag, XAResource, Xid
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from tests.servers.branches.conftest import MakeScene
@@ -57,7 +57,7 @@ def fits(client: RawClient, size: int) -> bool:
         1, methods.QueueDeclare(b"out", passive=True).encode()
     )  # answered behind the publish, or refused with it
     payload = client.next_method(1)
-    taken = payload[:4] == struct.pack(">I", keys.QUEUE_DECLARE_OK)
+    taken = payload[:4] == struct.pack(">I", methods.QueueDeclareOk.KEY)
     if taken:
         client.ask(1, End(xid=xid))
     else:
@@ -228,7 +228,7 @@ class Load:
         client.send(1, encode_call(Rollback(xid=xid)))
         payload = client.next_method(1)
         client.unread(1, payload)
-        if payload[:4] == struct.pack(">I", keys.CHANNEL_CLOSE):
+        if payload[:4] == struct.pack(">I", methods.ChannelClose.KEY):
             assert client.refused(1).code == 503
             return False
         return client.answer(1, Rollback(xid=xid)) in (XaFlag.OK, XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT)

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError
 
 from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, refusing
@@ -199,8 +199,8 @@ def test_a_queue_that_is_refused_is_refused_whoever_declares_it(
 NEW_QUEUE = methods.QueueDeclare(b"new", durable=True).encode()
 NEW_EXCHANGE = methods.ExchangeDeclare(b"x", b"direct", durable=True).encode()
 BIND = methods.QueueBind(b"new", b"amq.direct", b"k").encode()
-UNBIND = keys.QUEUE_UNBIND.to_bytes(4, "big") + bytes(2) + b"\x03new\x0aamq.direct\x01k" + bytes(4)
-DELETE_EXCHANGE = keys.EXCHANGE_DELETE.to_bytes(4, "big") + bytes(2) + b"\x01x\x00"
+UNBIND = methods.QueueUnbind.HEAD + bytes(2) + b"\x03new\x0aamq.direct\x01k" + bytes(4)
+DELETE_EXCHANGE = methods.ExchangeDelete.HEAD + bytes(2) + b"\x01x\x00"
 DELETE = methods.QueueDelete(b"new").encode()
 
 
@@ -237,4 +237,4 @@ def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
         answers = [one.next_method(1), other.next_method(1)]
         assert [answer[:4] for answer in answers] == [(int.from_bytes(first[:4], "big") + 1).to_bytes(4, "big")] * 2
         one.send(1, DELETE)
-        one.read_method(1, keys.QUEUE_DELETE_OK)
+        one.read_method(1, methods.QueueDeleteOk.KEY)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dtx.client import Coordinator, XaFlag
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, Prepare, Recover, Start, encode_call
 from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
@@ -13,7 +13,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.raw import ConnectionEnded, RawClient
 from tests.support.service import DtxService
 
-CONFIRM_SELECT = keys.CONFIRM_SELECT.to_bytes(4, "big") + b"\x00"
+CONFIRM_SELECT = methods.ConfirmSelect.HEAD + b"\x00"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_deci
         for number in range(1, 6):
             client.open(number, select=number in (2, 3))
         client.send(1, CONFIRM_SELECT)
-        client.read_method(1, keys.CONFIRM_SELECT_OK)
+        client.read_method(1, methods.ConfirmSelectOk.KEY)
         idle = client.idle(2, new_xid(), queue="q", body=b"not prepared")
         active.pause()
         client.publish(1, "q", b"too late", properties=b"\x10\x00\x02")
@@ -70,8 +70,8 @@ def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_deci
             assert coordinator.rollback(decided) is XaFlag.OK
         active.resume()
         for number in range(1, 6):
-            closed = keys.CHANNEL_CLOSE.to_bytes(4, "big") + (541).to_bytes(2, "big")
-            nack = keys.BASIC_NACK.to_bytes(4, "big")
+            closed = methods.ChannelClose.HEAD + (541).to_bytes(2, "big")
+            nack = methods.BasicNack.HEAD
             assert [answer for answer in answers(client, number) if not answer.startswith((closed, nack))] == []
     assert active.wait() == 5
     with connected(standby.url()) as connection, Coordinator(connection) as coordinator:

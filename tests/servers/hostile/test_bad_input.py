@@ -12,7 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import content, handshake, keys, methods, requests
+from dtx.wire.amqp09 import content, handshake, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from tests.servers.amqp10.raw import Raw
@@ -59,13 +59,13 @@ MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "method within content": (PUBLISH + PUBLISH, (505,)),
     "header of another class": (PUBLISH + header_frame(1, 70, 3, NO_PROPERTIES), (501, 505)),
     "truncated publish": (frame(1, 1, PUBLISH[7:12]), (501, 502)),
-    "truncated declare": (frame(1, 1, keys.QUEUE_DECLARE.to_bytes(4, "big")), (501, 502, 541)),
+    "truncated declare": (frame(1, 1, methods.QueueDeclare.HEAD), (501, 502, 541)),
     "truncated declare with a name": (
-        frame(1, 1, keys.QUEUE_DECLARE.to_bytes(4, "big") + b"\0\0\xff"),
+        frame(1, 1, methods.QueueDeclare.HEAD + b"\0\0\xff"),
         (501, 502, 541),
     ),
-    "truncated consume": (frame(1, 1, keys.BASIC_CONSUME.to_bytes(4, "big") + b"\0\0"), (501, 502, 541)),
-    "truncated ack": (frame(1, 1, keys.BASIC_ACK.to_bytes(4, "big") + b"\0\0"), (501, 502, 541)),
+    "truncated consume": (frame(1, 1, methods.BasicConsume.HEAD + b"\0\0"), (501, 502, 541)),
+    "truncated ack": (frame(1, 1, methods.BasicAck.HEAD + b"\0\0"), (501, 502, 541)),
     "unknown class": (frame(1, 1, b"\x12\x34\x00\x0a"), _DROPPED),
     "class between the dtx classes": (frame(1, 1, b"\x00\x66\x00\x0a"), _DROPPED),
     "method on a channel that is not open": (frame(1, 77, methods.QueueDeclare(b"").encode()), (504,)),
@@ -75,9 +75,9 @@ MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "dtx select on channel 0": (frame(1, 0, DtxMethod.SELECT.to_bytes(4, "big")), (503,)),
     "dtx recover on channel 0": (frame(1, 0, DtxMethod.RECOVER.to_bytes(4, "big") + bytes(7)), (503,)),
     "body on channel 0": (frame(3, 0, b"abc"), (503, 505)),
-    "tune-ok once more": (frame(1, 0, struct.pack(">IHIH", keys.CONNECTION_TUNE_OK, 0, 0, 0)), (503,)),
-    "open once more": (frame(1, 0, keys.CONNECTION_OPEN.to_bytes(4, "big") + b"\x01/\x00\x00"), (503,)),
-    "start-ok once more": (frame(1, 0, keys.CONNECTION_START_OK.to_bytes(4, "big") + bytes(10)), (503,)),
+    "tune-ok once more": (frame(1, 0, struct.pack(">IHIH", methods.ConnectionTuneOk.KEY, 0, 0, 0)), (503,)),
+    "open once more": (frame(1, 0, methods.ConnectionOpen.HEAD + b"\x01/\x00\x00"), (503,)),
+    "start-ok once more": (frame(1, 0, methods.ConnectionStartOk.HEAD + bytes(10)), (503,)),
 }
 
 
@@ -142,7 +142,7 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
         peer.say(1, requests.CHANNEL_CLOSE_OK)
         peer.open(1)
         peer.say(2, methods.QueueDeclare(b"", exclusive=True).encode())
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
 
 
 def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(service: DtxService, queue: str) -> None:
@@ -153,7 +153,7 @@ def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(se
         peer.say(1, requests.CHANNEL_CLOSE_OK)
         peer.open(1)
         peer.say(1, requests.get(queue.encode()))
-        peer.wait(keys.BASIC_GET_EMPTY)
+        peer.wait(methods.BasicGetEmpty.KEY)
 
 
 def test_a_stream_octet_by_octet_is_read(service: DtxService, queue: str, broker: Broker) -> None:
@@ -197,7 +197,7 @@ def ask_on(peer: Peer, call: bytes, seconds: float) -> int:
     "call",
     [
         SELECT,
-        method_frame(1, keys.BASIC_RECOVER.to_bytes(4, "big") + b"\1"),
+        method_frame(1, methods.BasicRecover.HEAD + b"\1"),
         method_frame(1, DtxMethod.RECOVER.to_bytes(4, "big") + b"\0\0\1\0\0\0\0"),
     ],
     ids=["select", "basic.recover", "recover"],
@@ -232,7 +232,7 @@ def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService
     service = start_service("--max-connections", "1")
     with logged_in(service.url()) as peer:
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        queue = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
+        queue = content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
         for _ in range(50):
             peer.send(message(1, queue, bytes(1 << 20)))
         peer.say(1, requests.consume(queue, b"deaf"), b"\x12\x34\x00\x0a")
@@ -255,9 +255,9 @@ def test_the_last_places_are_kept_for_coordinators(start_service: StartService) 
         with Peer(service.url()) as peer:
             peer.begin()
             peer.say(0, peer.start_ok())
-            peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+            peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
             peer.say(0, peer.tune_ok(), handshake.encode_open(peer.vhost))
-            assert b"connection limit reached" in peer.wait(keys.CONNECTION_CLOSE).payload
+            assert b"connection limit reached" in peer.wait(methods.ConnectionClose.KEY).payload
         with Raw(service) as raw:
             assert closed(raw) == "amqp:resource-limit-exceeded"
     wait_until(lambda: works(service.url()), what="the place of the client that has left")

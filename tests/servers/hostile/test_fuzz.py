@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import handshake, keys, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.frames import method_frame
 from tests.evidence.fuzz import corpus
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation, flip
@@ -152,7 +152,7 @@ def test_mutated_handshakes_harm_nobody(
         if step == "start-ok":
             return start_ok
         peer.say(0, start_ok)
-        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
         if step == "tune-ok":
             return peer.tune_ok()
         peer.say(0, peer.tune_ok())

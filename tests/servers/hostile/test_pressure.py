@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods, requests, tables
+from dtx.wire.amqp09 import content, methods, requests, tables
 from dtx.wire.amqp09.frames import HEADER
 from tests.support.broker import Mode, only_standalone
 from tests.support.peer import Peer, logged_in, message
@@ -38,7 +38,7 @@ def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxServ
 
 def exclusive_queue(peer: Peer) -> bytes:
     peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-    return content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload).queue
+    return content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
 
 
 def push(peer: Peer, data: bytes, most: int, patience: float = 1.0) -> int:
@@ -60,7 +60,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
     with logged_in(own_service.url()) as peer, logged_in(own_service.url()) as other:
         queue = exclusive_queue(peer)
         peer.say(1, requests.CONFIRM_SELECT)
-        peer.wait(keys.CONFIRM_SELECT_OK)
+        peer.wait(methods.ConfirmSelectOk.KEY)
         whole = message(1, queue, bytes(size))
         before = resident(own_service.pid)
         database_server.pause()
@@ -70,17 +70,17 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
             assert resident(own_service.pid) - before < LIMIT
             # nobody else needs to wait for what needs no database
             other.say(1, requests.qos(1))
-            other.wait(keys.BASIC_QOS_OK)
+            other.wait(methods.BasicQosOk.KEY)
         finally:
             database_server.resume()
         count = -(-sent // len(whole))
         peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
         confirmed = 0
         while confirmed < count:
-            settle = content.ack(peer.wait(keys.BASIC_ACK).payload)
+            settle = content.ack(peer.wait(methods.BasicAck.KEY).payload)
             confirmed = settle.delivery_tag if settle.multiple else confirmed + 1
         peer.say(1, methods.QueueDelete(queue).encode())
-        assert peer.wait(keys.QUEUE_DELETE_OK).payload[4:] == count.to_bytes(4, "big")
+        assert peer.wait(methods.QueueDeleteOk.KEY).payload[4:] == count.to_bytes(4, "big")
 
 
 def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, database_server: PostgresServer) -> None:
@@ -93,11 +93,11 @@ def test_a_publisher_is_told_that_it_is_blocked(own_service: DtxService, databas
         database_server.pause()
         try:
             sent = push(peer, whole, 1024 * MEGABYTE)
-            peer.wait(keys.CONNECTION_BLOCKED)
+            peer.wait(methods.ConnectionBlocked.KEY)
         finally:
             database_server.resume()
         peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
-        peer.wait(keys.CONNECTION_UNBLOCKED)
+        peer.wait(methods.ConnectionUnblocked.KEY)
 
 
 def test_many_publishers_together_have_a_limit(own_service: DtxService, database_server: PostgresServer) -> None:
@@ -116,7 +116,7 @@ def test_many_publishers_together_have_a_limit(own_service: DtxService, database
         for peer, whole, octets in zip(peers, wholes, sent, strict=True):
             peer.send(whole[octets % len(whole) :] if octets % len(whole) else b"")
             peer.say(1, requests.qos(1))
-            peer.wait(keys.BASIC_QOS_OK)
+            peer.wait(methods.BasicQosOk.KEY)
 
 
 def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -> None:

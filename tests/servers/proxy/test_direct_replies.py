@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
 from dtx.wire.amqp09.frames import BODY, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -130,7 +130,7 @@ def question(channel: int, queue: str, body: bytes, properties: bytes = WANTS_RE
 
 def waiting_for_replies(peer: Peer) -> None:
     peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.consume(REPLY_TO.encode(), b"tag", no_ack=True))
-    peer.wait(keys.BASIC_CONSUME_OK)
+    peer.wait(methods.BasicConsumeOk.KEY)
 
 
 def test_questions_count_when_a_close_comes_behind_them(
@@ -141,19 +141,19 @@ def test_questions_count_when_a_close_comes_behind_them(
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
     expected: list[bytes] = []
     for number, (close_of, branch) in enumerate([(0, True), (1, True), (0, False), (1, False)] * 2):
-        key = keys.CHANNEL_CLOSE if close_of else keys.CONNECTION_CLOSE
+        key = methods.ChannelClose.KEY if close_of else methods.ConnectionClose.KEY
         xid, body = new_xid(), b"%d" % number
         with logged_in(service.url()) as peer:
             waiting_for_replies(peer)
             if branch:
                 peer.say(1, requests.get(filled.encode()))
-                peer.wait(keys.BASIC_GET_OK)
+                peer.wait(methods.BasicGetOk.KEY)
                 peer.say(1, encode_call(Start(xid=xid)), requests.ack(1), encode_call(End(xid=xid)))
                 peer.wait(DtxMethod.END_OK)
             before = question(1, target, b"before", b"\x00\x00") if number < 4 else b""
             close = method_frame(close_of, requests.close(key, 200, b"bye"))
             peer.send(before, question(1, target, body * 3000), close)
-            peer.wait(keys.CHANNEL_CLOSE_OK, keys.CONNECTION_CLOSE_OK)
+            peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
             expected += ([b"before"] if before else []) + [body * 3000]
             assert rabbitmq.count(target) == len(expected)
         if branch:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.conftest import ServiceFactory
@@ -66,7 +66,7 @@ def test_a_message_of_200_mb_passes_through(
         body = b"".join(pieces(size))
         peer.send(message(1, queue.encode(), body))
         peer.say(1, requests.get(queue.encode(), no_ack=not selected))
-        peer.wait(keys.BASIC_GET_OK)
+        peer.wait(methods.BasicGetOk.KEY)
         peer.wait(HEADER)
         digest, received = hashlib.sha256(), 0
         while received < size:
@@ -117,7 +117,7 @@ def test_a_slow_consumer_gets_everything(service: DtxService, queue: str, memory
         time.sleep(1.5)  # the broker would send all of it meanwhile
         assert memory.growth < 16 * MIB
         for number in range(100):
-            peer.wait(keys.BASIC_DELIVER)
+            peer.wait(methods.BasicDeliver.KEY)
             body = b""
             while len(body) < MIB:
                 body += peer.wait(BODY).payload
@@ -129,7 +129,7 @@ def test_both_directions_at_full_speed(service: DtxService, queue: str, memory: 
     count, size = 4000, 16384
     with logged_in(service.url()) as producer, logged_in(service.url()) as consumer:
         consumer.say(1, requests.consume(queue.encode(), b"fast", no_ack=True))
-        consumer.wait(keys.BASIC_CONSUME_OK)
+        consumer.wait(methods.BasicConsumeOk.KEY)
         one = message(1, queue.encode(), bytes(size))
         sender = threading.Thread(target=producer.send, args=(one,) * count)
         sender.start()
@@ -159,13 +159,13 @@ def test_a_blocked_publisher_waits_for_the_answer_to_its_close(
     with logged_in(service.url()) as peer:
         rabbitmq.memory_alarm(on=True)
         peer.send(message(1, queue.encode(), b"blocked"))
-        peer.say(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye"))
+        peer.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
         peer.socket.settimeout(7)
         with pytest.raises(TimeoutError):
             peer.frame()
         rabbitmq.memory_alarm(on=False)
         peer.socket.settimeout(20)
-        peer.wait(keys.CONNECTION_CLOSE_OK)
+        peer.wait(methods.ConnectionCloseOk.KEY)
     assert rabbitmq.count(queue) == 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, End, Recover, Start, encode_call
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.support.client import new_xid
@@ -37,7 +37,7 @@ def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
                 peer.send(*(method_frame(1, encode_call(call)) for call in calls))
             frame = peer.frame()
             assert frame is not None
-            if frame.key == keys.BASIC_DELIVER:
+            if frame.key == methods.BasicDeliver.KEY:
                 left = -1
             elif frame.key == HEADER:
                 left = content.header(frame.payload).body_size

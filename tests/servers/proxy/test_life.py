@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -36,7 +36,7 @@ def test_clients_hear_that_the_broker_is_gone_and_new_ones_work_when_it_is_back(
     for end_broker in (own_rabbitmq.kill9, own_rabbitmq.stop):
         with logged_in(service.url()) as plain, logged_in(service.url()) as selected:
             plain.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-            plain.wait(keys.QUEUE_DECLARE_OK)
+            plain.wait(methods.QueueDeclareOk.KEY)
             selected.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             selected.wait(DtxMethod.SELECT_OK)
             end_broker()
@@ -114,7 +114,7 @@ def test_what_clients_sent_before_the_end_arrives(
     with logged_in(service.url()) as peer:
         peer.send(*(message(1, queue.encode(), b"%d" % number) for number in range(2000)))
         peer.say(1, requests.qos(1))
-        peer.wait(keys.BASIC_QOS_OK)
+        peer.wait(methods.BasicQosOk.KEY)
         service.signal(signal.SIGTERM)
         assert peer.end() is not None
         assert service.wait() == 0

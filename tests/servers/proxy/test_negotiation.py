@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
-from dtx.wire.amqp09 import content, handshake, keys, methods, requests, tables
+from dtx.wire.amqp09 import content, handshake, methods, requests, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Rollback, Select, Start, encode_call
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
 from tests.conftest import ServiceFactory
@@ -39,15 +39,15 @@ def test_the_server_s_properties_are_kept_and_dtx_is_among_its_capabilities(
 def test_amqp_0_9_is_spoken(url: str) -> None:
     with Peer(url) as peer:
         peer.send(b"AMQP\x01\x01\x00\x09")
-        start = handshake.decode_start(peer.wait(keys.CONNECTION_START).payload)
+        start = handshake.decode_start(peer.wait(methods.ConnectionStart.KEY).payload)
         assert (start.major, start.minor) == (0, 9)
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
         peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
-        peer.wait(keys.CONNECTION_OPEN_OK)
+        peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
     with Peer(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(b"AMQPLAIN", response))
-        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
         peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
-        peer.wait(keys.CONNECTION_OPEN_OK)
+        peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
         peer.say(1, (101 << 16 | 10).to_bytes(4, "big"))
         peer.wait(101 << 16 | 11)
@@ -121,12 +121,12 @@ def test_any_frame_size_can_be_agreed(url: str, frame_max: int) -> None:
         peer.log_in(frame_max=frame_max)
         peer.open(1)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        queue = peer.wait(keys.QUEUE_DECLARE_OK).payload[5:]
+        queue = peer.wait(methods.QueueDeclareOk.KEY).payload[5:]
         name = queue[: len(queue) - 8]
         body = bytes(range(256)) * 1200
         peer.send(message(1, name, body, size=frame_max))
         peer.say(1, requests.get(name, no_ack=True))
-        peer.wait(keys.BASIC_GET_OK)
+        peer.wait(methods.BasicGetOk.KEY)
         received = bytearray()
         while len(received) < len(body):
             frame = peer.frame()
@@ -145,7 +145,7 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
     with Peer(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
         peer.say(0, peer.tune_ok(**wanted), handshake.encode_open(b"/"))
         end = peer.end()
         assert end is not None
@@ -161,7 +161,7 @@ def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> N
         peer.open(*range(1, most + 1))
         for channel in (1, most):
             peer.say(channel, methods.QueueDeclare(b"", exclusive=True).encode())
-            peer.wait(keys.QUEUE_DECLARE_OK, channel=channel)
+            peer.wait(methods.QueueDeclareOk.KEY, channel=channel)
         for channel in range(1, most + 1):
             peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(DtxMethod.SELECT_OK, channel=channel)
@@ -188,10 +188,10 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
             peer.open(1)
             xids.append(new_xid())
             peer.say(1, encode_call(Select()), encode_call(Start(xid=xids[-1])), requests.get(filled.encode()))
-            tag = content.get_ok(peer.wait(keys.BASIC_GET_OK).payload).delivery_tag
+            tag = content.get_ok(peer.wait(methods.BasicGetOk.KEY).payload).delivery_tag
             peer.say(1, requests.ack(tag), encode_call(End(xid=xids[-1])))
-            peer.say(1, requests.close(keys.CHANNEL_CLOSE, 200, b"done"))
-            peer.wait(keys.CHANNEL_CLOSE_OK)
+            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+            peer.wait(methods.ChannelCloseOk.KEY)
         peer.open(*range(2, most + 1))
         for channel in range(2, most):
             peer.say(channel, encode_call(Select()))
@@ -245,7 +245,7 @@ def test_a_silent_broker_is_noticed(
     service = dtx_service("--upstream-heartbeat", "1", broker=f"amqp://guest:guest@127.0.0.1:{between.port}/")
     with logged_in(service.url()) as peer:
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
         between.stall()
         end = peer.end()
         assert end is not None
@@ -288,12 +288,12 @@ def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabb
     with Peer(service.url("mallory")) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(keys.CONNECTION_TUNE).payload)
+        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
         victim = peer.start_ok(response=handshake.plain(b"guest", b"unknown"))
         peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"), victim)
         frame = peer.frame()
         assert frame is not None
-        assert frame.key == keys.CONNECTION_CLOSE, "the connection was opened"
+        assert frame.key == methods.ConnectionClose.KEY, "the connection was opened"
     rabbitmq.delete_user("mallory")
 
 
@@ -311,10 +311,10 @@ def test_a_handshake_octet_by_octet_succeeds(service: DtxService) -> None:
     with Peer(service.url()) as peer:
         for octet in b"AMQP\x00\x00\x09\x01":
             peer.send(bytes((octet,)))
-        peer.wait(keys.CONNECTION_START)
+        peer.wait(methods.ConnectionStart.KEY)
         for octet in method_frame(0, peer.start_ok()):
             peer.send(bytes((octet,)))
-        peer.wait(keys.CONNECTION_TUNE)
+        peer.wait(methods.ConnectionTune.KEY)
 
 
 def test_a_client_that_hangs_up_in_the_handshake_costs_nothing(service: DtxService) -> None:

@@ -7,7 +7,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import method_frame
 from tests.servers.proxy.channels import fill, get, get_body, numbers
@@ -173,6 +173,6 @@ def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxServ
             name = b"pipelined-%d" % number
             declare = method_frame(1, methods.QueueDeclare(name, exclusive=True).encode())
             peer.send(declare, message(1, name, b"body"), method_frame(1, requests.get(name, no_ack=True)))
-            peer.wait(keys.QUEUE_DECLARE_OK)
-            answer = peer.wait(keys.BASIC_GET_OK, keys.BASIC_GET_EMPTY)
-            assert answer.key == keys.BASIC_GET_OK, number
+            peer.wait(methods.QueueDeclareOk.KEY)
+            answer = peer.wait(methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+            assert answer.key == methods.BasicGetOk.KEY, number

@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAError, XAResource
-from dtx.wire.amqp09 import keys, methods, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, End, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -115,27 +115,27 @@ def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) 
             peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(DtxMethod.SELECT_OK)
             missing = methods.QueueDeclare(b"no such queue", passive=True).encode()
-            peer.say(1, missing, requests.close(keys.CHANNEL_CLOSE, 200, b"bye"))
+            peer.say(1, missing, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
             frame = peer.frame()
             assert frame is not None
-            if frame.key == keys.CHANNEL_CLOSE:
+            if frame.key == methods.ChannelClose.KEY:
                 peer.say(1, requests.CHANNEL_CLOSE_OK)
             else:
-                assert frame.key == keys.CHANNEL_CLOSE_OK
-            peer.open(1 if frame.key == keys.CHANNEL_CLOSE_OK else 2)
+                assert frame.key == methods.ChannelCloseOk.KEY
+            peer.open(1 if frame.key == methods.ChannelCloseOk.KEY else 2)
 
 
 def test_everything_sent_before_a_close_counts(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
     """What is pipelined behind a call that is still under way, and before the close, is done."""
     for close_of in (1, 0):
-        key = keys.CHANNEL_CLOSE if close_of else keys.CONNECTION_CLOSE
+        key = methods.ChannelClose.KEY if close_of else methods.ConnectionClose.KEY
         with logged_in(service.url()) as peer:
             peer.send(
                 method_frame(1, DtxMethod.SELECT.to_bytes(4, "big")),
                 message(1, queue.encode(), b"body"),
                 method_frame(close_of, requests.close(key, 200, b"bye")),
             )
-            peer.wait(keys.CHANNEL_CLOSE_OK, keys.CONNECTION_CLOSE_OK)
+            peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
     assert rabbitmq.count(queue) == 2
 
 
@@ -159,22 +159,22 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
     with logged_in(service.url()) as peer:
         peer.open(2)
         peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.get(filled.encode()))
-        peer.wait(keys.BASIC_GET_OK)
+        peer.wait(methods.BasicGetOk.KEY)
         patience = encode_call(SetTimeout(xid=xid, timeout=3600))  # where much else runs an alarm may take a minute
         peer.say(1, encode_call(Start(xid=xid)), patience, requests.ack(1), encode_call(End(xid=xid)))
         peer.wait(DtxMethod.END_OK)
         rabbitmq.memory_alarm(on=True)
         peer.send(message(publisher, target.encode(), b"blocked"))
         if closes != "connection":
-            peer.say(1, requests.close(keys.CHANNEL_CLOSE, 200, b"bye"))
+            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
         if closes != "channel":
-            peer.say(0, requests.close(keys.CONNECTION_CLOSE, 200, b"bye"))
+            peer.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
         peer.socket.settimeout(1)
         with pytest.raises(TimeoutError):
-            peer.wait(keys.CHANNEL_CLOSE_OK, keys.CONNECTION_CLOSE_OK)
+            peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
         rabbitmq.memory_alarm(on=False)
         peer.socket.settimeout(20)
-        peer.wait(keys.CHANNEL_CLOSE_OK if closes == "channel" else keys.CONNECTION_CLOSE_OK)
+        peer.wait(methods.ChannelCloseOk.KEY if closes == "channel" else methods.ConnectionCloseOk.KEY)
         assert bodies(rabbitmq, target) == [b"blocked"]
     with connected(service.url()) as connection:
         assert XAResource(connection.channel()).rollback(xid) == XaFlag.OK
@@ -189,7 +189,7 @@ def test_nothing_stays_at_the_broker_of_a_client_that_left(service: DtxService, 
     assert_gone(rabbitmq, exclusive)
     with logged_in(service.url()) as peer:
         peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.QueueDeclare(b"", exclusive=True).encode())
-        declared = peer.wait(keys.QUEUE_DECLARE_OK)
+        declared = peer.wait(methods.QueueDeclareOk.KEY)
     assert_gone(rabbitmq, declared.payload[5:-8].decode())
 
 
@@ -240,11 +240,11 @@ def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService)
     with logged_in(service.url()) as peer:
         for _ in range(50):
             peer.say(2, requests.CHANNEL_OPEN, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(keys.CHANNEL_OPEN_OK)
-            peer.say(2, requests.close(keys.CHANNEL_CLOSE, 200, b"never mind"))
-            peer.wait(keys.CHANNEL_CLOSE_OK)
+            peer.wait(methods.ChannelOpenOk.KEY)
+            peer.say(2, requests.close(methods.ChannelClose.KEY, 200, b"never mind"))
+            peer.wait(methods.ChannelCloseOk.KEY)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
 
 
 def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService, filled: str, queue: str) -> None:
@@ -258,12 +258,12 @@ def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService
                 peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
                 peer.wait(DtxMethod.SELECT_OK)
             peer.say(2, requests.consume(filled.encode(), b"tag"))
-            peer.wait(keys.BASIC_DELIVER)
+            peer.wait(methods.BasicDeliver.KEY)
             peer.say(1, requests.get(filled.encode()), requests.get(queue.encode()))
             peer.say(2, requests.ack(1))
             peer.say(2, encode_call(Start(xid=xid)), requests.ack(2), encode_call(End(xid=xid)))
             peer.wait(DtxMethod.END_OK)
-            peer.say(1, requests.close(keys.CHANNEL_CLOSE, 200, b"bye"))
+            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
         assert coordinator.prepare(xid) == XaFlag.OK
         assert coordinator.commit(xid) == XaFlag.OK
 

@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from dtx.client import XAError, XAResource
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, encode_call
 from dtx.wire.amqp09.calls import Select as SelectCall
 from dtx.xa.codes import XaFlag
@@ -135,8 +135,8 @@ def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, r
         peer.say(1, requests.CHANNEL_CLOSE_OK)
         peer.open(1)
         peer.say(1, requests.get(filled.encode()), requests.get(filled.encode()))
-        peer.wait(keys.BASIC_GET_OK)
-        peer.wait(keys.BASIC_GET_OK)
+        peer.wait(methods.BasicGetOk.KEY)
+        peer.wait(methods.BasicGetOk.KEY)
         peer.say(1, requests.ack(2), requests.ack(1), select)
         peer.wait(DtxMethod.SELECT_OK)
     assert bodies(rabbitmq, filled) == numbers(3, 4, 5, 6)

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED
-from dtx.wire.amqp09 import calls, keys, methods, requests, tables
+from dtx.wire.amqp09 import calls, methods, requests, tables
 from dtx.wire.amqp09.frames import BODY, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
@@ -46,7 +46,7 @@ def consume_often(peer: Peer, queue: Callable[[int], bytes], priority: Callable[
         peer.say(
             1, requests.consume(queue(number), b"%d" % number, no_wait=number < MAX_CONSUMERS - 1, arguments=table)
         )
-    peer.wait(keys.BASIC_CONSUME_OK)
+    peer.wait(methods.BasicConsumeOk.KEY)
 
 
 @pytest.mark.parametrize("end", ["close", "disconnect", "delete"])
@@ -55,30 +55,30 @@ def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind
     queue = a_queue(peer, arguments=SINGLE if kind == "single" else b"")
     consume_often(peer, lambda _: queue, lambda number: number if kind == "priorities" else 0)
     if end == "close":
-        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
     elif end == "disconnect":
         peer.socket.close()
     else:
         with logged_in(service.url()) as other:
-            ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+            ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService, peer: Peer) -> None:
     """Those that the former one had first, however long it takes until all that were behind it have left."""
     had, left = 1000, 1000
     queue = a_queue(peer, arguments=SINGLE)
-    ask(peer, requests.qos(had), keys.BASIC_QOS_OK)
+    ask(peer, requests.qos(had), methods.BasicQosOk.KEY)
     consume_often(peer, lambda _: queue, lambda _: 0)
     with Peer(service.url(), patience=PATIENCE) as other:
         other.log_in()
         other.open(1)
-        ask(other, requests.consume(queue, b"next"), keys.BASIC_CONSUME_OK)
+        ask(other, requests.consume(queue, b"next"), methods.BasicConsumeOk.KEY)
         for number in range(had + left):
             other.send(message(1, queue, b"%d" % number))
         take(peer, had)
-        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
         assert [int(other.wait(BODY).payload) for _ in range(had + left)] == list(range(had + left))
-        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 # -- deliveries --------------------------------------------------------------------------------------------------------
@@ -89,11 +89,11 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
     with logged_in(service.url()) as peer:
         queue = a_queue(peer)
         fill(peer, queue, MAX_UNACKED)
-    recover = keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01"
+    recover = methods.BasicRecover.HEAD + b"\x01"
     ways: tuple[tuple[str, bytes, int], ...] = (
         ("nack", requests.nack(0, multiple=True), MAX_UNACKED),
         ("recover", recover, MAX_UNACKED),
-        ("close", requests.close(keys.CHANNEL_CLOSE, 200, b""), MAX_UNACKED),
+        ("close", requests.close(methods.ChannelClose.KEY, 200, b""), MAX_UNACKED),
         ("disconnect", b"", MAX_UNACKED),
         ("ack some", requests.ack(MAX_UNACKED // 2, multiple=True), MAX_UNACKED // 2),
         ("reject", requests.nack(MAX_UNACKED // 4, multiple=True, requeue=False), MAX_UNACKED // 4),
@@ -108,16 +108,16 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
             peer.say(1, requests.consume(queue, b"all"))
             take(peer, ready)
             if how not in ("close", "disconnect"):
-                ask(peer, requests.cancel(b"all"), keys.BASIC_CANCEL_OK)
+                ask(peer, requests.cancel(b"all"), methods.BasicCancelOk.KEY)
                 peer.say(1, said)
-                ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+                ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
             elif said:
-                ask(peer, said, keys.CHANNEL_CLOSE_OK)
+                ask(peer, said, methods.ChannelCloseOk.KEY)
             peer.close()
         ready = left
         assert count(service, queue) == ready, how
     with logged_in(service.url()) as peer:
-        ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 @pytest.mark.parametrize("how", ["purge", "delete"])
@@ -125,8 +125,8 @@ def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how
     queue = a_queue(peer)
     fill(peer, queue, MAX_UNACKED // 2)
     if how == "purge":
-        ask(peer, methods.QueuePurge(queue).encode(), keys.QUEUE_PURGE_OK)
-    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        ask(peer, methods.QueuePurge(queue).encode(), methods.QueuePurgeOk.KEY)
+    ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: Peer) -> None:
@@ -135,9 +135,9 @@ def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, 
         1, requests.cancel(b"one", True)
     )
     peer.send(many * 20_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
-    peer.wait(keys.QUEUE_DECLARE_OK)
+    peer.wait(methods.QueueDeclareOk.KEY)
     peer.send(message(1, queue, b"") * 30_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
-    peer.wait(keys.QUEUE_DECLARE_OK)
+    peer.wait(methods.QueueDeclareOk.KEY)
 
 
 def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: Peer) -> None:
@@ -152,7 +152,7 @@ def test_frames_that_wait_behind_a_method_are_little_work_together(service: Watc
             + method_frame(1, requests.cancel(b"one", True)) * 30_000,
         )
     for _ in range(5):
-        peer.wait(keys.QUEUE_DECLARE_OK)
+        peer.wait(methods.QueueDeclareOk.KEY)
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str,
     else:
         ask(peer, calls.encode_call(calls.Rollback(xid=xid)), calls.DtxMethod.ROLLBACK_OK)
     with logged_in(service.url()) as other:
-        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
@@ -193,24 +193,24 @@ def test_the_largest_local_transaction_ends(service: WatchedService, peer: Peer,
     queue = a_queue(peer, durable=True)
     if how != "publish":
         fill(peer, queue, BRANCH_MESSAGES)
-    ask(peer, keys.TX_SELECT.to_bytes(4, "big"), keys.TX_SELECT_OK)
+    ask(peer, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     if how == "publish":
         peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
     else:
         peer.say(1, requests.consume(queue, b"all"))
         take(peer, BRANCH_MESSAGES)
         peer.say(1, requests.cancel(b"all"))
-        peer.wait(keys.BASIC_CANCEL_OK)
+        peer.wait(methods.BasicCancelOk.KEY)
         service.reset()
         peer.say(1, requests.ack(0, multiple=True) if how == "ack" else requests.nack(0, multiple=True))
     if end == "commit":
-        ask(peer, keys.TX_COMMIT.to_bytes(4, "big"), keys.TX_COMMIT_OK)
+        ask(peer, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     elif end == "rollback":
-        ask(peer, keys.TX_ROLLBACK.to_bytes(4, "big"), keys.TX_ROLLBACK_OK)
+        ask(peer, methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
     else:
-        ask(peer, requests.close(keys.CHANNEL_CLOSE, 200, b""), keys.CHANNEL_CLOSE_OK)
+        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
     with logged_in(service.url()) as other:
-        ask(other, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 # -- topology and headers ----------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ def with_headers(queue: bytes, exchange: bytes, headers: bytes) -> bytes:
 def test_a_message_has_as_many_headers_as_may_be(service: WatchedService, peer: Peer, kind: str) -> None:
     queue = a_queue(peer)
     table = entry(b"k", b"V", b"")
-    ask(peer, methods.QueueBind(queue, b"amq.headers", b"", arguments=table).encode(), keys.QUEUE_BIND_OK)
+    ask(peer, methods.QueueBind(queue, b"amq.headers", b"", arguments=table).encode(), methods.QueueBindOk.KEY)
     headers = b"\x00V" * (tables.MAX_ENTRIES - 2)
     if kind == "nested":
         headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x00V" * (tables.MAX_ENTRIES - 4)
     peer.send(with_headers(b"", b"amq.headers", entry(b"CC", b"A", b"") + headers) * 5)
-    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
-    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
+    ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 MANY = 10_000
@@ -246,20 +246,20 @@ MANY = 10_000
 @pytest.mark.parametrize("end", ["queue", "exchange"])
 def test_very_many_bindings_go(service: WatchedService, peer: Peer, kind: bytes, end: str) -> None:
     queue, exchange = a_queue(peer), secrets.token_hex(6).encode()
-    ask(peer, methods.ExchangeDeclare(exchange, kind).encode(), keys.EXCHANGE_DECLARE_OK)
+    ask(peer, methods.ExchangeDeclare(exchange, kind).encode(), methods.ExchangeDeclareOk.KEY)
     for number in range(MANY):
         table = entry(b"k%d" % number, b"S", b"v") if kind == b"headers" else b""
         peer.say(1, methods.QueueBind(queue, exchange, b"#.k%d" % number, arguments=table).encode())
     for _ in range(MANY):
-        peer.wait(keys.QUEUE_BIND_OK)
+        peer.wait(methods.QueueBindOk.KEY)
     service.reset()
     peer.send(with_headers(b"a.b.k7", exchange, entry(b"k7", b"S", b"v")) * 5)
-    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+    ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     service.reset()
     if end == "exchange":
-        delete = keys.EXCHANGE_DELETE.to_bytes(4, "big") + b"\x00\x00" + put_short(exchange) + b"\x00"
-        ask(peer, delete, keys.EXCHANGE_DELETE_OK)
-    ask(peer, methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+        delete = methods.ExchangeDelete.HEAD + b"\x00\x00" + put_short(exchange) + b"\x00"
+        ask(peer, delete, methods.ExchangeDeleteOk.KEY)
+    ask(peer, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
 
 def test_very_many_queues_go_with_their_connection(service: WatchedService, peer: Peer) -> None:
@@ -268,7 +268,7 @@ def test_very_many_queues_go_with_their_connection(service: WatchedService, peer
         peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
         peer.say(1, methods.QueueBind(name, b"amq.fanout", b"").encode())
     for _ in names:
-        peer.wait(keys.QUEUE_BIND_OK)
+        peer.wait(methods.QueueBindOk.KEY)
     peer.close()
 
 
@@ -279,7 +279,7 @@ def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer)
         peer.say(1, methods.QueueBind(name, b"amq.fanout", b"").encode())
         peer.say(1, requests.consume(name, name, no_ack=True, no_wait=True))
     for _ in names:
-        peer.wait(keys.QUEUE_BIND_OK)
+        peer.wait(methods.QueueBindOk.KEY)
     service.reset()
     peer.send(message(1, b"", b"x" * 100, exchange=b"amq.fanout"))
     take(peer, len(names))
@@ -304,5 +304,5 @@ def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Pee
 def count(service: WatchedService, queue: bytes) -> int:
     """Messages that are ready."""
     with logged_in(service.url()) as other:
-        payload = ask(other, methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        payload = ask(other, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     return int.from_bytes(payload[-8:-4], "big")

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.calls import (
     Call,
     Commit,
@@ -32,8 +32,8 @@ from tests.support.service import DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
 
-FLUSH: Final = keys.EXECUTION_FLUSH.to_bytes(4, "big")
-ACCESS: Final = keys.ACCESS_REQUEST.to_bytes(4, "big") + put_short(b"/data") + b"\x1c"
+FLUSH: Final = methods.ExecutionFlush().encode()
+ACCESS: Final = methods.AccessRequest.HEAD + put_short(b"/data") + b"\x1c"
 """access.request for the realm /data: active, write, read."""
 K: Final = table({"a": 1})
 
@@ -55,27 +55,27 @@ def peer(standalone: DtxService) -> Iterator[Peer]:
 @pytest.fixture
 def names(peer: Peer) -> Names:
     made = Names(*(f"{word}-{secrets.token_hex(4)}".encode() for word in ("exchange", "queue", "other")))
-    declare = keys.EXCHANGE_DECLARE.to_bytes(4, "big") + b"\0\0" + put_short(made.exchange) + put_short(b"topic")
+    declare = methods.ExchangeDeclare.HEAD + b"\0\0" + put_short(made.exchange) + put_short(b"topic")
     # auto-delete: it goes with its bindings, and they with the exclusive queues, and these with the connection
     peer.say(1, declare + b"\x04" + put_long(table({"alternate-exchange": "amq.fanout"})))
     for queue, key, arguments in ((made.queue, b"k", K), (made.other, b"l", b"")):
         peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
         peer.say(1, methods.QueueBind(queue, made.exchange, key, arguments=arguments).encode())
-    link = keys.EXCHANGE_BIND.to_bytes(4, "big") + b"\0\0"
+    link = methods.ExchangeBind.HEAD + b"\0\0"
     peer.say(1, link + put_short(b"amq.fanout") + put_short(made.exchange) + put_short(b"e") + b"\0" + put_long(b""))
-    peer.wait(keys.EXCHANGE_BIND_OK)
+    peer.wait(methods.ExchangeBindOk.KEY)
     return made
 
 
 def exchange_query(name: bytes, ticket: int = 0) -> bytes:
-    return struct.pack(">IH", keys.EXCHANGE_BIND, ticket) + put_short(name)
+    return struct.pack(">IH", methods.ExchangeBind.KEY, ticket) + put_short(name)
 
 
 def binding_query(
     exchange: bytes = b"", queue: bytes = b"", key: bytes = b"", arguments: bytes = b"", ticket: int = 0
 ) -> bytes:
     words = put_short(exchange) + put_short(queue) + put_short(key)
-    return struct.pack(">IH", keys.BINDING_QUERY, ticket) + words + put_long(arguments)
+    return struct.pack(">IH", methods.BindingQuery.KEY, ticket) + words + put_long(arguments)
 
 
 def asked(peer: Peer, payload: bytes, answer: int) -> bytes:
@@ -108,7 +108,7 @@ def test_an_exchange_is_described(peer: Peer, names: Names) -> None:
         # "will be empty if the exchange is not found", and durable "will not be set"
         (b"nope", put_short(b"") + NOT_FOUND + put_long(b"")),
     ):
-        assert asked(peer, exchange_query(name), keys.EXCHANGE_BIND_OK) == answer, name
+        assert asked(peer, exchange_query(name), methods.ExchangeBindOk.KEY) == answer, name
 
 
 # -- binding.query -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_a_binding_is_searched_for(peer: Peer, names: Names) -> None:
     """binding.query-ok: one bit for what is not known, or not matched by what was asked for."""
     for query, bits in QUERIES:
         payload = query(names)
-        assert asked(peer, payload, keys.BINDING_QUERY_OK) == bytes((bits,)), payload
+        assert asked(peer, payload, methods.BindingQueryOk.KEY) == bytes((bits,)), payload
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_who_may_not_see_does_not_learn(
     assert answer is not None
     if code:
         close = content.close(answer.payload)
-        assert (answer.key, close.reply_code) == (keys.CHANNEL_CLOSE, code)
+        assert (answer.key, close.reply_code) == (methods.ChannelClose.KEY, code)
         assert b"refused for user" in close.reply_text
     else:
-        assert answer.key in (keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+        assert answer.key in (methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
 
 
 def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
@@ -186,13 +186,13 @@ def test_queries_keep_their_order(peer: Peer, names: Names) -> None:
     declare = methods.QueueDeclare(names.queue, durable=True).encode()
     peer.say(1, query, delete, query, declare, query, delete, exchange_query(names.exchange))
     answers = [peer.frame() for _ in range(7)]
-    assert [answer.payload[4:] for answer in answers if answer and answer.key == keys.BINDING_QUERY_OK] == [
+    assert [answer.payload[4:] for answer in answers if answer and answer.key == methods.BindingQueryOk.KEY] == [
         b"\x00",
         bytes((NO_QUEUE,)),
         bytes((QUEUE_UNMATCHED,)),
     ]
     assert answers[-1] is not None
-    assert answers[-1].key == keys.EXCHANGE_BIND_OK
+    assert answers[-1].key == methods.ExchangeBindOk.KEY
 
 
 def test_truncated_queries_end_the_connection(standalone: DtxService) -> None:
@@ -210,23 +210,23 @@ def test_truncated_queries_end_the_connection(standalone: DtxService) -> None:
 def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
     """execution.complete: "the low-water mark for executed command-ids"."""
     queue = f"flush-{secrets.token_hex(4)}".encode()
-    assert asked(peer, FLUSH, keys.EXECUTION_COMPLETE) == bytes(4)
+    assert asked(peer, FLUSH, methods.ExecutionComplete.KEY) == bytes(4)
     peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
     for number in range(3):
         peer.send(message(1, queue, b"%d" % number))
     peer.say(1, encode_call(Select()), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
-    assert peer.wait(keys.EXECUTION_COMPLETE).payload[4:] == struct.pack(">I", 5)
-    declared = content.declare_ok(peer.wait(keys.QUEUE_DECLARE_OK).payload)
+    assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 5)
+    declared = content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload)
     assert declared.message_count == 3
-    assert peer.wait(keys.EXECUTION_COMPLETE).payload[4:] == struct.pack(">I", 6)
+    assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 6)
 
 
 def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
     peer.open(2)
     peer.say(1, requests.qos(1), requests.qos(2), FLUSH)
-    assert peer.wait(keys.EXECUTION_COMPLETE, channel=1).payload[4:] == struct.pack(">I", 2)
+    assert peer.wait(methods.ExecutionComplete.KEY, channel=1).payload[4:] == struct.pack(">I", 2)
     peer.say(2, FLUSH)
-    assert peer.wait(keys.EXECUTION_COMPLETE, channel=2).payload[4:] == bytes(4)
+    assert peer.wait(methods.ExecutionComplete.KEY, channel=2).payload[4:] == bytes(4)
 
 
 def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
@@ -239,7 +239,7 @@ def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
         DtxMethod.START_OK,
         DtxMethod.END_OK,
         DtxMethod.ROLLBACK_OK,
-        keys.EXECUTION_COMPLETE,
+        methods.ExecutionComplete.KEY,
     ]
     assert answers[-1] is not None
     assert answers[-1].payload[4:] == struct.pack(">I", 4)
@@ -274,7 +274,7 @@ def strict(postgres: PostgresServer) -> Iterator[DtxService]:
 
 def granted(peer: Peer) -> int:
     """access.request: the ticket."""
-    return int.from_bytes(asked(peer, ACCESS, keys.ACCESS_REQUEST_OK), "big")
+    return int.from_bytes(asked(peer, ACCESS, methods.AccessRequestOk.KEY), "big")
 
 
 def ticket_refused(close: content.Close, name: str) -> bool:
@@ -301,7 +301,7 @@ def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
         assert ticket
         for query in QUERIES_WITH:
             peer.say(1, query(ticket))
-            peer.wait(keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+            peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
         peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode(), encode_call(Select()))
         peer.say(1, encode_call(Start(xid=xid), ticket))
         peer.send(message(1, queue, b"one"))
@@ -310,7 +310,7 @@ def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
         peer.say(1, *(encode_call(call, ticket) for call in calls))
         peer.wait(DtxMethod.COMMIT_OK)
         peer.say(1, methods.QueuePurge(queue).encode())
-        assert peer.wait(keys.QUEUE_PURGE_OK).payload[4:] == struct.pack(">I", 1)
+        assert peer.wait(methods.QueuePurgeOk.KEY).payload[4:] == struct.pack(">I", 1)
 
 
 def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
@@ -320,7 +320,7 @@ def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
         peer.say(2, exchange_query(b"amq.direct", ticket))
         assert peer.refusal(2).reply_code == 403
         peer.say(1, exchange_query(b"amq.direct", ticket))
-        peer.wait(keys.EXCHANGE_BIND_OK)
+        peer.wait(methods.ExchangeBindOk.KEY)
 
 
 def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
@@ -334,7 +334,7 @@ def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
 def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: Peer) -> None:
     for query in QUERIES_WITH:
         peer.say(1, query(0))
-        peer.wait(keys.EXCHANGE_BIND_OK, keys.BINDING_QUERY_OK)
+        peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
         assert refusal(peer, query(7)).reply_code == 403
     start = Start(xid=new_xid())
     assert ticket_refused(refusal(peer, encode_call(Select()), encode_call(start, 7)), "dtx-demarcation.start")

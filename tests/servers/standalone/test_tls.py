@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPError
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import handshake, keys
+from dtx.wire.amqp09 import handshake, methods
 from dtx.xa.codes import XaFlag
 from tests.support.client import new_xid
 from tests.support.peer import Peer
@@ -92,13 +92,13 @@ def test_no_password_is_in_the_log(service: DtxService, certificates: Path) -> N
         users.renew("alice", password)
     amqplain = table({"LOGIN": "alice", "PASSWORD": OTHER})
     for mechanism, response, key in (
-        (b"PLAIN", handshake.plain(b"alice", RIGHT.encode()), keys.CONNECTION_TUNE),
-        (b"PLAIN", handshake.plain(b"alice", WRONG.encode()), keys.CONNECTION_CLOSE),
-        (b"PLAIN", handshake.plain(b"nobody", WRONG.encode()), keys.CONNECTION_CLOSE),
-        (b"PLAIN", WRONG.encode(), keys.CONNECTION_CLOSE),
-        (b"AMQPLAIN", amqplain, keys.CONNECTION_CLOSE),
-        (b"AMQPLAIN", amqplain[:-1], keys.CONNECTION_CLOSE),
-        (b"EXTERNAL", WRONG.encode(), keys.CONNECTION_CLOSE),
+        (b"PLAIN", handshake.plain(b"alice", RIGHT.encode()), methods.ConnectionTune.KEY),
+        (b"PLAIN", handshake.plain(b"alice", WRONG.encode()), methods.ConnectionClose.KEY),
+        (b"PLAIN", handshake.plain(b"nobody", WRONG.encode()), methods.ConnectionClose.KEY),
+        (b"PLAIN", WRONG.encode(), methods.ConnectionClose.KEY),
+        (b"AMQPLAIN", amqplain, methods.ConnectionClose.KEY),
+        (b"AMQPLAIN", amqplain[:-1], methods.ConnectionClose.KEY),
+        (b"EXTERNAL", WRONG.encode(), methods.ConnectionClose.KEY),
     ):
         with Peer(service.url(), tls=context(certificates)) as peer:
             peer.begin()

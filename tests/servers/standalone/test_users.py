@@ -15,7 +15,7 @@ from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError,
 
 from dtx.auth.editing import AccountEditor
 from dtx.cli import run
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
@@ -163,7 +163,7 @@ def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> 
         client.open(1)
         client.publish(1, "nowhere", properties=raw)
         client.send(1, requests.qos(0))
-        refused = client.next_method(1).startswith(keys.CHANNEL_CLOSE.to_bytes(4, "big"))
+        refused = client.next_method(1).startswith(methods.ChannelClose.HEAD)
         client.send(1, requests.CHANNEL_CLOSE_OK) if refused else client.close_channel(1)
         return not refused
 
@@ -188,7 +188,7 @@ def test_guest_comes_in_from_this_machine_only(
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
             if user == clerk:
-                peer.wait(keys.CONNECTION_TUNE)
+                peer.wait(methods.ConnectionTune.KEY)
                 continue
             end = peer.end()
             assert end is not None
@@ -211,7 +211,7 @@ def test_wrong_passwords_for_one_name_keep_nobody_else_waiting(users: Standalone
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
             flood.append(peer)
-        flood[0].wait(keys.CONNECTION_CLOSE)
+        flood[0].wait(methods.ConnectionClose.KEY)
         client.publish(1, queue)
         client.consume_one(1, queue)
         RawClient(users.url(clerk)).close()
@@ -229,7 +229,7 @@ def test_a_client_that_comes_back_with_its_old_password_does_not_wait(users: Sta
         with Peer(users.url(clerk, clerk)) as peer:
             peer.begin()
             peer.say(0, peer.start_ok(properties=TELL_ME))
-            peer.wait(keys.CONNECTION_CLOSE)
+            peer.wait(methods.ConnectionClose.KEY)
     RawClient(users.url(clerk, "new")).close()
 
 
@@ -330,7 +330,7 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
 def may_get(client: RawClient, queue: str) -> bool:
     """Whether channel 2, which is open afterwards, may get from an empty queue."""
     client.send(2, requests.get(queue.encode()))
-    if client.next_method(2).startswith(keys.BASIC_GET_EMPTY.to_bytes(4, "big")):
+    if client.next_method(2).startswith(methods.BasicGetEmpty.HEAD):
         return True
     client.send(2, requests.CHANNEL_CLOSE_OK)
     client.open(2)
@@ -345,11 +345,11 @@ def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUse
         client.open(2)
         guest.open(1)
         client.send(1, requests.consume(queue.encode(), b"tag"))
-        client.read_method(1, keys.BASIC_CONSUME_OK)
+        client.read_method(1, methods.BasicConsumeOk.KEY)
         users.permit(clerk, configure="", write="", read="")
         wait_until(lambda: not may_get(client, queue), what="the refusal")
         guest.publish(1, queue)
-        tag = content.deliver(client.read_method(1, keys.BASIC_DELIVER)).delivery_tag
+        tag = content.deliver(client.read_method(1, methods.BasicDeliver.KEY)).delivery_tag
         client.ask(1, Start(xid=xid))
         client.send(1, requests.ack(tag))
         assert client.ask(1, End(xid=xid)) is XaFlag.OK

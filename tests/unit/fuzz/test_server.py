@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame as pika_frame
 
-from dtx.wire.amqp09 import handshake, keys, methods, requests
+from dtx.wire.amqp09 import handshake, methods, requests
 from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.xa.xid import Xid
@@ -50,7 +50,7 @@ def talk(*said: bytes, enter: bool = True) -> bytes:
 def test_a_conversation_without_faults_is_answered_to_its_end(say: server.Saying) -> None:
     """What is mutated below does get far when it is left alone."""
     found = keys_of(talk(server.TWO_CHANNELS, DECLARED, *say(random.Random(1), b"q")))
-    assert keys.CONNECTION_CLOSE not in found
+    assert methods.ConnectionClose.KEY not in found
     assert len(found) > 20
 
 
@@ -73,14 +73,14 @@ def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> N
     frames = [start_ok, server.TUNE_OK, server.OPEN, server.TWO_CHANNELS]
     mutated = dice.choice(MUTATIONS)(dice, frames)
     found = keys_of(talk(*reads(dice, b"".join(mutated)), enter=False))
-    if keys.CONNECTION_OPEN_OK in found:  # nobody gets there but by the whole way
-        assert keys.CONNECTION_TUNE in found
+    if methods.ConnectionOpenOk.KEY in found:  # nobody gets there but by the whole way
+        assert methods.ConnectionTune.KEY in found
 
 
 @pytest.mark.parametrize("amqplain", [False, True])
 def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
     start_ok = method_frame(0, handshake.encode_start_ok(server.AMQPLAIN)) if amqplain else server.START_OK
-    assert keys.CONNECTION_OPEN_OK in keys_of(talk(start_ok, server.TUNE_OK, server.OPEN, enter=False))
+    assert methods.ConnectionOpenOk.KEY in keys_of(talk(start_ok, server.TUNE_OK, server.OPEN, enter=False))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
         ([SELECT], 1),
         ([SELECT, SELECT], 1),
         ([SELECT, method_frame(1, encode_call(Forget(xid=Xid(1, b"unknown"))))], 0),  # 404: the channel is closed
-        ([SELECT, method_frame(1, requests.close(keys.CHANNEL_CLOSE, 200, b""))], 0),
+        ([SELECT, method_frame(1, requests.close(methods.ChannelClose.KEY, 200, b""))], 0),
         ([SELECT, method_frame(2, SELECT[7:-1])], 2),
     ],
 )

@@ -15,7 +15,6 @@ from dtx.wire.amqp09 import (
     calls,
     content,
     handshake,
-    keys,
     methods,
     properties,
     replies,
@@ -235,7 +234,7 @@ def test_client_and_server_agree_about_every_delivery(
     assert octets == b"".join(
         (
             method_frame(channel, requests.deliver(consumer_tag, delivery_tag, redelivered, exchange, key)),
-            header_frame(channel, keys.BASIC_DELIVER >> 16, len(body), b"\x00\x00" + raw),
+            header_frame(channel, methods.BasicDeliver.KEY >> 16, len(body), b"\x00\x00" + raw),
             *body_frames(channel, body, frame_max),
         )
     )

@@ -15,7 +15,7 @@ from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
@@ -75,14 +75,14 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
 
     def fail(key: int, *_: object) -> None:
         came.append(key)
-        if key == keys.BASIC_GET:
+        if key == methods.BasicGet.KEY:
             raise RuntimeError("a secret of ours")
 
     broken: Any = SimpleNamespace(
         client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
     )
     session.channels[1] = broken
-    frames = [(keys.BASIC_QOS, requests.qos(1)), (keys.BASIC_GET, requests.get(b"queue"))]
+    frames = [(methods.BasicQos.KEY, requests.qos(1)), (methods.BasicGet.KEY, requests.get(b"queue"))]
     if waited:
         backlog = Backlog()
         for key, payload in frames:
@@ -90,7 +90,7 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
         session.replay(broken, backlog)
     else:
         session.client_data(b"".join(method_frame(1, payload) for _, payload in frames))
-    assert came == [keys.BASIC_QOS, keys.BASIC_GET]
+    assert came == [methods.BasicQos.KEY, methods.BasicGet.KEY]
     said = content.close(socket.sent[7:-1])
     assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")
     assert "a secret of ours" in capsys.readouterr().out

@@ -12,13 +12,13 @@ from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
-from dtx.wire.amqp09 import answers, keys, requests
+from dtx.wire.amqp09 import answers, methods, requests
 from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
-CLOSE = requests.close(keys.CHANNEL_CLOSE, 403, b"ACCESS_REFUSED - no", keys.BASIC_PUBLISH)
+CLOSE = requests.close(methods.ChannelClose.KEY, 403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY)
 ANSWER = answers.flags_ok(1, DtxMethod.PREPARE_OK, XaFlag.RBROLLBACK)
 P = 9
 """The channel at the broker that publishes."""
@@ -117,10 +117,10 @@ def test_an_answer_comes_before_the_end_of_its_channel(rig: Rig, number: int) ->
 def test_a_channel_that_is_gone_can_be_closed_before_its_answer(rig: Rig) -> None:
     """The client waits no longer, and there is nothing left to close but what it publishes on."""
     rig.broker(1, CLOSE)
-    rig.client(requests.close(keys.CHANNEL_CLOSE, 200, b"never mind"))
+    rig.client(requests.close(methods.ChannelClose.KEY, 200, b"never mind"))
     rig.broker(P, requests.CHANNEL_CLOSE_OK)
     rig.finish(ANSWER)
-    assert rig.keys == [keys.CHANNEL_CLOSE_OK]
+    assert rig.keys == [methods.ChannelCloseOk.KEY]
 
 
 SETTLEMENTS = {
@@ -129,7 +129,7 @@ SETTLEMENTS = {
     "ack all": requests.ack(0, multiple=True),
     "nack": requests.nack(7),
     "reject": requests.reject(7),
-    "recover": keys.BASIC_RECOVER.to_bytes(4, "big") + b"\x01",
+    "recover": methods.BasicRecover.HEAD + b"\x01",
 }
 
 
@@ -138,7 +138,7 @@ def getting() -> Rig:
     """A channel whose client has the method of a delivery with the tag 7, and asked for what comes behind that."""
     rig = Rig()
     rig.client(requests.get(b"queue"))
-    rig.broker(1, keys.BASIC_GET_OK.to_bytes(4, "big") + (7).to_bytes(8, "big") + bytes(7))
+    rig.broker(1, methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + bytes(7))
     rig.sent.clear()
     return rig
 
@@ -157,9 +157,9 @@ async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, sett
     for _ in range(3):
         await asyncio.sleep(0)
     sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
-    assert sent[0] in (keys.BASIC_ACK, keys.BASIC_NACK)
-    assert sent[1] == keys.TX_COMMIT
-    assert keys.CHANNEL_CLOSE not in getting.keys
+    assert sent[0] in (methods.BasicAck.KEY, methods.BasicNack.KEY)
+    assert sent[1] == methods.TxCommit.KEY
+    assert methods.ChannelClose.KEY not in getting.keys
 
 
 @pytest.mark.parametrize("name", ["ack all", "recover"])
@@ -170,19 +170,19 @@ async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, n
     getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
     (body,) = body_frames(1, b"ab", 4096)
     getting.broker_frame(1, BODY, body)
-    getting.broker(1, keys.BASIC_GET_OK.to_bytes(4, "big") + (8).to_bytes(8, "big") + bytes(7))
+    getting.broker(1, methods.BasicGetOk.HEAD + (8).to_bytes(8, "big") + bytes(7))
     getting.sent.clear()
     for _ in range(3):
         await asyncio.sleep(0)
     sent = [key for data in getting.sent for key, _, _, _ in FrameSplitter(0).feed(data)[1]]
-    assert sent == [keys.BASIC_ACK if name == "ack all" else keys.BASIC_NACK, keys.TX_COMMIT]
+    assert sent == [methods.BasicAck.KEY if name == "ack all" else methods.BasicNack.KEY, methods.TxCommit.KEY]
     getting.client(SETTLEMENTS[name])
-    assert not getting.channel.takes(keys.BASIC_QOS), "the next one waits for the second delivery"
+    assert not getting.channel.takes(methods.BasicQos.KEY), "the next one waits for the second delivery"
 
 
 async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:
     getting.client(requests.ack(8))
-    assert getting.keys[-1] == keys.CHANNEL_CLOSE
+    assert getting.keys[-1] == methods.ChannelClose.KEY
 
 
 async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig) -> None:
@@ -190,4 +190,4 @@ async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig)
     getting.broker(1, CLOSE)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert getting.keys[-1] == keys.CHANNEL_CLOSE
+    assert getting.keys[-1] == methods.ChannelClose.KEY

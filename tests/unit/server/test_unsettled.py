@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dtx.server.alongside import unsettled
 from dtx.server.alongside.unsettled import Tally, Unsettled
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 
 NUMBER = 1
@@ -21,15 +21,15 @@ def answer(key: int, *rest: bytes) -> bytes:
     return key.to_bytes(4, "big") + b"".join(rest)
 
 
-CONSUME_OK = answer(keys.BASIC_CONSUME_OK, b"\x03tag")
-CANCEL_OK = answer(keys.BASIC_CANCEL_OK, b"\x03tag")
-CANCEL = answer(keys.BASIC_CANCEL, b"\x03tag\x00")
-RECOVER_OK = answer(keys.BASIC_RECOVER_OK)
-GET_EMPTY = answer(keys.BASIC_GET_EMPTY, b"\x00")
+CONSUME_OK = answer(methods.BasicConsumeOk.KEY, b"\x03tag")
+CANCEL_OK = answer(methods.BasicCancelOk.KEY, b"\x03tag")
+CANCEL = answer(methods.BasicCancel.KEY, b"\x03tag\x00")
+RECOVER_OK = answer(methods.BasicRecoverOk.KEY)
+GET_EMPTY = answer(methods.BasicGetEmpty.KEY, b"\x00")
 
 
 def get_ok(tag: int) -> bytes:
-    return answer(keys.BASIC_GET_OK, tag.to_bytes(8, "big"), bytes(7))
+    return answer(methods.BasicGetOk.KEY, tag.to_bytes(8, "big"), bytes(7))
 
 
 class Watched:
@@ -66,7 +66,7 @@ class Watched:
     def consume(self, *, no_ack: bool = False, tag: bytes = TAG) -> None:
         """A consumer, and the answer to it."""
         self.ask(requests.consume(QUEUE, tag, no_ack=no_ack))
-        self.hear(answer(keys.BASIC_CONSUME_OK, bytes((len(tag),)), tag))
+        self.hear(answer(methods.BasicConsumeOk.KEY, bytes((len(tag),)), tag))
 
     def deliver(self, *tags: int) -> None:
         """Deliveries that come at once."""
@@ -181,7 +181,7 @@ def test_of_both_kinds_of_consumers_on_one_channel_no_account_is_kept(watched: W
     watched.consume(no_ack=not first, tag=b"other")
     assert not watched.unsettled.by_number
     assert not watched.unsettled.by_upstream
-    watched.hear(CANCEL_OK, answer(keys.BASIC_CANCEL_OK, b"\x05other"))
+    watched.hear(CANCEL_OK, answer(methods.BasicCancelOk.KEY, b"\x05other"))
     assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
 
 
@@ -214,7 +214,7 @@ def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None
     assert seconds[1] < 10 * seconds[0]
 
 
-@pytest.mark.parametrize("key", [keys.BASIC_CONSUME, keys.BASIC_GET])
+@pytest.mark.parametrize("key", [methods.BasicConsume.KEY, methods.BasicGet.KEY])
 def test_what_only_the_broker_could_read_is_kept_no_account_of(watched: Watched, key: int) -> None:
     watched.ask(answer(key, b"\x00"))
     assert watched.open() is not None
@@ -242,14 +242,14 @@ def test_channels_are_told_apart() -> None:
     both = Unsettled()
     for number in (1, 2):
         tally = Tally()
-        tally.asked(keys.BASIC_CONSUME, requests.consume(QUEUE, TAG))
+        tally.asked(methods.BasicConsume.KEY, requests.consume(QUEUE, TAG))
         both.sort(number, number, tally)
     frames = (method_frame(2, requests.deliver(TAG, 1, False, b"", QUEUE)), method_frame(9, requests.ack(1)))
     both.from_broker(*FrameSplitter().feed(b"".join(frames)))
     first, second = both.by_number[1], both.by_number[2]
     for tally in (first, second):
-        tally.answered(keys.BASIC_CONSUME_OK, CONSUME_OK)
-        tally.answered(keys.BASIC_CANCEL_OK, CANCEL_OK)
+        tally.answered(methods.BasicConsumeOk.KEY, CONSUME_OK)
+        tally.answered(methods.BasicCancelOk.KEY, CANCEL_OK)
     assert first.open is None
     assert second.open is not None
     both.drop(1, 1, second)

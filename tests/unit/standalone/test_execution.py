@@ -2,23 +2,23 @@
 
 import pytest
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from tests.evidence.fuzz.server import TWO_CHANNELS, converse
 
-FLUSH = method_frame(1, keys.EXECUTION_FLUSH.to_bytes(4, "big"))
+FLUSH = method_frame(1, methods.ExecutionFlush().encode())
 
 
 async def test_execution_complete_of_a_client_is_taken() -> None:
     """Dtx sends no flush, so there is nothing to do; it is no command that counts."""
-    complete = method_frame(1, keys.EXECUTION_COMPLETE.to_bytes(4, "big") + (7).to_bytes(4, "big"))
+    complete = method_frame(1, methods.ExecutionComplete.HEAD + (7).to_bytes(4, "big"))
     sent = await converse([TWO_CHANNELS, complete, FLUSH])
     buffer, frames = FrameSplitter(0).feed(sent)
     key, channel, start, end = frames[-1]
-    assert (key, channel, buffer[start + 11 : end - 1]) == (keys.EXECUTION_COMPLETE, 1, bytes(4))
+    assert (key, channel, buffer[start + 11 : end - 1]) == (methods.ExecutionComplete.KEY, 1, bytes(4))
 
 
 @pytest.mark.parametrize("mark", [b"", b"\0\0\0", b"\0\0\0\0\0"])
 async def test_a_malformed_execution_complete_ends_the_connection(mark: bytes) -> None:
-    sent = await converse([TWO_CHANNELS, method_frame(1, keys.EXECUTION_COMPLETE.to_bytes(4, "big") + mark)])
+    sent = await converse([TWO_CHANNELS, method_frame(1, methods.ExecutionComplete.HEAD + mark)])
     assert b"execution.complete is truncated or too long" in sent

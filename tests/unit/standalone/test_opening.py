@@ -7,7 +7,7 @@ from pika import amqp_object, frame, spec
 
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
-from dtx.wire.amqp09 import handshake, keys, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials
@@ -54,14 +54,14 @@ def test_start_ok_says_who_it_is_and_what_the_client_understands(opening: Openin
 def test_each_step_is_expected_once_and_in_its_turn(opening: Opening) -> None:
     """Who a client is, is decided once: nothing may come while that is being looked up."""
     with pytest.raises(WireError, match="503: method is not the next step"):
-        opening.expect(keys.CONNECTION_TUNE_OK)
-    opening.expect(keys.CONNECTION_START_OK)
+        opening.expect(methods.ConnectionTuneOk.KEY)
+    opening.expect(methods.ConnectionStartOk.KEY)
     with pytest.raises(WireError, match="not the next step"):
-        opening.expect(keys.CONNECTION_START_OK)
+        opening.expect(methods.ConnectionStartOk.KEY)
     opening.tune()
-    opening.expect(keys.CONNECTION_TUNE_OK)
+    opening.expect(methods.ConnectionTuneOk.KEY)
     opening.tune_ok(payload(spec.Connection.TuneOk(10, 4096, 5)))
-    opening.expect(keys.CONNECTION_OPEN)
+    opening.expect(methods.ConnectionOpen.KEY)
     assert opening.open(payload(spec.Connection.Open("/v"))) == "/v"
 
 
@@ -106,17 +106,17 @@ async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
     """connection.start-ok: "the server MUST close the connection without sending any further data"."""
     said = handshake.StartOk(client_properties=b"", mechanism=b"EXTERNAL", response=b"", locale=b"en_US")
     sent = await converse([method_frame(0, handshake.encode_start_ok(said)), ENTER], enter=False)
-    assert answers(sent) == [keys.CONNECTION_START]
+    assert answers(sent) == [methods.ConnectionStart.KEY]
 
 
 @pytest.mark.parametrize(
-    ("octets", "answer"), [(FRAME_MAX - 200, keys.CONNECTION_TUNE), (FRAME_MAX, keys.CONNECTION_CLOSE)]
+    ("octets", "answer"), [(FRAME_MAX - 200, methods.ConnectionTune.KEY), (FRAME_MAX, methods.ConnectionClose.KEY)]
 )
 async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
     """Tokens are longer than frame-min-size."""
     long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
     sent = await converse([method_frame(0, handshake.encode_start_ok(long))], enter=False)
-    assert answers(sent) == [keys.CONNECTION_START, answer]
+    assert answers(sent) == [methods.ConnectionStart.KEY, answer]
 
 
 def test_what_a_login_may_hold_is_bounded() -> None:

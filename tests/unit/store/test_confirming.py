@@ -7,7 +7,7 @@ import pytest
 
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09 import content, keys, properties, requests
+from dtx.wire.amqp09 import content, methods, properties, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property
@@ -48,7 +48,7 @@ class Broker:
 
     def give_back(self, message: HeldPublish) -> None:
         returned = requests.returned(312, b"NO_ROUTE", message.exchange, message.routing_key)
-        header = header_frame(CHANNEL, keys.BASIC_RETURN >> 16, len(message.body), message.properties)
+        header = header_frame(CHANNEL, methods.BasicReturn.KEY >> 16, len(message.body), message.properties)
         self.say(method_frame(CHANNEL, returned), header, *body_frames(CHANNEL, message.body, 0))
 
 
@@ -148,8 +148,10 @@ def test_a_return_of_nothing_that_was_sent_ends_the_connection(
 
 def test_the_broker_closes_the_channel(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
     channel.publish("one", a_message())
-    broker.say(method_frame(CHANNEL, requests.close(keys.CHANNEL_CLOSE, 404, b"no exchange", keys.BASIC_PUBLISH)))
-    assert owner.close == (404, b"no exchange", keys.BASIC_PUBLISH)
+    broker.say(
+        method_frame(CHANNEL, requests.close(methods.ChannelClose.KEY, 404, b"no exchange", methods.BasicPublish.KEY))
+    )
+    assert owner.close == (404, b"no exchange", methods.BasicPublish.KEY)
     assert broker.freed
     before = len(broker.sent)
     channel.publish("two", a_message())
@@ -165,7 +167,7 @@ def test_the_end_waits_for_what_was_sent(channel: ConfirmChannel, broker: Broker
     channel.close(lambda: done.append(True))
     broker.confirm(1)
     assert (owner.heard, done) == ([(["one"], Fate.CONFIRMED)], [])
-    broker.say(method_frame(CHANNEL, keys.CHANNEL_CLOSE_OK.to_bytes(4, "big")))
+    broker.say(method_frame(CHANNEL, methods.ChannelCloseOk().encode()))
     assert done == [True]
     assert broker.freed
 

@@ -4,14 +4,14 @@ import pytest
 
 from dtx.store.rabbitmq import upstream
 from dtx.store.rabbitmq.upstream import Declares, ExclusiveQueues
-from dtx.wire.amqp09 import keys, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.tables import put_long, put_short
 
 PASSIVE, EXCLUSIVE, NO_WAIT = 1, 4, 16
 
 
 def declare(queue: bytes, bits: int) -> bytes:
-    return keys.QUEUE_DECLARE.to_bytes(4, "big") + bytes(2) + put_short(queue) + bytes((bits,)) + put_long(b"")
+    return methods.QueueDeclare.HEAD + bytes(2) + put_short(queue) + bytes((bits,)) + put_long(b"")
 
 
 @pytest.fixture

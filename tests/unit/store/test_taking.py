@@ -16,7 +16,7 @@ from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
-from dtx.wire.amqp09 import content, keys, methods, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
 from dtx.wire.amqp09.tables import MAX_DEPTH, entry, put_short
@@ -55,7 +55,7 @@ class Upstream:
 def delivery(consumer: bytes, tag: int) -> list[tuple[int, bytes]]:
     """A message without a body, as frames with their keys."""
     method = requests.deliver(consumer, tag, redelivered=False, exchange=b"", routing_key=b"q")
-    return [(keys.BASIC_DELIVER, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, EMPTY))]
+    return [(methods.BasicDeliver.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, EMPTY))]
 
 
 @pytest.mark.parametrize("no_ack", [False, True], ids=["with acknowledgements", "without"])
@@ -71,17 +71,17 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
         for key, frame in frames:
             taking.frame(key, frame, 0, len(frame))
 
-    taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"held"))
-    taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"late", no_ack=no_ack))
+    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"held"))
+    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"late", no_ack=no_ack))
     for tag in (b"held", b"late"):
-        payload = keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(tag)
-        say((keys.BASIC_CONSUME_OK, method_frame(1, payload)))
+        payload = methods.BasicConsumeOk.HEAD + put_short(tag)
+        say((methods.BasicConsumeOk.KEY, method_frame(1, payload)))
     say(*delivery(b"held", 1))
     taking.hold(taking.select(content.ack(requests.ack(1))), "a branch")
     taking.detach()
     upstream.written.clear()
     say(*delivery(b"late", 2))
-    assert [payload for payload in upstream.written if payload[:4] == keys.BASIC_NACK.to_bytes(4, "big")] == (
+    assert [payload for payload in upstream.written if payload[:4] == methods.BasicNack.HEAD] == (
         [] if no_ack else [requests.nack(2, requeue=True)]
     )
 
@@ -97,18 +97,18 @@ def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_lat
         taking.frame(key, frame, 0, len(frame))
 
     def declared(name: bytes) -> None:
-        say(keys.QUEUE_DECLARE_OK, keys.QUEUE_DECLARE_OK.to_bytes(4, "big") + put_short(name) + bytes(8))
+        say(methods.QueueDeclareOk.KEY, methods.QueueDeclareOk.HEAD + put_short(name) + bytes(8))
 
     def consumed(tag: bytes) -> None:
-        say(keys.BASIC_CONSUME_OK, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(tag))
+        say(methods.BasicConsumeOk.KEY, methods.BasicConsumeOk.HEAD + put_short(tag))
 
     def consume(tag: bytes) -> None:
-        taking.request(keys.BASIC_CONSUME, requests.consume(b"", tag))
+        taking.request(methods.BasicConsume.KEY, requests.consume(b"", tag))
 
     consume(b"a")
-    taking.request(keys.QUEUE_DECLARE, methods.QueueDeclare(b"").encode())
+    taking.request(methods.QueueDeclare.KEY, methods.QueueDeclare(b"").encode())
     consume(b"b")
-    taking.request(keys.QUEUE_DECLARE, methods.QueueDeclare(b"named").encode())
+    taking.request(methods.QueueDeclare.KEY, methods.QueueDeclare(b"named").encode())
     consume(b"c")
     consumed(b"a")
     declared(b"amq.gen-1")
@@ -139,9 +139,9 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     upstream: Any = Upstream()
     taking = TakingChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
-    taking.request(keys.BASIC_GET, requests.get(b"q"))
-    method = keys.BASIC_GET_OK.to_bytes(4, "big") + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
-    for key, frame in [(keys.BASIC_GET_OK, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
+    taking.request(methods.BasicGet.KEY, requests.get(b"q"))
+    method = methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
+    for key, frame in [(methods.BasicGetOk.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
         taking.frame(key, frame, 0, len(frame))
     (found,) = taking.select(content.ack(requests.ack(7)))
     lane: Any = SimpleNamespace(frame_max=1 << 17, impersonates=True, broker=SimpleNamespace(user="guest"))
@@ -159,9 +159,9 @@ def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
     upstream.hold_client = upstream.release_client = lambda _: None
     taking = TakingChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
-    taking.request(keys.BASIC_CONSUME, requests.consume(b"q", b"c"))
-    answer = method_frame(1, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(b"c"))
-    taking.frame(keys.BASIC_CONSUME_OK, answer, 0, len(answer))
+    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"c"))
+    answer = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"c"))
+    taking.frame(methods.BasicConsumeOk.KEY, answer, 0, len(answer))
     return upstream, taking
 
 
@@ -204,7 +204,7 @@ def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(
         taking.hold(taking.select(content.Settle(2, multiple=False, requeue=False)), "a branch")
     upstream.written.clear()
     taking.ack(taking.select(content.Settle(4, multiple=True, requeue=False)), multiple=True)
-    acks = [payload for payload in upstream.written if payload[:4] == keys.BASIC_ACK.to_bytes(4, "big")]
+    acks = [payload for payload in upstream.written if payload[:4] == methods.BasicAck.HEAD]
     assert acks == ([requests.ack(tag) for tag in (1, 3, 4)] if held else [requests.ack(4, multiple=True)])
     assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [5]
 
@@ -227,7 +227,7 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
     assert taking.unsettled == 1 + held
     with pytest.raises(XaError, match="unknown delivery tag 1"):
         taking.select(content.Settle(1, multiple=False, requeue=False))
-    commit_ok = method_frame(1, keys.TX_COMMIT_OK.to_bytes(4, "big"))
+    commit_ok = method_frame(1, methods.TxCommitOk().encode())
     settled = set[int]()
     for _ in range(parts):
         assert not done
@@ -237,7 +237,7 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
         tags = {int.from_bytes(payload[4:12], "big") for payload in acks}
         assert len(tags) <= most
         settled = settled | tags if held else set(range(1, max(tags) + 1))
-        taking.frame(keys.TX_COMMIT_OK, commit_ok, 0, len(commit_ok))
+        taking.frame(methods.TxCommitOk.KEY, commit_ok, 0, len(commit_ok))
     assert done
     assert upstream.written == []
     assert settled == set(range(1, count + 1)) - ({7} if held else set())
@@ -260,12 +260,12 @@ def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
 def take(taking: TakingChannel, held: list[Delivery], unit: Unit) -> "asyncio.Future[UnitOutcome | None]":
     """The outcome of a unit, on a connection that holds its lock."""
     outcome = taking.take(held, uuid4(), unit, b"receipts")
-    locked = method_frame(1, keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(taking.lock.encode()))
-    taking.frame(keys.BASIC_CONSUME_OK, locked, 0, len(locked))
+    locked = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(taking.lock.encode()))
+    taking.frame(methods.BasicConsumeOk.KEY, locked, 0, len(locked))
     return outcome
 
 
-SENT = (keys.BASIC_ACK, keys.BASIC_PUBLISH, keys.TX_COMMIT)
+SENT = (methods.BasicAck.KEY, methods.BasicPublish.KEY, methods.TxCommit.KEY)
 
 
 @pytest.mark.parametrize("receipt", [True, False])
@@ -279,11 +279,11 @@ async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(rec
     unit = Unit(number=1, lock="", nonce=uuid4(), receipt=receipt)
     outcome = take(taking, held, unit)
     published = [requests.publish(b"", b"receipts")] if receipt else []
-    methods = [payload for payload in upstream.written if int.from_bytes(payload[:4], "big") in SENT]
-    assert methods == [requests.ack(1), *published, requests.TX_COMMIT]
+    sent = [payload for payload in upstream.written if int.from_bytes(payload[:4], "big") in SENT]
+    assert sent == [requests.ack(1), *published, requests.TX_COMMIT]
     assert not outcome.done()
-    commit_ok = method_frame(1, keys.TX_COMMIT_OK.to_bytes(4, "big"))
-    taking.frame(keys.TX_COMMIT_OK, commit_ok, 0, len(commit_ok))
+    commit_ok = method_frame(1, methods.TxCommitOk().encode())
+    taking.frame(methods.TxCommitOk.KEY, commit_ok, 0, len(commit_ok))
     assert await outcome is UnitOutcome.HAPPENED
 
 
@@ -303,7 +303,12 @@ async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> Non
 
 @pytest.mark.parametrize(
     ("failed", "expected"),
-    [(keys.TX_COMMIT, None), (0, None), (keys.BASIC_ACK, UnitOutcome.NEVER), (keys.BASIC_PUBLISH, UnitOutcome.NEVER)],
+    [
+        (methods.TxCommit.KEY, None),
+        (0, None),
+        (methods.BasicAck.KEY, UnitOutcome.NEVER),
+        (methods.BasicPublish.KEY, UnitOutcome.NEVER),
+    ],
     ids=["tx.commit", "no method", "basic.ack", "basic.publish"],
 )
 async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_commit(
@@ -319,8 +324,8 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
     held = taking.select(content.Settle(1, multiple=False, requeue=False))
     taking.hold(held, "a branch")
     outcome = take(taking, held, Unit(number=1, lock="", nonce=uuid4()))
-    close = method_frame(1, requests.close(keys.CHANNEL_CLOSE, 406, b"PRECONDITION_FAILED", failed))
-    taking.frame(keys.CHANNEL_CLOSE, close, 0, len(close))
+    close = method_frame(1, requests.close(methods.ChannelClose.KEY, 406, b"PRECONDITION_FAILED", failed))
+    taking.frame(methods.ChannelClose.KEY, close, 0, len(close))
     assert await outcome is expected
     assert (upstream.aborted is not None) == (expected is None)
     assert lost == ["a branch"]

@@ -7,7 +7,7 @@ import pytest
 
 from dtx.store.rabbitmq import validation
 from dtx.store.rabbitmq.validation import Judgement, Validator
-from dtx.wire.amqp09 import keys, properties, requests
+from dtx.wire.amqp09 import methods, properties, requests
 from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Close, Publish
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
@@ -38,13 +38,13 @@ class Broker:
         self.handlers[CHANNEL].frame(int.from_bytes(payload[:4], "big"), frame, 0, len(frame))
 
     def approve(self) -> None:
-        self._say(keys.TX_ROLLBACK_OK.to_bytes(4, "big"))
+        self._say(methods.TxRollbackOk().encode())
 
     def refuse(self, code: int = 403) -> None:
-        self._say(requests.close(keys.CHANNEL_CLOSE, code, b"no"))
+        self._say(requests.close(methods.ChannelClose.KEY, code, b"no"))
 
     def reopen(self) -> None:
-        self._say(keys.TX_SELECT_OK.to_bytes(4, "big"))
+        self._say(methods.TxSelectOk().encode())
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 from pika import frame, spec
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.closes import channel_close, close_frame, facts_of, reply_text
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError, syntax_error
 from dtx.xa.codes import ReplyCode, XaError
@@ -60,7 +60,7 @@ def test_every_error_of_the_protocol_closes_the_connection_with_its_code(code: H
 
 @pytest.mark.parametrize("error", [ValueError("secret"), OSError("secret"), ExceptionGroup("secret", [KeyError("a")])])
 def test_an_unexpected_error_tells_the_peer_only_that_it_is_ours(error: Exception) -> None:
-    answer = decoded(close_frame(error, 9, keys.BASIC_PUBLISH))
+    answer = decoded(close_frame(error, 9, methods.BasicPublish.KEY))
     assert answer.method == spec.Connection.Close(541, "INTERNAL_ERROR - internal error", 60, 40)
 
 

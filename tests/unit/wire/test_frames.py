@@ -3,7 +3,7 @@
 import pytest
 from pika import frame, spec
 
-from dtx.wire.amqp09 import keys
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.errors import FrameError
 from dtx.wire.amqp09.frames import (
     BODY,
@@ -24,7 +24,7 @@ PUBLISH = method_frame(1, bytes.fromhex("003c0028 0000 01 65 01 6b 00"))
 CONTENT = header_frame(1, 60, 3, b"\x00\x00")
 (SMALL_BODY,) = body_frames(1, b"abc", 4096)
 STREAM = PUBLISH + CONTENT + SMALL_BODY + HEARTBEAT_FRAME + method_frame(2, bytes.fromhex("005a0014"))
-KEYS = [keys.BASIC_PUBLISH, HEADER, BODY, HEARTBEAT, keys.TX_COMMIT]
+KEYS = [methods.BasicPublish.KEY, HEADER, BODY, HEARTBEAT, methods.TxCommit.KEY]
 
 
 def collect(splitter: FrameSplitter, chunks: list[bytes]) -> list[tuple[int, int, bytes]]:
@@ -63,7 +63,7 @@ def test_any_chunking_gives_the_same_frames(size: int) -> None:
 def test_an_incomplete_frame_is_kept() -> None:
     splitter = FrameSplitter()
     buffer, frames = splitter.feed(PUBLISH + CONTENT[:9])
-    assert [key for key, *_ in frames] == [keys.BASIC_PUBLISH]
+    assert [key for key, *_ in frames] == [methods.BasicPublish.KEY]
     assert splitter.pending == 9
     assert buffer[frames[0][2] : frames[0][3]] == PUBLISH
     assert collect(splitter, [b"", CONTENT[9:]]) == [(HEADER, 1, CONTENT)]
@@ -94,7 +94,7 @@ def test_a_short_method_frame_at_the_end_is_a_frame() -> None:
     tail = bytes.fromhex("01 0002 00000004 005a0014 ce")
     assert collect(FrameSplitter(), [HEARTBEAT_FRAME + tail]) == [
         (HEARTBEAT, 0, HEARTBEAT_FRAME),
-        (keys.TX_COMMIT, 2, tail),
+        (methods.TxCommit.KEY, 2, tail),
     ]
 
 
@@ -142,7 +142,7 @@ def test_pieces_and_reads_behind_them_make_one_frame() -> None:
     buffer = bytearray(5010) + large[5010:] + PUBLISH
     assert splitter.feed_behind(buffer, len(buffer)) == [
         (BODY, 4, 0, len(large)),
-        (keys.BASIC_PUBLISH, 1, len(large), len(buffer)),
+        (methods.BasicPublish.KEY, 1, len(large), len(buffer)),
     ]
     assert buffer == large + PUBLISH
 

@@ -3,7 +3,7 @@
 import pytest
 from pika import amqp_object, data, frame, spec
 
-from dtx.wire.amqp09 import handshake, keys, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.handshake import Start, StartOk, Tune, user_name
 
@@ -204,7 +204,7 @@ def test_another_mechanism_is_not_offered() -> None:
 
 
 def test_a_new_secret_is_read() -> None:
-    payload = keys.CONNECTION_UPDATE_SECRET.to_bytes(4, "big") + tables.put_long(b"new") + tables.put_short(b"why")
+    payload = methods.ConnectionUpdateSecret.HEAD + tables.put_long(b"new") + tables.put_short(b"why")
     assert handshake.decode_update_secret(payload) == b"new"
     for malformed in (payload[:-1], payload + b"x", payload[:9]):
         with pytest.raises(WireError, match="502"):

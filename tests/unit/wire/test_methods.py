@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.wire.amqp09 import keys, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.errors import WireError
 from tests.support.preview import Binding, Exchange, Execution
@@ -133,19 +133,19 @@ def test_the_ticket_comes_first() -> None:
 
 TICKETED: Final = frozenset(
     (
-        keys.EXCHANGE_DECLARE,
-        keys.EXCHANGE_DELETE,
-        keys.EXCHANGE_BIND,  # and exchange.query
-        keys.EXCHANGE_UNBIND,
-        keys.QUEUE_DECLARE,
-        keys.QUEUE_BIND,
-        keys.QUEUE_UNBIND,
-        keys.QUEUE_PURGE,
-        keys.QUEUE_DELETE,
-        keys.BASIC_CONSUME,
-        keys.BASIC_PUBLISH,
-        keys.BASIC_GET,
-        keys.BINDING_QUERY,
+        methods.ExchangeDeclare.KEY,
+        methods.ExchangeDelete.KEY,
+        methods.ExchangeBind.KEY,  # and exchange.query
+        methods.ExchangeUnbind.KEY,
+        methods.QueueDeclare.KEY,
+        methods.QueueBind.KEY,
+        methods.QueueUnbind.KEY,
+        methods.QueuePurge.KEY,
+        methods.QueueDelete.KEY,
+        methods.BasicConsume.KEY,
+        methods.BasicPublish.KEY,
+        methods.BasicGet.KEY,
+        methods.BindingQuery.KEY,
     )
 )
 """The methods that begin with an access ticket; those of dtx have theirs as well."""
@@ -165,3 +165,13 @@ def test_a_query_and_a_bind_of_the_same_number_are_told_apart() -> None:
     for names in (("", "", ""), ("d", "s", "k"), ("d" * 255, "", "")):
         assert not methods.is_query(payload(spec.Exchange.Bind(0, *names)))
     assert not methods.is_query(b"\x00\x28\x00\x1e\x00\x00")
+
+
+def test_every_row_is_the_method_that_pika_calls_so() -> None:
+    for key in methods.METHODS.keys() & spec.methods.keys():
+        assert methods.METHODS[key].NAME.replace("-", "") == spec.methods[key].NAME.lower()
+    assert spec.methods.keys() <= methods.METHODS.keys()
+
+
+def test_the_rows_know_the_methods_with_content() -> None:
+    assert all(spec.has_content(key) == (key in methods.CONTENT) for key in methods.METHODS)

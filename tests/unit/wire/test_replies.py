@@ -3,7 +3,7 @@
 import pytest
 from pika import amqp_object, frame, spec
 
-from dtx.wire.amqp09 import keys, replies
+from dtx.wire.amqp09 import methods, replies
 from dtx.wire.amqp09.errors import WireError
 from tests.support.preview import Binding, Exchange, Execution
 
@@ -12,18 +12,18 @@ PROPERTIES = b"\x10\x00\x02"
 """delivery-mode 2, from the property flags on."""
 
 FRAMES: list[tuple[bytes, amqp_object.Method]] = [
-    (replies.empty(513, keys.QUEUE_BIND_OK), spec.Queue.BindOk()),
-    (replies.empty(513, keys.TX_COMMIT_OK), spec.Tx.CommitOk()),
-    (replies.empty(513, keys.BASIC_RECOVER_OK), spec.Basic.RecoverOk()),
+    (replies.empty(513, methods.QueueBindOk.KEY), spec.Queue.BindOk()),
+    (replies.empty(513, methods.TxCommitOk.KEY), spec.Tx.CommitOk()),
+    (replies.empty(513, methods.BasicRecoverOk.KEY), spec.Basic.RecoverOk()),
     (replies.channel_open_ok(513), spec.Channel.OpenOk(b"")),
     (replies.flow_ok(513, active=True), spec.Channel.FlowOk(True)),
     (replies.flow_ok(513, active=False), spec.Channel.FlowOk(False)),
     (replies.ticket_ok(513, 258), spec.Access.RequestOk(258)),
     (replies.queue_declare_ok(513, b"q", 5, 6), spec.Queue.DeclareOk("q", 5, 6)),
-    (replies.count_ok(513, keys.QUEUE_PURGE_OK, 7), spec.Queue.PurgeOk(7)),
-    (replies.count_ok(513, keys.QUEUE_DELETE_OK, 0), spec.Queue.DeleteOk(0)),
-    (replies.consumer_ok(513, keys.BASIC_CONSUME_OK, b"tag"), spec.Basic.ConsumeOk("tag")),
-    (replies.consumer_ok(513, keys.BASIC_CANCEL_OK, b"tag"), spec.Basic.CancelOk("tag")),
+    (replies.count_ok(513, methods.QueuePurgeOk.KEY, 7), spec.Queue.PurgeOk(7)),
+    (replies.count_ok(513, methods.QueueDeleteOk.KEY, 0), spec.Queue.DeleteOk(0)),
+    (replies.consumer_ok(513, methods.BasicConsumeOk.KEY, b"tag"), spec.Basic.ConsumeOk("tag")),
+    (replies.consumer_ok(513, methods.BasicCancelOk.KEY, b"tag"), spec.Basic.CancelOk("tag")),
     (replies.cancelled(513, b"tag"), spec.Basic.Cancel("tag", nowait=True)),
     (replies.ack(513, 2**40, multiple=True), spec.Basic.Ack(2**40, multiple=True)),
     (replies.ack(513, 1, multiple=False), spec.Basic.Ack(1, multiple=False)),

@@ -32,7 +32,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import content, handshake, keys, methods, properties, requests, tables
+from dtx.wire.amqp09 import content, handshake, methods, properties, requests, tables
 from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.errors import AmqpError, Condition
@@ -125,7 +125,7 @@ class BrokerNodes:
         try:
             await self.upstream.open(vhost)
             side = await OwnChannel(self.upstream).open()
-            await side.call(requests.TX_SELECT, keys.TX_SELECT_OK)
+            await side.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
         except LoginRefused as error:
             missing = "not found" in str(error)
             raise AmqpError(Condition.NOT_FOUND if missing else Condition.UNAUTHORIZED_ACCESS, str(error)) from error
@@ -187,7 +187,7 @@ class BrokerNodes:
             if address is not None:
                 await self._check_target(address)
             channel = await OwnChannel(self.upstream).open()
-            await channel.call(requests.CONFIRM_SELECT, keys.CONFIRM_SELECT_OK)
+            await channel.call(requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
         except ChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
@@ -203,7 +203,7 @@ class BrokerNodes:
             exchange, key = address.name, address.key or b""
             if exchange:
                 passive = methods.ExchangeDeclare(exchange, b"", passive=True).encode()
-                await self._ask(passive, keys.EXCHANGE_DECLARE_OK)
+                await self._ask(passive, methods.ExchangeDeclareOk.KEY)
         judgement = self.judged(exchange, key, properties.EMPTY)
         close = None if judgement is None else await judgement
         # Which topics the messages have, their subjects say.
@@ -291,7 +291,7 @@ class BrokerNodes:
     async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:
         impossible = requests.consume(queue, b"type", arguments=tables.entry(OFFSET, b"S", b"next"))
         try:
-            await self._ask(impossible, keys.BASIC_CONSUME_OK)
+            await self._ask(impossible, methods.BasicConsumeOk.KEY)
         except ChannelClosed as closed:
             if closed.close.reply_code == ReplyCode.ACCESS_REFUSED:
                 raise  # then it does not matter
@@ -308,7 +308,8 @@ class BrokerNodes:
         """
         found = subscription(address, filters, await self._kind(address))
         await self._ask(
-            methods.QueueBind(queue, address.name, found.key, arguments=found.arguments).encode(), keys.QUEUE_BIND_OK
+            methods.QueueBind(queue, address.name, found.key, arguments=found.arguments).encode(),
+            methods.QueueBindOk.KEY,
         )
         return found.filters
 
@@ -322,7 +323,7 @@ class BrokerNodes:
         if known is not None:
             return known
         passive = methods.ExchangeDeclare(address.name, b"", passive=True).encode()
-        await self._ask(passive, keys.EXCHANGE_DECLARE_OK)
+        await self._ask(passive, methods.ExchangeDeclareOk.KEY)
         if address.key is not None:
             return None
         who = self.home.who
@@ -337,7 +338,9 @@ class BrokerNodes:
     async def _new_queue(self) -> bytes:
         """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
         channel = await OwnChannel(self.upstream).open()
-        _, payload, _ = await channel.call(methods.QueueDeclare(b"", exclusive=True).encode(), keys.QUEUE_DECLARE_OK)
+        _, payload, _ = await channel.call(
+            methods.QueueDeclare(b"", exclusive=True).encode(), methods.QueueDeclareOk.KEY
+        )
         await channel.close()
         queue = content.declare_ok(payload).queue
         self.upstream.exclusive.add(queue)
@@ -350,7 +353,7 @@ class BrokerNodes:
 
     async def _drop_queue(self, queue: bytes) -> None:
         try:
-            await self._ask(methods.QueueDelete(queue).encode(), keys.QUEUE_DELETE_OK)
+            await self._ask(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
         except (ChannelClosed, UpstreamLost, XaError) as error:
             _log.debug("queue not deleted", connection=self.home.id, queue=queue, reason=str(error))
 
@@ -364,7 +367,7 @@ class BrokerNodes:
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
     async def _find_queue(self, queue: bytes) -> None:
-        await self._ask(methods.QueueDeclare(queue, passive=True).encode(), keys.QUEUE_DECLARE_OK)
+        await self._ask(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
 
     async def find_target(self, queue: bytes) -> None:
         """Refuse a queue that is not there; anybody may publish to another connection's own.

@@ -26,7 +26,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import keys, requests
+from dtx.wire.amqp09 import methods, requests
 from dtx.wire.amqp10.states import Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -153,7 +153,7 @@ class BrokerOrigin(Reader):
         if self._phase is Phase.GETTING:
             while receiver.draining and not self._empty and self._gets < min(wanted, _GETS) and not receiver.full:
                 self._gets += 1
-                self._taking.request(keys.BASIC_GET, requests.get(self._queue))
+                self._taking.request(methods.BasicGet.KEY, requests.get(self._queue))
             if self._gets == 0 and not (receiver.draining and wanted > 0 and not self._empty):
                 self._phase = Phase.IDLE
         if self._phase is not Phase.IDLE:
@@ -214,11 +214,11 @@ class BrokerOrigin(Reader):
         return self._phase is Phase.CLOSED
 
     def _answered(self, key: int, payload: bytes) -> None:
-        if key == keys.BASIC_GET_EMPTY:
+        if key == methods.BasicGetEmpty.KEY:
             self._gets -= 1
             self._empty = True
             self._touch()
-        elif key == keys.BASIC_CANCEL_OK:
+        elif key == methods.BasicCancelOk.KEY:
             if self._is_present(payload):
                 self._phase = Phase.IDLE
                 self._room = 0

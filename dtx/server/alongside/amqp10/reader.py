@@ -8,7 +8,7 @@ from dtx.server.amqp10.nodes import Receiver
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import content, keys, requests
+from dtx.wire.amqp09 import content, methods, requests
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.xa.codes import ReplyCode
@@ -66,9 +66,9 @@ class Reader(ABC):
     def _begin_consumer(self, prefetch: int, arguments: bytes = b"") -> None:
         self._consumer += 1
         self._awaits_consumer = True
-        self._taking.request(keys.BASIC_QOS, requests.qos(prefetch))
+        self._taking.request(methods.BasicQos.KEY, requests.qos(prefetch))
         self._taking.request(
-            keys.BASIC_CONSUME, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
+            methods.BasicConsume.KEY, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
         )
 
     def _end_consumer(self) -> None:
@@ -77,7 +77,7 @@ class Reader(ABC):
             self._ends_consumer = True
             return
         self._ends_consumer = False
-        self._taking.request(keys.BASIC_CANCEL, requests.cancel(b"%d" % self._consumer))
+        self._taking.request(methods.BasicCancel.KEY, requests.cancel(b"%d" % self._consumer))
 
     def _is_present(self, payload: bytes) -> bool:
         """Whether an answer of the broker is about the present consumer."""
@@ -95,7 +95,7 @@ class Reader(ABC):
         if buffer[start] != _METHOD:
             return
         key = int.from_bytes(buffer[start + 7 : start + 11], "big")
-        if key == keys.BASIC_CONSUME_OK:
+        if key == methods.BasicConsumeOk.KEY:
             self._awaits_consumer = False
             if self._ends_consumer:
                 self._end_consumer()
@@ -103,7 +103,7 @@ class Reader(ABC):
                     self._detach()
         if self._is_closed:
             return
-        if key == keys.BASIC_CANCEL:
+        if key == methods.BasicCancel.KEY:
             self._deleted()
         else:
             self._answered(key, buffer[start + 7 : end - 1])

@@ -26,7 +26,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
-from dtx.wire.amqp09 import keys, properties, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.tables import Entry
@@ -180,10 +180,10 @@ class StreamOrigin(Reader):
         return self._phase is Phase.CLOSED
 
     def _answered(self, key: int, payload: bytes) -> None:
-        if key == keys.BASIC_CONSUME_OK:
+        if key == methods.BasicConsumeOk.KEY:
             if not self._taken.done():
                 self._taken.set_result(None)
-        elif key == keys.BASIC_CANCEL_OK:
+        elif key == methods.BasicCancelOk.KEY:
             self._reading = not self._is_present(payload)
             self._touch()
 

@@ -11,7 +11,7 @@ from dtx.server.alongside.amqp10.origin import BrokerOrigin
 from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import content, keys
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp09.tables import put_short
@@ -40,16 +40,16 @@ class Broker:
     # -- what the origin asks
 
     def request(self, key: int, payload: bytes) -> None:
-        early = key == keys.BASIC_CANCEL and any(asked == keys.BASIC_CONSUME for asked, _ in self._asked)
+        early = key == methods.BasicCancel.KEY and any(asked == methods.BasicConsume.KEY for asked, _ in self._asked)
         assert not early, "for that RabbitMQ 3.10 ends the connection"
         self._asked.append((key, payload))
 
     def ack(self, deliveries: Any) -> None:
-        self._asked += [(keys.BASIC_ACK, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
+        self._asked += [(methods.BasicAck.KEY, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
 
     def nack(self, deliveries: Any, *, requeue: bool) -> None:
         assert requeue
-        self._asked += [(keys.BASIC_NACK, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
+        self._asked += [(methods.BasicNack.KEY, delivery.tag.to_bytes(8, "big")) for delivery in deliveries]
 
     def detach(self) -> None:
         self._consumer = None
@@ -72,29 +72,29 @@ class Broker:
 
     def _do(self, key: int, payload: bytes) -> None:
         match key:
-            case keys.BASIC_QOS:
+            case methods.BasicQos.KEY:
                 self._prefetch = content.qos(payload).prefetch_count
                 assert self._prefetch > 0, "that would be no limit"
-            case keys.BASIC_CONSUME:
+            case methods.BasicConsume.KEY:
                 assert self._consumer is None, "two consumers"
                 self._consumer = content.consume(payload).consumer_tag
                 self.consumers += 1
                 self._room = self._prefetch
-                self._say(keys.BASIC_CONSUME_OK.to_bytes(4, "big") + put_short(self._consumer))
-            case keys.BASIC_CANCEL:
+                self._say(methods.BasicConsumeOk.HEAD + put_short(self._consumer))
+            case methods.BasicCancel.KEY:
                 tag = content.cancel(payload).consumer_tag
                 assert tag == self._consumer
                 self._consumer = None
-                self._say(keys.BASIC_CANCEL_OK.to_bytes(4, "big") + put_short(tag))
-            case keys.BASIC_GET:
+                self._say(methods.BasicCancelOk.HEAD + put_short(tag))
+            case methods.BasicGet.KEY:
                 if self.ready:
                     self._send(None)
                 else:
-                    self._say(keys.BASIC_GET_EMPTY.to_bytes(4, "big") + b"\x00")
+                    self._say(methods.BasicGetEmpty.HEAD + b"\x00")
             case _:
                 of = self._of.pop(int.from_bytes(payload, "big"))
                 self._room += of is not None and of == self._consumer
-                self.ready += key == keys.BASIC_NACK
+                self.ready += key == methods.BasicNack.KEY
 
     def _send(self, consumer: bytes | None) -> None:
         self.ready -= 1

@@ -10,7 +10,7 @@ from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
 from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, UpstreamLost
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import keys, properties, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
@@ -68,7 +68,7 @@ class World:
         """The broker has taken the consumer, and the link is not there yet."""
         opening = asyncio.create_task(self.origin.open())
         await asyncio.sleep(0)
-        self.channel.say(keys.BASIC_CONSUME_OK, b"1")
+        self.channel.say(methods.BasicConsumeOk.KEY, b"1")
         await opening
 
     def touch(self, origin: StreamOrigin) -> None:
@@ -108,7 +108,7 @@ async def test_what_happens_before_the_broker_answers_refuses_the_attach(
 @pytest.mark.parametrize(
     ("event", "condition"),
     [
-        (lambda world: world.channel.say(keys.BASIC_CANCEL, b"1"), Condition.RESOURCE_DELETED),
+        (lambda world: world.channel.say(methods.BasicCancel.KEY, b"1"), Condition.RESOURCE_DELETED),
         (lambda world: world.origin.upstream_closed(GONE), Condition.RESOURCE_DELETED),
         (lambda world: world.origin.upstream_closed(REFUSED), Condition.UNAUTHORIZED_ACCESS),
         (lambda world: world.origin.upstream_lost("that is said elsewhere"), None),
@@ -130,7 +130,7 @@ async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_
     """Nothing but a stream takes it: a queue of the same name would take each acknowledgement for the message's end."""
     world = World(offset)
     await world.opened()
-    assert world.channel.asked[-1] == keys.BASIC_CONSUME
+    assert world.channel.asked[-1] == methods.BasicConsume.KEY
     assert world.channel.payloads[-1].endswith(tables.entry(OFFSET, b"S", b"next"))
 
 
@@ -150,9 +150,9 @@ async def test_without_memory_a_message_comes_again_of_the_next_consumer() -> No
     raw = properties.build({Property.HEADERS: tables.entry(OFFSET, b"l", (7).to_bytes(8, "big"))})
     world.channel.send(1, None, raw)
     world.channel.send(2, b"it comes again, too")
-    assert world.channel.asked[-1] == keys.BASIC_CANCEL
-    world.channel.say(keys.BASIC_CANCEL_OK, b"1")
-    assert world.channel.asked[-2:] == [keys.BASIC_QOS, keys.BASIC_CONSUME]
+    assert world.channel.asked[-1] == methods.BasicCancel.KEY
+    world.channel.say(methods.BasicCancelOk.KEY, b"1")
+    assert world.channel.asked[-2:] == [methods.BasicQos.KEY, methods.BasicConsume.KEY]
     world.channel.send(3, b"again", raw)
     assert (world.got, world.failed) == ([b"again"], [])
 
