@@ -23,9 +23,8 @@ from benchmarks.support.pauses import Probe
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Rollback, Start, encode_call
-from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from tests.support.service import DtxService
@@ -147,8 +146,8 @@ class Client(RawConnection):
         Raises:
             Refused: one has another body, or came out of turn.
         """
-        self.call(requests.qos(prefetch), methods.BasicQosOk.KEY)
-        self.call(requests.consume(queue, _CONSUMER), methods.BasicConsumeOk.KEY)
+        self.call(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
+        self.call(methods.BasicConsume(queue, _CONSUMER).encode(), methods.BasicConsumeOk.KEY)
         rest = bytes(self._size - _STAMP.size)
         for number in range(count):
             payload = self.next_frame()[1]
@@ -157,7 +156,7 @@ class Client(RawConnection):
             if payload[: _STAMP.size] != _STAMP.pack(number):
                 raise Refused(f"expected message {number} and got {_STAMP.unpack_from(payload)[0]}")
             if ack and ((number + 1) % (prefetch // 4) == 0 or number + 1 == count):
-                self.send(requests.ack(number + 1, multiple=True))
+                self.send(methods.BasicAck(number + 1, multiple=True).encode())
         return count
 
     def run(self, call: Call, answer: DtxMethod) -> None:
@@ -230,9 +229,9 @@ def branches(bench: Bench) -> None:
             xid = Xid(1, os.urandom(16), b"deep")
             with bench.measured("consume in a branch", _BRANCH):
                 client.run(Start(xid=xid), DtxMethod.START_OK)
-                client.send(requests.ack(_BRANCH, multiple=True))
+                client.send(methods.BasicAck(_BRANCH, multiple=True).encode())
                 client.run(End(xid=xid), DtxMethod.END_OK)
-            client.call(requests.cancel(_CONSUMER), methods.BasicCancelOk.KEY)
+            client.call(methods.BasicCancel(_CONSUMER).encode(), methods.BasicCancelOk.KEY)
             with bench.measured("prepare a branch that consumed", _BRANCH):
                 client.run(Prepare(xid=xid), DtxMethod.PREPARE_OK)
             with bench.measured(f"{name} of it", _BRANCH):
@@ -274,7 +273,7 @@ def declarations(bench: Bench) -> None:
             for first in range(0, count, _BATCH):
                 client.socket.sendall(
                     b"".join(
-                        method_frame(CHANNEL, methods.QueueDeclare(name, durable=True, no_wait=True).encode())
+                        methods.QueueDeclare(name, durable=True, no_wait=True).frame(CHANNEL)
                         for name in names[first : first + _BATCH]
                     )
                 )

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pika import frame
 
 from benchmarks.support import amqp10
-from dtx.wire.amqp09 import content, properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.answers import flags_ok, recover_ok
 from dtx.wire.amqp09.calls import DtxMethod, Start, decode_call, encode_call
-from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -37,7 +37,7 @@ def best(run: Callable[[], object], number: int) -> float:
 def message(size: int) -> bytes:
     """The frames of one publish."""
     body = bytes(size)
-    publish = method_frame(1, requests.publish(b"exchange", b"routing.key"))
+    publish = methods.BasicPublish(b"exchange", b"routing.key").frame(1)
     return publish + header_frame(1, 60, size, PROPERTIES) + b"".join(body_frames(1, body, FRAME_MAX))
 
 
@@ -81,16 +81,16 @@ def main() -> None:
     print(f"{'pika, one message of 1 KB':>34}: {best(lambda: decode_with_pika(small), 2000) / 3 * 1e9:.0f} ns/frame")
 
     call = encode_call(Start(xid=XID))
-    publish = requests.publish(b"exchange", b"routing.key")
-    deliver = requests.deliver(b"ctag1.0123456789", 7, False, b"exchange", b"routing.key")
+    publish = methods.BasicPublish(b"exchange", b"routing.key").encode()
+    deliver = methods.BasicDeliver(b"ctag1.0123456789", 7, False, b"exchange", b"routing.key").encode()
     parts: dict[str, Callable[[], object]] = {
         "read a start": lambda: decode_call(call),
         "answer start-ok": lambda: flags_ok(1, DtxMethod.START_OK, XaFlag.OK),
         "answer recover-ok, 100 xids": lambda: recover_ok(1, [XID] * 100),
-        "read a publish": lambda: content.publish(publish),
-        "write a publish": lambda: requests.publish(b"exchange", b"routing.key"),
-        "read a deliver": lambda: content.deliver(deliver),
-        "write an ack": lambda: requests.ack(7),
+        "read a publish": lambda: methods.BasicPublish.decode(publish),
+        "write a publish": lambda: methods.BasicPublish(b"exchange", b"routing.key").encode(),
+        "read a deliver": lambda: methods.BasicDeliver.decode(deliver),
+        "write an ack": lambda: methods.BasicAck(7).encode(),
         "find the properties": lambda: properties.read(PROPERTIES),
         "what a broker checks": lambda: properties.checked(PROPERTIES),
         "set a header": lambda: properties.set_header(PROPERTIES, b"x-dtx-id", b"0123456789abcdef"),

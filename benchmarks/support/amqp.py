@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, methods, requests
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.calls import DtxMethod, Select, encode_call
 from dtx.wire.amqp09.frames import Frame, FrameSplitter, Protocol, body_frames, header_frame, method_frame
 
@@ -52,7 +52,7 @@ class Address:
 
 def message_frames(exchange: bytes, routing_key: bytes, body: bytes, properties: bytes = PERSISTENT) -> bytes:
     """All frames of one publish."""
-    publish = method_frame(CHANNEL, requests.publish(exchange, routing_key))
+    publish = methods.BasicPublish(exchange, routing_key).frame(CHANNEL)
     header = header_frame(CHANNEL, BASIC, len(body), properties)
     return b"".join((publish, header, *body_frames(CHANNEL, body, FRAME_MAX)))
 
@@ -92,7 +92,7 @@ class RawConnection:
         tune = handshake.Tune(channel_max=offer.channel_max, frame_max=FRAME_MAX, heartbeat=0)
         self.send(handshake.encode_tune_ok(tune), channel=0)
         self.call(handshake.encode_open(address.vhost.encode()), methods.ConnectionOpenOk.KEY, channel=0)
-        self.call(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
+        self.call(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
 
     def send(self, payload: bytes, *, channel: int = CHANNEL) -> None:
         """Send one method."""
@@ -111,7 +111,7 @@ class RawConnection:
         """
         found, payload = self.next_frame()
         if found in _CLOSES:
-            closed = content.close(payload)
+            closed = methods.ChannelClose.decode(payload)
             raise Refused(f"{closed.reply_code} {closed.reply_text.decode(errors='replace')}")
         if found != key:
             raise Refused(f"expected method {key:#010x} and got {found:#010x}")
@@ -140,7 +140,7 @@ class RawConnection:
 
     def select_confirms(self) -> None:
         """Have publishes confirmed."""
-        self.call(requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+        self.call(methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
 
     def declare(self, queue: bytes) -> None:
         """Make a durable classic queue."""
@@ -159,7 +159,7 @@ class RawConnection:
     def close(self) -> None:
         """Close in order; the server's goodbye is waited for, so that its side is gone too."""
         try:
-            self.send(requests.close(methods.ConnectionClose.KEY, 200, b"done"), channel=0)
+            self.send(methods.ConnectionClose(200, b"done").encode(), channel=0)
             while self.next_frame()[0] != methods.ConnectionCloseOk.KEY:
                 pass
         except (OSError, Refused):

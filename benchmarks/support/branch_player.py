@@ -6,7 +6,7 @@ import socket
 from benchmarks.support.amqp import Address, RawConnection
 from benchmarks.support.dialogue import Cycle, Dialogue, Phase, got_tag, is_answer
 from benchmarks.support.load import LoadError
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.errors import FrameError, WireError
 from dtx.wire.amqp09.frames import FrameSplitter
 
@@ -94,7 +94,7 @@ class BranchPlayer:
             buffer, frames = FrameSplitter(0).feed(data)
             for key, _, start, end in frames:
                 if key in {methods.ChannelClose.KEY, methods.ConnectionClose.KEY}:
-                    closed = content.close(buffer[start + 7 : end - 1])
+                    closed = methods.ChannelClose.decode(buffer[start + 7 : end - 1])
                     return LoadError(f"{where}: {closed.reply_code} {closed.reply_text.decode(errors='replace')}")
                 if key == methods.BasicGetEmpty.KEY:
                     return LoadError(f"{where}: the queue ran dry, give a larger --prefill")

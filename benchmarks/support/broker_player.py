@@ -5,11 +5,10 @@ import socket
 from benchmarks.support.amqp import CHANNEL, TRANSIENT, Address, RawConnection, message_frames
 from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
-from dtx.wire.amqp09 import methods, requests
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods
 
 _PLACE = b"\xf1stamp\xf1\xf1"
-_COMMITTED = method_frame(CHANNEL, methods.TxCommitOk().encode())
+_COMMITTED = methods.TxCommitOk().frame(CHANNEL)
 
 
 class BrokerPlayer:
@@ -31,7 +30,7 @@ class BrokerPlayer:
     def __init__(self, queue: bytes, receipts: bytes, size: int, address: Address, number: int, run: bytes) -> None:
         del run
         self._raw = RawConnection(address)
-        self._raw.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+        self._raw.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         self.socket: socket.socket = self._raw.socket
         self.number = number
         self.count = 0
@@ -39,7 +38,7 @@ class BrokerPlayer:
         self._said = bytearray(
             message_frames(b"", queue, body)
             + message_frames(b"", receipts, bytes(40), TRANSIENT)
-            + method_frame(CHANNEL, requests.TX_COMMIT)
+            + methods.TxCommit().frame(CHANNEL)
         )
         self._place = self._said.index(_PLACE)
 

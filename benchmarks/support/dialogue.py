@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final
 
 from benchmarks.support.amqp import BASIC, CHANNEL, PERSISTENT, message_frames
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.answers import flags_ok
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
 from dtx.wire.amqp09.frames import FRAME_END, OVERHEAD, header_frame, method_frame
@@ -102,9 +102,9 @@ class Dialogue:
         if cycle.source is None:
             got: list[_Exchange] = []
         else:
-            get = method_frame(CHANNEL, requests.get(cycle.source))
+            get = methods.BasicGet(cycle.source).frame(CHANNEL)
             got = [(get, b"", got_size(cycle.source, cycle.size), Phase.WORK)]
-            work = method_frame(CHANNEL, requests.ack(_TAG_PLACE)) + work
+            work = methods.BasicAck(_TAG_PLACE).frame(CHANNEL) + work
         first: _Exchange = (start, start_ok, 0, Phase.WORK)
         last: _Exchange = (work + end, end_ok, 0, Phase.WORK)
         if not cycle.pipeline:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, properties, requests
-from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame, method_frame
+from dtx.wire.amqp09 import content, methods, properties
+from dtx.wire.amqp09.frames import HEADER, METHOD, header_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry, put_long, put_short
 from tests.support.asking import (
@@ -54,8 +54,8 @@ def test_a_message_comes_out_as_it_went_in(client: RawClient, queue: bytes, size
     body = secrets.token_bytes(size)
     raw = properties.build({Property.MESSAGE_ID: b"m", Property.TYPE: b"t\xff"}, {b"key": b"\x00value"})
     publish(client, queue, body, properties=raw)
-    client.send(1, requests.get(queue))
-    method = content.get_ok(client.read_method(1, methods.BasicGetOk.KEY))
+    client.send(1, methods.BasicGet(queue).encode())
+    method = methods.BasicGetOk.decode(client.read_method(1, methods.BasicGetOk.KEY))
     kind, _, header = client.read()
     assert (kind, content.header(header)) == (HEADER, (60, size, raw))
     assert (method.exchange, method.routing_key, method.redelivered, method.message_count) == (b"", queue, False, 0)
@@ -126,7 +126,7 @@ def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawCl
     table = entry(b"CC", b"A", keys_in(second)) + entry(b"BCC", b"A", keys_in(third))
     publish(client, queue, b"copied", properties=properties.put(properties.EMPTY, Property.HEADERS, table))
     for name in (queue, second, third):
-        client.send(1, requests.get(name, no_ack=True))
+        client.send(1, methods.BasicGet(name, no_ack=True).encode())
         client.read_method(1, methods.BasicGetOk.KEY)
         raw = content.header(client.read()[2]).properties
         assert properties.has_header(raw, b"CC")
@@ -138,16 +138,16 @@ def test_a_copy_goes_to_each_key_of_cc_and_bcc_and_bcc_is_not_seen(client: RawCl
 
 
 def test_a_method_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
-    assert code_of_end(client, requests.publish(b"", queue), requests.get(queue)) == 505
+    assert code_of_end(client, methods.BasicPublish(b"", queue).encode(), methods.BasicGet(queue).encode()) == 505
 
 
 def test_a_close_in_the_midst_of_content_ends_the_connection(client: RawClient, queue: bytes) -> None:
-    close = requests.close(methods.ChannelClose.KEY, 200, b"bye")
-    assert code_of_end(client, requests.publish(b"", queue), close) == 505
+    close = methods.ChannelClose(200, b"bye").encode()
+    assert code_of_end(client, methods.BasicPublish(b"", queue).encode(), close) == 505
 
 
 def test_a_content_of_another_class_ends_the_connection(client: RawClient, queue: bytes) -> None:
-    frames = method_frame(1, requests.publish(b"", queue)) + header_frame(1, 70, 1, b"\x00\x00")
+    frames = methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 70, 1, b"\x00\x00")
     assert code_after(client, frames) == 505
 
 
@@ -156,25 +156,25 @@ def test_content_without_a_publish_ends_the_connection(client: RawClient) -> Non
 
 
 def test_a_method_on_a_channel_that_is_not_open_ends_the_connection(client: RawClient) -> None:
-    assert code_of_end(client, requests.get(b"q"), channel=7) == 504
+    assert code_of_end(client, methods.BasicGet(b"q").encode(), channel=7) == 504
 
 
 def test_one_channel_too_many_ends_the_connection(either_url: str) -> None:
     with Peer(either_url) as peer:
         peer.log_in(channel_max=2)
         peer.open(1, 2)
-        peer.say(3, requests.CHANNEL_OPEN)
+        peer.say(3, methods.ChannelOpen().encode())
         end = peer.end()
         assert end is not None
         assert end.reply_code == 530
 
 
 def test_a_channel_that_is_open_cannot_be_opened(client: RawClient) -> None:
-    assert code_of_end(client, requests.CHANNEL_OPEN) == 504
+    assert code_of_end(client, methods.ChannelOpen().encode()) == 504
 
 
 def test_a_truncated_method_ends_the_connection(client: RawClient) -> None:
-    assert code_of_end(client, requests.get(b"queue")[:-3]) in (501, 502)
+    assert code_of_end(client, methods.BasicGet(b"queue").encode()[:-3]) in (501, 502)
 
 
 # -- acknowledgements --------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_what_is_requeued_comes_again_first_and_says_so(client: RawClient, queue
     publish(client, queue, b"1", b"2")
     got = get(client, queue)
     assert got is not None
-    client.send(1, requests.nack(got[0].delivery_tag, requeue=True))
+    client.send(1, methods.BasicNack(got[0].delivery_tag, requeue=True).encode())
     again = get(client, queue)
     assert again is not None
     assert (again[1], again[0].redelivered, again[0].delivery_tag) == (b"1", True, 2)
@@ -194,8 +194,8 @@ def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(c
     publish(client, queue, b"1", b"2", b"3", b"4")
     for _ in range(4):
         get(client, queue)
-    client.send(1, requests.ack(2, multiple=True))
-    client.send(1, requests.reject(4, requeue=False))
+    client.send(1, methods.BasicAck(2, multiple=True).encode())
+    client.send(1, methods.BasicReject(4, requeue=False).encode())
     client.close_channel(1)
     client.open(1)
     got = get(client, queue)
@@ -206,7 +206,7 @@ def test_acknowledged_messages_are_gone_and_the_others_return_with_the_channel(c
 
 @pytest.mark.parametrize("multiple", [False, True])
 def test_an_unknown_delivery_tag_closes_the_channel(client: RawClient, multiple: bool) -> None:
-    refusal = client.refusal_of(1, requests.ack(1, multiple))
+    refusal = client.refusal_of(1, methods.BasicAck(1, multiple).encode())
     assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - unknown delivery tag 1")
 
 
@@ -236,26 +236,26 @@ def test_deliveries_come_in_order_with_growing_tags(client: RawClient, queue: by
 
 def test_a_prefetch_holds_back_what_is_beyond_it(client: RawClient, queue: bytes) -> None:
     """basic.qos: "The client can request that messages be sent in advance" up to so many unacknowledged."""
-    ask(client, 1, requests.qos(2), methods.BasicQosOk.KEY)
+    ask(client, 1, methods.BasicQos(0, 2).encode(), methods.BasicQosOk.KEY)
     fill(client, queue, b"1", b"2", b"3", b"4")
     consume(client, queue)
     assert [next_delivery(client)[1] for _ in range(2)] == [b"1", b"2"]
     assert declare(client, queue, passive=True).message_count == 2
-    client.send(1, requests.ack(1))
+    client.send(1, methods.BasicAck(1).encode())
     assert next_delivery(client)[1] == b"3"
 
 
 def test_a_global_prefetch_is_shared_by_the_consumers_of_a_channel(client: RawClient, queue: bytes) -> None:
     """RabbitMQ, Consumer Prefetch: global true is "shared across all consumers on the channel"."""
     second = declare(client, exclusive=True).queue
-    ask(client, 1, requests.qos(1, everywhere=True), methods.BasicQosOk.KEY)
+    ask(client, 1, methods.BasicQos(0, 1, global_qos=True).encode(), methods.BasicQosOk.KEY)
     consume(client, queue, b"a")
     consume(client, second, b"b")
     publish(client, queue, b"1")
     assert next_delivery(client)[0].consumer_tag == b"a"
     fill(client, second, b"2")
     assert declare(client, second, passive=True).message_count == 1
-    client.send(1, requests.ack(1))
+    client.send(1, methods.BasicAck(1).encode())
     assert next_delivery(client)[0].consumer_tag == b"b"
 
 
@@ -263,7 +263,7 @@ def test_a_consumer_that_is_cancelled_gets_what_was_published_before(client: Raw
     consume(client, queue, b"high", arguments=entry(b"x-priority", b"I", b"\x00\x00\x00\x0a"))
     consume(client, queue, b"low")
     publish(client, queue, *(b"%d" % number for number in range(100)))
-    client.send(1, requests.cancel(b"high"))
+    client.send(1, methods.BasicCancel(b"high").encode())
     assert {next_delivery(client)[0].consumer_tag for _ in range(100)} == {b"high"}
     client.read_method(1, methods.BasicCancelOk.KEY)
 
@@ -273,7 +273,7 @@ def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, 
     consume(client, queue, b"low")
     publish(client, queue, b"1")
     high = entry(b"x-priority", b"I", b"\x00\x00\x00\x0a")
-    client.send(1, requests.consume(queue, b"high", no_wait=True, arguments=high))
+    client.send(1, methods.BasicConsume(queue, b"high", no_wait=True, arguments=high).encode())
     assert next_delivery(client)[0].consumer_tag == b"low"
     publish(client, queue, b"2")
     assert next_delivery(client)[0].consumer_tag == b"high"
@@ -281,7 +281,7 @@ def test_a_consumer_that_comes_gets_nothing_published_before(client: RawClient, 
 
 def test_a_consumer_that_is_not_local_gets_its_connections_messages(client: RawClient, queue: bytes) -> None:
     """RabbitMQ ignores no-local."""
-    no_local = bytearray(requests.consume(queue, b"tag"))
+    no_local = bytearray(methods.BasicConsume(queue, b"tag").encode())
     no_local[-5] |= 1  # the bits, in front of an empty table
     ask(client, 1, bytes(no_local), methods.BasicConsumeOk.KEY)
     publish(client, queue, b"mine")
@@ -289,46 +289,46 @@ def test_a_consumer_that_is_not_local_gets_its_connections_messages(client: RawC
 
 
 def test_a_consumer_without_acknowledgements_gets_all(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.qos(1), methods.BasicQosOk.KEY)
+    ask(client, 1, methods.BasicQos(0, 1).encode(), methods.BasicQosOk.KEY)
     consume(client, queue, no_ack=True)
     publish(client, queue, b"1", b"2", b"3")
     assert [next_delivery(client)[1] for _ in range(3)] == [b"1", b"2", b"3"]
-    assert client.refusal_of(1, requests.ack(1)).code == 406
+    assert client.refusal_of(1, methods.BasicAck(1).encode()).code == 406
 
 
 def test_the_server_names_consumers_that_have_no_name(client: RawClient, queue: bytes) -> None:
-    tag = content.consumer_tag(ask(client, 1, requests.consume(queue, b""), methods.BasicConsumeOk.KEY))
-    assert tag.startswith(b"amq.ctag-")
+    answer = ask(client, 1, methods.BasicConsume(queue, b"").encode(), methods.BasicConsumeOk.KEY)
+    assert methods.BasicConsumeOk.decode(answer).consumer_tag.startswith(b"amq.ctag-")
 
 
 def test_a_consumer_tag_is_used_once(client: RawClient, queue: bytes) -> None:
     consume(client, queue)
-    assert code_of_end(client, requests.consume(queue, b"tag")) == 530
+    assert code_of_end(client, methods.BasicConsume(queue, b"tag").encode()) == 530
 
 
 def test_a_cancelled_consumer_gets_nothing_and_its_tag_is_free(client: RawClient, queue: bytes) -> None:
     consume(client, queue)
-    answer = ask(client, 1, requests.cancel(b"tag"), methods.BasicCancelOk.KEY)
-    assert content.consumer_tag(answer) == b"tag"
+    answer = ask(client, 1, methods.BasicCancel(b"tag").encode(), methods.BasicCancelOk.KEY)
+    assert methods.BasicCancelOk.decode(answer).consumer_tag == b"tag"
     fill(client, queue, b"1")
-    assert declare(client, queue, passive=True)[1:] == (1, 0)
+    assert declare(client, queue, passive=True) == methods.QueueDeclareOk(queue, 1, 0)
     consume(client, queue)
     assert next_delivery(client)[1] == b"1"
 
 
 def test_cancelling_a_consumer_that_is_not_there_is_no_error(client: RawClient) -> None:
-    answer = ask(client, 1, requests.cancel(b"nobody"), methods.BasicCancelOk.KEY)
-    assert content.consumer_tag(answer) == b"nobody"
+    answer = ask(client, 1, methods.BasicCancel(b"nobody").encode(), methods.BasicCancelOk.KEY)
+    assert methods.BasicCancelOk.decode(answer).consumer_tag == b"nobody"
 
 
 def test_an_exclusive_consumer_is_alone(client: RawClient, queue: bytes) -> None:
     client.open(2)
     consume(client, queue, exclusive=True)
-    assert client.refusal_of(2, requests.consume(queue, b"other")).code == 403
+    assert client.refusal_of(2, methods.BasicConsume(queue, b"other").encode()).code == 403
 
 
 def test_a_consumer_of_a_queue_that_is_not_there_closes_the_channel(client: RawClient) -> None:
-    refusal = client.refusal_of(1, requests.consume(b"not-there", b"t"))
+    refusal = client.refusal_of(1, methods.BasicConsume(b"not-there", b"t").encode())
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 20)
 
 
@@ -336,9 +336,9 @@ def test_a_queue_with_auto_delete_goes_with_its_last_consumer(client: RawClient)
     name = declare(client, auto_delete=True).queue
     consume(client, name, b"a")
     consume(client, name, b"b")
-    ask(client, 1, requests.cancel(b"a"), methods.BasicCancelOk.KEY)
+    ask(client, 1, methods.BasicCancel(b"a").encode(), methods.BasicCancelOk.KEY)
     assert declare(client, name, passive=True).consumer_count == 1
-    ask(client, 1, requests.cancel(b"b"), methods.BasicCancelOk.KEY)
+    ask(client, 1, methods.BasicCancel(b"b").encode(), methods.BasicCancelOk.KEY)
     assert client.refusal_of(1, methods.QueueDeclare(name, passive=True).encode()).code == 404
 
 
@@ -368,7 +368,7 @@ def test_an_empty_name_is_the_queue_that_was_declared_last(client: RawClient, qu
 
 def test_without_one_an_empty_name_is_not_found(client: RawClient) -> None:
     client.open(2)
-    assert client.refusal_of(2, requests.get(b"")).code == 404
+    assert client.refusal_of(2, methods.BasicGet(b"").encode()).code == 404
 
 
 def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
@@ -376,9 +376,9 @@ def test_an_exclusive_queue_is_locked_for_others_and_goes_with_its_connection(
 ) -> None:
     with RawClient(either_url) as other:
         other.open(1)
-        assert other.refusal_of(1, requests.get(queue)).code == 405
+        assert other.refusal_of(1, methods.BasicGet(queue).encode()).code == 405
         client.close()
-        assert other.refusal_of(1, requests.get(queue)).code == 404
+        assert other.refusal_of(1, methods.BasicGet(queue).encode()).code == 404
 
 
 def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
@@ -386,7 +386,7 @@ def test_purge_removes_what_is_ready(client: RawClient, queue: bytes) -> None:
     get(client, queue)
     answer = ask(client, 1, methods.QueuePurge(queue).encode(), methods.QueuePurgeOk.KEY)
     assert answer[4:] == b"\x00\x00\x00\x02"
-    client.send(1, requests.nack(1))
+    client.send(1, methods.BasicNack(1).encode())
     assert bodies(client, queue) == [b"1"]
 
 
@@ -430,7 +430,9 @@ def test_a_binding_routes_and_an_unbinding_does_not(client: RawClient, queue: by
 def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClient) -> None:
     name = f"silent-{secrets.token_hex(4)}".encode()
     client.send(
-        1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode(), requests.consume(name, b"t", no_wait=True)
+        1,
+        methods.QueueDeclare(name, exclusive=True, no_wait=True).encode(),
+        methods.BasicConsume(name, b"t", no_wait=True).encode(),
     )
     publish(client, name, b"1")
     assert next_delivery(client)[1] == b"1"
@@ -440,7 +442,7 @@ def test_methods_without_answers_are_done_in_order_nevertheless(client: RawClien
 
 
 def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(client, queue, *(b"%d" % number for number in range(100)), properties=PERSISTENT)
     assert confirmed(client, 100) <= 100
     assert declare(client, queue, passive=True).message_count == 100
@@ -448,26 +450,26 @@ def test_publishes_are_confirmed(client: RawClient, queue: bytes) -> None:
 
 def test_an_unroutable_message_is_returned_and_then_confirmed(client: RawClient) -> None:
     """RabbitMQ, Confirms: "the basic.return is sent to the client before basic.ack"."""
-    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
-    back = content.returned(client.read_method(1))
-    assert back == (312, b"NO_ROUTE", b"", b"nowhere")
+    back = methods.BasicReturn.decode(client.read_method(1))
+    assert back == methods.BasicReturn(312, b"NO_ROUTE", b"", b"nowhere")
     assert read_content(client, 1) == b"body"
-    assert content.ack(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
+    assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
 def test_an_unroutable_message_that_nobody_misses_is_confirmed(client: RawClient) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body"))
-    assert content.ack(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
+    assert methods.BasicAck.decode(client.read_method(1, methods.BasicAck.KEY)).delivery_tag == 1
 
 
 def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
     """RabbitMQ, Queue Length Limit: reject-publish "informs the publisher of the reject via a basic.nack"."""
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x02") + entry(b"x-overflow", b"S", b"reject-publish")
     payload = methods.QueueDeclare(b"", exclusive=True, arguments=limits).encode()
-    name = content.declare_ok(ask(client, 1, payload, methods.QueueDeclareOk.KEY)).queue
-    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    name = methods.QueueDeclareOk.decode(ask(client, 1, payload, methods.QueueDeclareOk.KEY)).queue
+    ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     fates = []
     for number in range(4):
         publish(client, name, b"%d" % number)
@@ -482,18 +484,18 @@ def test_a_full_queue_that_rejects_publishes_nacks(client: RawClient) -> None:
 
 def test_a_transaction_is_seen_when_it_is_committed(client: RawClient, queue: bytes) -> None:
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     publish(client, queue, b"1", b"2", channel=2)
     assert get(client, queue) is None
-    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
+    ask(client, 2, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     assert bodies(client, queue) == [b"1", b"2"]
 
 
 def test_a_transaction_that_is_rolled_back_has_published_nothing(client: RawClient, queue: bytes) -> None:
-    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 1, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     publish(client, queue, b"1")
-    ask(client, 1, requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
-    ask(client, 1, requests.TX_COMMIT, methods.TxCommitOk.KEY)
+    ask(client, 1, methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
+    ask(client, 1, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     assert bodies(client, queue) == []
 
 
@@ -501,14 +503,14 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
     """tx.rollback: unacknowledged messages "MUST NOT be automatically redelivered by rollback"."""
     fill(client, queue, b"1", b"2")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     assert get(client, queue, 2) is not None
     assert get(client, queue, 2) is not None
-    client.send(2, requests.ack(1))
-    ask(client, 2, requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
+    client.send(2, methods.BasicAck(1).encode())
+    ask(client, 2, methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
     assert get(client, queue) is None
-    client.send(2, requests.ack(1))
-    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
+    client.send(2, methods.BasicAck(1).encode())
+    ask(client, 2, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     client.close_channel(2)
     assert bodies(client, queue) == [b"2"]
 
@@ -516,47 +518,47 @@ def test_acknowledgements_count_when_they_are_committed(client: RawClient, queue
 def test_a_rejection_in_a_transaction_waits_for_its_commit(client: RawClient, queue: bytes) -> None:
     fill(client, queue, b"1")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     get(client, queue, 2)
-    client.send(2, requests.reject(1, requeue=True))
+    client.send(2, methods.BasicReject(1, requeue=True).encode())
     assert get(client, queue) is None
-    ask(client, 2, requests.TX_COMMIT, methods.TxCommitOk.KEY)
+    ask(client, 2, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     assert bodies(client, queue) == [b"1"]
 
 
 def test_a_transaction_dies_with_its_channel(client: RawClient, queue: bytes) -> None:
     fill(client, queue, b"1")
     client.open(2)
-    ask(client, 2, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 2, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     publish(client, queue, b"2", channel=2)
     get(client, queue, 2)
-    client.send(2, requests.ack(1))
+    client.send(2, methods.BasicAck(1).encode())
     client.close_channel(2)
     assert bodies(client, queue) == [b"1"]
 
 
 def test_an_unroutable_message_is_returned_at_the_commit(client: RawClient) -> None:
-    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(client, 1, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     client.send_frames(publish_frames(1, "nowhere", b"body", flags=MANDATORY))
-    client.send(1, requests.TX_COMMIT)
-    assert content.returned(client.read_method(1)).reply_code == 312
+    client.send(1, methods.TxCommit().encode())
+    assert methods.BasicReturn.decode(client.read_method(1)).reply_code == 312
     assert read_content(client, 1) == b"body"
     client.read_method(1, methods.TxCommitOk.KEY)
 
 
-@pytest.mark.parametrize("method", [requests.TX_COMMIT, requests.TX_ROLLBACK])
+@pytest.mark.parametrize("method", [methods.TxCommit().encode(), methods.TxRollback().encode()])
 def test_without_tx_select_there_is_nothing_to_commit(client: RawClient, method: bytes) -> None:
     assert client.refusal_of(1, method).code == 406
 
 
 def test_confirms_and_transactions_exclude_each_other(client: RawClient) -> None:
-    ask(client, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
-    assert client.refusal_of(1, requests.TX_SELECT).code == 406
+    ask(client, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
+    assert client.refusal_of(1, methods.TxSelect().encode()).code == 406
 
 
 def test_transactions_and_confirms_exclude_each_other(client: RawClient) -> None:
-    ask(client, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
-    assert client.refusal_of(1, requests.CONFIRM_SELECT).code == 406
+    ask(client, 1, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+    assert client.refusal_of(1, methods.ConfirmSelect().encode()).code == 406
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
@@ -591,8 +593,8 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
 
 def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
     """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
-    close = requests.close(methods.ChannelClose.KEY, 200, b"done")
-    client.send(1, requests.get(b"not-there"), close, requests.CHANNEL_CLOSE_OK)
+    close = methods.ChannelClose(200, b"done").encode()
+    client.send(1, methods.BasicGet(b"not-there").encode(), close, methods.ChannelCloseOk().encode())
     client.read_method(1, methods.ChannelClose.KEY)
     client.read_method(1, methods.ChannelCloseOk.KEY)
     client.open(1)
@@ -609,5 +611,5 @@ def test_a_vhost_that_is_not_there_is_not_allowed(either_url: str) -> None:
 
 
 def test_frames_of_a_type_that_does_not_exist_end_the_connection(client: RawClient) -> None:
-    assert code_after(client, b"\x09" + method_frame(1, requests.TX_SELECT)[1:]) == 501
+    assert code_after(client, b"\x09" + methods.TxSelect().frame(1)[1:]) == 501
     assert METHOD == 1

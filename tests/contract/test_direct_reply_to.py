@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, properties, requests
+from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.properties import Property
 from tests.support.asking import (
     ask,
@@ -45,10 +45,10 @@ def answerer(either_url: str) -> Iterator[RawClient]:
 def question(asker: RawClient, answerer: RawClient) -> bytes:
     """Ask; the address for the reply that the other one sees."""
     queue = declare(answerer).queue
-    ask(asker, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(asker, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(asker, queue, b"question", properties=ASKING)
     confirmed(asker, 1)
-    answerer.send(1, requests.get(queue, no_ack=True))
+    answerer.send(1, methods.BasicGet(queue, no_ack=True).encode())
     answerer.read_method(1, methods.BasicGetOk.KEY)
     kind, _, header = answerer.read()
     assert kind == HEADER
@@ -74,9 +74,9 @@ def test_a_reply_comes_to_the_channel_that_asked(asker: RawClient, answerer: Raw
 def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) -> None:
     """Direct Reply-to: "amq.rabbitmq.reply-to.* is treated as not a queue … a basic.return will be sent"."""
     address = question(asker, answerer)
-    ask(answerer, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(answerer, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(answerer, address, b"reply", flags=MANDATORY)
-    assert content.returned(answerer.read_method(1)) == (312, b"NO_ROUTE", b"", address)
+    assert methods.BasicReturn.decode(answerer.read_method(1)) == (methods.BasicReturn(312, b"NO_ROUTE", b"", address))
     assert read_content(answerer, 1) == b"reply"
     confirmed(answerer, 1)
     assert next_delivery(asker)[1] == b"reply"
@@ -85,28 +85,28 @@ def test_a_reply_is_not_a_routed_message(asker: RawClient, answerer: RawClient) 
 def test_a_reply_to_somebody_who_is_gone_is_dropped(asker: RawClient, answerer: RawClient) -> None:
     """Direct Reply-to: "the RPC server can check whether a reply queue is still there by declaring it passively"."""
     address = question(asker, answerer)
-    assert declare(answerer, address, passive=True)[1:] == (0, 1)
-    ask(asker, 1, requests.cancel(b"replies"), methods.BasicCancelOk.KEY)
+    assert declare(answerer, address, passive=True) == methods.QueueDeclareOk(address, 0, 1)
+    ask(asker, 1, methods.BasicCancel(b"replies").encode(), methods.BasicCancelOk.KEY)
     consume(asker, REPLY_TO, b"replies", no_ack=True)
     asker.close_channel(1)
     refusal = answerer.refusal_of(1, methods.QueueDeclare(address, passive=True).encode())
     assert refusal.code == 404
-    ask(answerer, 1, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(answerer, 1, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(answerer, address, b"reply")
     confirmed(answerer, 1)
 
 
 def test_a_reply_of_a_transaction_comes_with_it(asker: RawClient, answerer: RawClient) -> None:
     address = question(asker, answerer)
-    ask(answerer, 1, requests.TX_SELECT, methods.TxSelectOk.KEY)
+    ask(answerer, 1, methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     publish(answerer, address, b"reply")
-    ask(answerer, 1, requests.TX_COMMIT, methods.TxCommitOk.KEY)
+    ask(answerer, 1, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     assert next_delivery(asker)[1] == b"reply"
 
 
 def test_the_pseudo_queue_may_be_declared(answerer: RawClient) -> None:
-    assert declare(answerer, REPLY_TO) == (REPLY_TO, 0, 1)
-    assert declare(answerer, REPLY_TO, passive=True) == (REPLY_TO, 0, 1)
+    assert declare(answerer, REPLY_TO) == methods.QueueDeclareOk(REPLY_TO, 0, 1)
+    assert declare(answerer, REPLY_TO, passive=True) == methods.QueueDeclareOk(REPLY_TO, 0, 1)
 
 
 def test_who_waits_for_no_replies_cannot_ask_for_them(answerer: RawClient) -> None:
@@ -116,18 +116,18 @@ def test_who_waits_for_no_replies_cannot_ask_for_them(answerer: RawClient) -> No
 
 
 def test_when_the_consumer_is_cancelled_nobody_waits_any_more(asker: RawClient) -> None:
-    ask(asker, 1, requests.cancel(b"replies"), methods.BasicCancelOk.KEY)
+    ask(asker, 1, methods.BasicCancel(b"replies").encode(), methods.BasicCancelOk.KEY)
     publish(asker, b"anywhere", b"question", properties=ASKING)
     assert asker.refused(1).code == 406
 
 
 def test_replies_are_not_acknowledged(answerer: RawClient) -> None:
-    refusal = answerer.refusal_of(1, requests.consume(REPLY_TO, b"tag"))
+    refusal = answerer.refusal_of(1, methods.BasicConsume(REPLY_TO, b"tag").encode())
     assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - reply consumer cannot acknowledge")
 
 
 def test_a_channel_has_one_consumer_of_replies(asker: RawClient) -> None:
-    refusal = asker.refusal_of(1, requests.consume(REPLY_TO, b"another", no_ack=True))
+    refusal = asker.refusal_of(1, methods.BasicConsume(REPLY_TO, b"another", no_ack=True).encode())
     assert (refusal.code, refusal.text) == (406, "PRECONDITION_FAILED - reply consumer already set")
 
 
@@ -136,11 +136,13 @@ def test_its_tag_is_used_once(standalone_service: DtxService) -> None:
     with RawClient(standalone_service.url()) as asker:
         asker.open(1)
         consume(asker, REPLY_TO, b"replies", no_ack=True)
-        assert code_of_end(asker, requests.consume(declare(asker, exclusive=True).queue, b"replies")) == 530
+        assert (
+            code_of_end(asker, methods.BasicConsume(declare(asker, exclusive=True).queue, b"replies").encode()) == 530
+        )
 
 
 def test_the_pseudo_queue_cannot_be_asked_for_a_message(asker: RawClient) -> None:
-    assert asker.refusal_of(1, requests.get(REPLY_TO)).code == 404
+    assert asker.refusal_of(1, methods.BasicGet(REPLY_TO).encode()).code == 404
 
 
 def test_an_address_that_was_made_up_reaches_nobody(asker: RawClient, answerer: RawClient) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from dtx.auth.permissions import Permission
-from dtx.wire.amqp09 import content, methods, properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_long, put_short
@@ -129,11 +129,11 @@ OPERATIONS: Final = {
     "basic.publish to an exchange that is not there": Operation(
         publish_frames(1, "key", exchange="p-missing"), frozenset([(WRITE, MISSING)]), 404
     ),
-    "basic.consume": operation(requests.consume(QUEUE, b"tag"), (READ, QUEUE)),
+    "basic.consume": operation(methods.BasicConsume(QUEUE, b"tag").encode(), (READ, QUEUE)),
     "basic.consume from a queue that is not there": operation(
-        requests.consume(MISSING, b"tag"), (READ, MISSING), code=404
+        methods.BasicConsume(MISSING, b"tag").encode(), (READ, MISSING), code=404
     ),
-    "basic.get": operation(requests.get(QUEUE), (READ, QUEUE)),
+    "basic.get": operation(methods.BasicGet(QUEUE).encode(), (READ, QUEUE)),
 }
 
 
@@ -206,13 +206,13 @@ NOBODYS: Final = {
     "publish to an internal exchange": publish_frames(1, "key", exchange="p-internal"),
     "declare the default exchange": method_frame(1, exchange_declare(b"")),
     "delete the default exchange": method_frame(1, exchange_delete(b"")),
-    "bind to the default exchange": method_frame(1, methods.QueueBind(QUEUE, b"", b"key").encode()),
+    "bind to the default exchange": methods.QueueBind(QUEUE, b"", b"key").frame(1),
     "unbind from the default exchange": method_frame(1, queue_unbind(QUEUE, b"")),
     "link to the default exchange": method_frame(1, exchange_bind(methods.ExchangeBind.KEY, b"", SOURCE)),
     "link from the default exchange": method_frame(1, exchange_bind(methods.ExchangeBind.KEY, DESTINATION, b"")),
     "delete an exchange of the server's": method_frame(1, exchange_delete(b"amq.fanout")),
     "declare an exchange with a name of the server's": method_frame(1, exchange_declare(b"amq.mine")),
-    "declare a queue with a name of the server's": method_frame(1, methods.QueueDeclare(b"amq.mine").encode()),
+    "declare a queue with a name of the server's": methods.QueueDeclare(b"amq.mine").frame(1),
 }
 
 
@@ -259,7 +259,7 @@ def test_a_refusal_names_the_default_exchange_as_patterns_have_to(users: Users, 
 TELL_ME: Final = table({"capabilities": {"authentication_failure_close": True}})
 
 
-def refused_login(url: str) -> content.Close:
+def refused_login(url: str) -> methods.ConnectionClose:
     """How a client is refused that wants to hear of it."""
     with Peer(url) as peer:
         peer.begin()

@@ -14,9 +14,9 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel
-from dtx.wire.amqp09 import content, methods, properties, requests, tables
-from dtx.wire.amqp09.content import MANDATORY
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import MANDATORY
 from tests.evidence.sim.broker import HOST, PORT, SimBroker
 from tests.evidence.sim.network import Network
 from tests.evidence.sim.scheduler import Process, scheduler
@@ -72,7 +72,7 @@ class Rig:
     async def channel(self, *, tx: bool = False) -> OwnChannel:
         channel = await OwnChannel(await self.connect()).open()
         if tx:
-            await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+            await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         return channel
 
     async def declare(self, channel: OwnChannel, **options: Any) -> None:
@@ -136,7 +136,7 @@ def publish(channel: OwnChannel, queue: bytes, body: bytes, raw: bytes = PERSIST
     number = channel.number
     return b"".join(
         (
-            method_frame(number, requests.publish(b"", queue, flags)),
+            methods.BasicPublish(b"", queue, flags).frame(number),
             header_frame(number, 60, len(body), raw),
             *body_frames(number, body, 4096),
         )
@@ -144,19 +144,21 @@ def publish(channel: OwnChannel, queue: bytes, body: bytes, raw: bytes = PERSIST
 
 
 async def commit(channel: OwnChannel, frames: bytes = b"") -> None:
-    await channel.send_raw(frames + method_frame(channel.number, requests.TX_COMMIT), methods.TxCommitOk.KEY)
+    await channel.send_raw(frames + methods.TxCommit().frame(channel.number), methods.TxCommitOk.KEY)
 
 
 async def count(channel: OwnChannel, queue: bytes) -> int:
     _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
-    return content.declare_ok(answer).message_count
+    return methods.QueueDeclareOk.decode(answer).message_count
 
 
 async def get(channel: OwnChannel, queue: bytes) -> tuple[int, Content] | None:
-    key, payload, message = await channel.call(requests.get(queue), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+    key, payload, message = await channel.call(
+        methods.BasicGet(queue).encode(), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY
+    )
     if key == methods.BasicGetEmpty.KEY or message is None:
         return None
-    return content.get_ok(payload).delivery_tag, message
+    return methods.BasicGetOk.decode(payload).delivery_tag, message
 
 
 async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
@@ -181,7 +183,7 @@ async def test_a_unit_is_nothing_before_its_commit_and_whole_after_it(play: Play
         await commit(unit, publish(unit, rig.queue, b"first"))
         got = await get(unit, rig.queue)
         assert got is not None
-        ack = method_frame(unit.number, requests.ack(got[0]))
+        ack = methods.BasicAck(got[0]).frame(unit.number)
         unit.upstream.write(ack + publish(unit, rig.queue, b"second"))
         assert await count(other, rig.queue) == 0
         await commit(unit)
@@ -197,7 +199,7 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
         await commit(unit, publish(unit, rig.queue, b"kept"))
         got = await get(unit, rig.queue)
         assert got is not None
-        unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
+        unit.upstream.write(methods.BasicAck(got[0]).frame(unit.number) + publish(unit, rig.queue, b"never"))
         await unit.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         unit.upstream.abort("the end")
         async with asyncio.timeout(30):
@@ -229,10 +231,10 @@ async def test_a_rolled_back_unit_leaves_deliveries_with_its_channel(play: Play)
         await commit(unit, publish(unit, rig.queue, b"one"))
         got = await get(unit, rig.queue)
         assert got is not None
-        unit.upstream.write(method_frame(unit.number, requests.ack(got[0])) + publish(unit, rig.queue, b"never"))
-        await unit.call(requests.TX_ROLLBACK, methods.TxRollbackOk.KEY)
+        unit.upstream.write(methods.BasicAck(got[0]).frame(unit.number) + publish(unit, rig.queue, b"never"))
+        await unit.call(methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
         assert await count(other, rig.queue) == 0
-        await commit(unit, method_frame(unit.number, requests.ack(got[0])))
+        await commit(unit, methods.BasicAck(got[0]).frame(unit.number))
         assert await count(other, rig.queue) == 0
 
     await play(scenario)
@@ -297,7 +299,7 @@ async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_r
         frames = publish(unit, rig.queue, b"too much") + publish(unit, receipts, b"receipt", TRANSIENT)
         error = await closed(commit(unit, frames))
         assert error.close.reply_code == 406
-        assert error.close.key == methods.TxCommit.KEY
+        assert error.close.failed == methods.TxCommit.KEY
         assert await bodies(other, rig.queue) == [b"fits"]
         assert await bodies(other, receipts) == [b"receipt"]
 
@@ -308,11 +310,11 @@ async def test_an_unknown_exchange_ends_the_channel_at_the_publish(play: Play) -
     async def scenario(rig: Rig) -> None:
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other)
-        head = method_frame(unit.number, requests.publish(rig.queue + b".nowhere", b""))
+        head = methods.BasicPublish(rig.queue + b".nowhere", b"").frame(unit.number)
         frames = publish(unit, rig.queue, b"never") + head + header_frame(unit.number, 60, 0, PERSISTENT)
         error = await closed(commit(unit, frames))
         assert error.close.reply_code == 404
-        assert error.close.key == methods.BasicPublish.KEY
+        assert error.close.failed == methods.BasicPublish.KEY
         assert await count(other, rig.queue) == 0
 
     await play(scenario)
@@ -324,7 +326,7 @@ async def test_what_cannot_be_routed_comes_back_before_the_unit_is_answered(play
         await commit(unit, publish(unit, rig.queue, b"back", flags=MANDATORY))
         (back,) = unit.returned
         assert bytes(back.body) == b"back"
-        assert content.returned(back.method).reply_code == 312
+        assert methods.BasicReturn.decode(back.method).reply_code == 312
 
     await play(scenario)
 
@@ -333,8 +335,10 @@ async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         first, second = await rig.channel(), await rig.channel()
         await rig.declare(first)
-        await first.call(requests.consume(rig.queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
-        error = await closed(second.call(requests.consume(rig.queue, b"", exclusive=True), methods.BasicConsumeOk.KEY))
+        await first.call(methods.BasicConsume(rig.queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
+        error = await closed(
+            second.call(methods.BasicConsume(rig.queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
+        )
         assert error.close.reply_code == 403
 
     await play(scenario)
@@ -353,7 +357,7 @@ async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Pl
         assert bytes(got[1].body) == b"marker"
         await control.call(methods.QueuePurge(rig.queue).encode(), methods.QueuePurgeOk.KEY)
         await commit(unit, publish(unit, rig.queue, b"three", TRANSIENT))
-        control.upstream.write(method_frame(control.number, requests.nack(got[0], requeue=True)))
+        control.upstream.write(methods.BasicNack(got[0], requeue=True).frame(control.number))
         await control.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         async with asyncio.timeout(30):
             while await count(control, rig.queue) < 2:
@@ -389,7 +393,7 @@ async def test_a_probe_is_judged_and_leaves_nothing(play: Play) -> None:
             await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), methods.TxRollbackOk.KEY)
         await commit(side)
         assert await count(other, rig.queue) == 0
-        error = await closed(side.call(requests.ack(7), 0))
+        error = await closed(side.call(methods.BasicAck(7).encode(), 0))
         assert error.close.reply_code == 406
 
     await play(scenario)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.support.raw import ConnectionEnded, RawClient, publish_frames
 
@@ -16,9 +16,9 @@ def ask(client: RawClient, channel: int, payload: bytes, answer: int) -> bytes:
     return client.read_method(channel, answer)
 
 
-def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> content.DeclareOk:
+def declare(client: RawClient, name: bytes = b"", *, channel: int = 1, **options: Any) -> methods.QueueDeclareOk:
     """queue.declare."""
-    return content.declare_ok(
+    return methods.QueueDeclareOk.decode(
         ask(client, channel, methods.QueueDeclare(name, **options).encode(), methods.QueueDeclareOk.KEY)
     )
 
@@ -36,7 +36,7 @@ def fill(client: RawClient, queue: bytes, *bodies: bytes) -> None:
     each other: only confirms tell that a message has arrived.
     """
     client.open(FILLING)
-    ask(client, FILLING, requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+    ask(client, FILLING, methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
     publish(client, queue, *bodies, channel=FILLING)
     confirmed(client, len(bodies), FILLING)
     client.close_channel(FILLING)
@@ -46,7 +46,7 @@ def confirmed(client: RawClient, count: int, channel: int = 1) -> int:
     """Wait for the confirms of *count* publishes; how many frames that took."""
     frames, seen = 0, 0
     while seen < count:
-        settle = content.ack(client.read_method(channel, methods.BasicAck.KEY))
+        settle = methods.BasicAck.decode(client.read_method(channel, methods.BasicAck.KEY))
         seen = settle.delivery_tag if settle.multiple else seen + 1
         frames += 1
     return frames
@@ -67,21 +67,21 @@ def read_content(client: RawClient, channel: int) -> bytes:
     return body
 
 
-def next_delivery(client: RawClient, channel: int = 1) -> tuple[content.Deliver, bytes]:
+def next_delivery(client: RawClient, channel: int = 1) -> tuple[methods.BasicDeliver, bytes]:
     """The delivery that comes next, and its body."""
-    method = content.deliver(client.read_method(channel, methods.BasicDeliver.KEY))
+    method = methods.BasicDeliver.decode(client.read_method(channel, methods.BasicDeliver.KEY))
     return method, read_content(client, channel)
 
 
 def get(
     client: RawClient, queue: bytes, channel: int = 1, *, no_ack: bool = False
-) -> tuple[content.GetOk, bytes] | None:
+) -> tuple[methods.BasicGetOk, bytes] | None:
     """basic.get; ``None`` where the queue is empty."""
-    client.send(channel, requests.get(queue, no_ack))
+    client.send(channel, methods.BasicGet(queue, no_ack).encode())
     payload = client.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
     if payload[:4] == methods.BasicGetEmpty.HEAD:
         return None
-    return content.get_ok(payload), read_content(client, channel)
+    return methods.BasicGetOk.decode(payload), read_content(client, channel)
 
 
 def bodies(client: RawClient, queue: bytes) -> list[bytes]:
@@ -109,4 +109,4 @@ def code_after(client: RawClient, frames: bytes) -> int:
 
 def consume(client: RawClient, queue: bytes, tag: bytes = b"tag", *, channel: int = 1, **options: Any) -> None:
     """basic.consume."""
-    ask(client, channel, requests.consume(queue, tag, **options), methods.BasicConsumeOk.KEY)
+    ask(client, channel, methods.BasicConsume(queue, tag, **options).encode(), methods.BasicConsumeOk.KEY)

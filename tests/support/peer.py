@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, methods, requests
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
 
 HEADER_0_9_1: Final = b"AMQP\x00\x00\x09\x01"
@@ -91,27 +91,27 @@ class Peer:
         while (frame := self.frame()) is not None:
             if frame.key in wanted and channel in (None, frame.channel):
                 return frame
-            assert frame.key not in (methods.ConnectionClose.KEY, methods.ChannelClose.KEY), content.close(
-                frame.payload
+            assert frame.key not in (methods.ConnectionClose.KEY, methods.ChannelClose.KEY), (
+                methods.ChannelClose.decode(frame.payload)
             )
         raise AssertionError(f"the server closed, instead of {[hex(key) for key in wanted]}")
 
-    def end(self) -> content.Close | None:
+    def end(self) -> methods.ConnectionClose | None:
         """How the server ends the connection: its connection.close, or ``None`` when it just closes the socket."""
         while (frame := self.frame()) is not None:
             if frame.key == methods.ConnectionClose.KEY:
                 with contextlib.suppress(OSError):
-                    self.say(0, requests.CONNECTION_CLOSE_OK)
+                    self.say(0, methods.ConnectionCloseOk().encode())
                     self.drain()
-                return content.close(frame.payload)
+                return methods.ConnectionClose.decode(frame.payload)
         return None
 
-    def refusal(self, channel: int) -> content.Close:
+    def refusal(self, channel: int) -> methods.ChannelClose:
         """How the server ends the channel."""
         while (frame := self.frame()) is not None:
-            assert frame.key != methods.ConnectionClose.KEY, content.close(frame.payload)
+            assert frame.key != methods.ConnectionClose.KEY, methods.ConnectionClose.decode(frame.payload)
             if frame.key == methods.ChannelClose.KEY and frame.channel == channel:
-                return content.close(frame.payload)
+                return methods.ChannelClose.decode(frame.payload)
         raise AssertionError("the server closed the socket")
 
     def drain(self) -> bytes:
@@ -167,20 +167,20 @@ class Peer:
 
     def open(self, *channels: int) -> None:
         """Open channels."""
-        self.send(*(method_frame(channel, requests.CHANNEL_OPEN) for channel in channels))
+        self.send(*(methods.ChannelOpen().frame(channel) for channel in channels))
         for _ in channels:
             self.wait(methods.ChannelOpenOk.KEY)
 
     def close(self) -> None:
         """connection.close and its answer."""
-        self.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
+        self.say(0, methods.ConnectionClose(200, b"bye").encode())
         self.wait(methods.ConnectionCloseOk.KEY)
 
 
 def message(channel: int, routing_key: bytes, body: bytes, *, exchange: bytes = b"", size: int = 131072) -> bytes:
     """basic.publish and its content as frames."""
     parts = (
-        method_frame(channel, requests.publish(exchange, routing_key)),
+        methods.BasicPublish(exchange, routing_key).frame(channel),
         header_frame(channel, 60, len(body), NO_PROPERTIES),
         *body_frames(channel, body, size),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Recover, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -83,7 +83,7 @@ class RawClient:
     def close(self) -> None:
         """connection.close, and the answer to it."""
         with contextlib.suppress(OSError, ConnectionEnded):
-            self.send(0, requests.close(methods.ConnectionClose.KEY, 200, b"done"))
+            self.send(0, methods.ConnectionClose(200, b"done").encode())
             self.read_method(0, methods.ConnectionCloseOk.KEY)
         self.abort()
 
@@ -160,7 +160,7 @@ class RawClient:
 
     def open(self, channel: int, *, select: bool = False) -> int:
         """Open *channel*; with *select* for distributed transactions."""
-        self.send(channel, requests.CHANNEL_OPEN)
+        self.send(channel, methods.ChannelOpen().encode())
         self.read_method(channel, methods.ChannelOpenOk.KEY)
         self._selected.discard(channel)
         if select:
@@ -170,7 +170,7 @@ class RawClient:
 
     def close_channel(self, channel: int) -> None:
         """channel.close, and the answer to it."""
-        self.send(channel, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+        self.send(channel, methods.ChannelClose(200, b"done").encode())
         self.read_method(channel, methods.ChannelCloseOk.KEY)
 
     def ask(self, channel: int, call: Call) -> XaFlag | int | Sequence[Xid] | None:
@@ -205,7 +205,7 @@ class RawClient:
         (key,) = struct.unpack_from(">I", payload)
         assert key == methods.ChannelClose.KEY, f"answered with {key:#x} instead of being refused"
         refusal = self._refused(payload)
-        self.send(channel, requests.CHANNEL_CLOSE_OK)
+        self.send(channel, methods.ChannelCloseOk().encode())
         self.open(channel, select=channel in self._selected)
         return refusal
 
@@ -230,11 +230,11 @@ class RawClient:
         got = self._get(channel, queue)
         if got is None:
             return None
-        self.send(channel, requests.ack(got[0]))
+        self.send(channel, methods.BasicAck(got[0]).encode())
         return got[1]
 
     def _get(self, channel: int, queue: str) -> tuple[int, bytes] | None:
-        self.send(channel, requests.get(queue.encode()))
+        self.send(channel, methods.BasicGet(queue.encode()).encode())
         payload = self.read_method(channel, methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
         if payload[:4] == methods.BasicGetEmpty.HEAD:
             return None
@@ -253,7 +253,7 @@ class RawClient:
         deadline = time.monotonic() + PATIENCE
         while (tag := self.get(channel, queue)) is None:
             assert time.monotonic() < deadline, f"no message came into {queue}"
-        self.send(channel, requests.ack(tag))
+        self.send(channel, methods.BasicAck(tag).encode())
 
     def idle(self, channel: int, xid: Xid, *, queue: str | None = None, body: bytes = b"one") -> Xid:
         """Start and end a branch on a selected channel, with a publish to *queue* in it if there is one."""
@@ -289,7 +289,7 @@ def publish_frames(
     frame_max: int = 4096,
 ) -> bytes:
     """The frames of one publish; *properties* from the property flags on."""
-    method = requests.publish(exchange.encode(), routing_key.encode(), flags)
+    method = methods.BasicPublish(exchange.encode(), routing_key.encode(), flags).encode()
     header = header_frame(channel, methods.BasicPublish.KEY >> 16, len(body), properties)
     return b"".join((method_frame(channel, method), header, *body_frames(channel, body, frame_max)))
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from dtx.auth.editing import AccountEditor
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient
 from tests.support.service import DtxService
@@ -106,19 +106,19 @@ class StandaloneUsers:
         self._editor.remove_user(user)
 
 
-def refusal(client: RawClient, frames: bytes) -> content.Close | None:
+def refusal(client: RawClient, frames: bytes) -> methods.ChannelClose | None:
     """The channel exception that *frames* end with on channel 1, if they do."""
     client.open(1)
     client.send_frames(frames)
-    client.send(1, requests.qos(0))  # which everybody may, behind what was asked for
+    client.send(1, methods.BasicQos(0, 0).encode())  # which everybody may, behind what was asked for
     while True:
         payload = client.next_method(1)
         key = int.from_bytes(payload[:4], "big")
         if key == methods.ChannelClose.KEY:
-            client.send(1, requests.CHANNEL_CLOSE_OK)
-            return content.close(payload)
+            client.send(1, methods.ChannelCloseOk().encode())
+            return methods.ChannelClose.decode(payload)
         if key == methods.BasicQosOk.KEY:
-            client.send(1, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+            client.send(1, methods.ChannelClose(200, b"done").encode())
         elif key == methods.ChannelCloseOk.KEY:
             return None
 

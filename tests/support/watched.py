@@ -21,7 +21,7 @@ from typing import Any, Final
 import pytest
 
 from dtx.server import service as served
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
@@ -208,7 +208,7 @@ def fill(peer: Peer, queue: bytes, count: int, channel: int = 9) -> None:
             payload = peer.wait(methods.BasicAck.KEY, channel=channel).payload
             if int.from_bytes(payload[4:12], "big") == left[-1]:
                 break
-    ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY, channel)
+    ask(peer, methods.ChannelClose(200, b"").encode(), methods.ChannelCloseOk.KEY, channel)
 
 
 def _main() -> None:

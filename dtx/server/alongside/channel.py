@@ -20,12 +20,12 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, content, methods, requests
+from dtx.wire.amqp09 import calls, closes, methods
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
-from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
@@ -73,12 +73,12 @@ class Drain:
         self._number = number
         self._done = done
         self._upstream.handlers[number] = self
-        self._upstream.write(method_frame(number, requests.close(methods.ChannelClose.KEY, 200, b"closed by dtx")))
+        self._upstream.write(methods.ChannelClose(200, b"closed by dtx").frame(number))
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
         """A frame from the broker."""
         if key == methods.ChannelClose.KEY:
-            self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+            self._upstream.write(methods.ChannelCloseOk().frame(self._number))
         elif key == methods.ChannelCloseOk.KEY:
             self._upstream.free(self._number)
             if self._done is not None:
@@ -126,7 +126,7 @@ class Channel:
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
         self._running = Running.NOTHING
-        self._refused_as: Close | None = None
+        self._refused_as: ChannelClose | None = None
         """The broker's words for the end of the channel, while an answer comes first."""
         self._backlog = Backlog()
         if reserved and self.upstream_number != number:
@@ -233,7 +233,7 @@ class Channel:
             self.session.forget(self)
         elif key == methods.ChannelClose.KEY and self.phase is not Phase.CLOSING:
             # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
-            self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+            self.session.to_client(methods.ChannelCloseOk().frame(self.number))
 
     def work(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame for the broker."""
@@ -286,7 +286,7 @@ class Channel:
         """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
         if key == methods.ChannelClose.KEY:
             if self.phase is Phase.CLOSING:
-                self.session.upstream.write(method_frame(self.upstream_number, requests.CHANNEL_CLOSE_OK))
+                self.session.upstream.write(methods.ChannelCloseOk().frame(self.upstream_number))
                 return
             self.phase = Phase.CLOSED_BY_BROKER
             self.session.sort(self)
@@ -296,7 +296,7 @@ class Channel:
             self.session.upstream.free(self.upstream_number)
             self.session.forget(self)
         elif key == methods.QueueDeclareOk.KEY:
-            self.last_queue = content.declare_ok(buffer[start + 7 : end - 1]).queue
+            self.last_queue = methods.QueueDeclareOk.decode(buffer[start + 7 : end - 1]).queue
             self._declares.answered(self.last_queue)
         elif key == methods.ChannelFlowOk.KEY and self._fence is not None and self._fence.received(buffer, start):
             return
@@ -317,7 +317,7 @@ class Channel:
     def close(self, payload: bytes) -> None:
         """The client closes the channel."""
         if self.session.upstream.is_lost:
-            self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+            self.session.to_client(methods.ChannelCloseOk().frame(self.number))
             self.session.forget(self)
             return
         self.phase = Phase.CLOSING
@@ -328,19 +328,18 @@ class Channel:
         else:
             self.session.upstream.write(method_frame(self.upstream_number, payload))
 
-    def upstream_closed(self, close: Close) -> None:
+    def upstream_closed(self, close: ChannelClose) -> None:
         """The broker closed the channel while it was being selected: nothing may be sent on it any more."""
         if self.phase is Phase.CLOSING:
             self.upstream_close_ok()
         elif self.phase is Phase.OPEN:
             self.phase = Phase.REFUSED
             self.session.sort(self)
-            payload = requests.close(methods.ChannelClose.KEY, close.reply_code, close.reply_text, close.key)
-            self.session.to_client(method_frame(self.number, payload))
+            self.session.to_client(close.frame(self.number))
 
     def upstream_close_ok(self) -> None:
         """The broker has confirmed a close while the channel was being selected."""
-        self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+        self.session.to_client(methods.ChannelCloseOk().frame(self.number))
         self.session.forget(self)
 
     def let_go(self) -> None:
@@ -525,7 +524,7 @@ class Channel:
         """Close the channel with an exception; the connection lives on."""
         self._refuse(closes.close_frame(error, self.number, key))
 
-    def refuse_as(self, close: Close) -> None:
+    def refuse_as(self, close: ChannelClose) -> None:
         """Close the channel with the broker's own words, behind the answer to a call of dtx-coordination.
 
         The broker may refuse what dtx itself sends for that call: its client has to hear how the branch ended.
@@ -533,8 +532,7 @@ class Channel:
         if self._running is Running.COORDINATION:
             self._refused_as = self._refused_as or close
             return
-        payload = requests.close(methods.ChannelClose.KEY, close.reply_code, close.reply_text, close.key)
-        self._refuse(method_frame(self.number, payload))
+        self._refuse(close.frame(self.number))
 
     def _refuse(self, frame: bytes) -> None:
         if self.phase is not Phase.OPEN:

@@ -6,7 +6,7 @@ from dtx.manager import Who
 from dtx.store.rabbitmq import identity, messages
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream, words
-from dtx.wire.amqp09 import methods, properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.xa.codes import ReplyCode, XaError
 
 
@@ -35,7 +35,7 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
         await keeper.call(identity.declare_lock(lock), methods.QueueDeclareOk.KEY)
         await keeper.send_raw(identity.hold_lock(keeper.number, lock), methods.BasicConsumeOk.KEY)
         failpoint.at(Point.LOCK_AFTER)
-        await side.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+        await side.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         # The user-id makes the broker say whether the login's name is really who it let in.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.store.rabbitmq.arguments import Plain, from_table
-from dtx.wire.amqp09 import methods, replies
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ async def _exchange(channel: "Channel", name: bytes) -> bytes:
         return b""
     session = channel.session
     facts = await session.store.queries.exchange(session.who.vhost, session.user, name)
-    return replies.exchange_query_ok(
-        channel.number, facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
+    answer = methods.ExchangeQueryOk(
+        facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
     )
+    return answer.frame(channel.number)
 
 
 async def _binding(channel: "Channel", asked: methods.BindingQuery, arguments: dict[bytes, Plain]) -> bytes:
@@ -94,16 +95,16 @@ async def _binding(channel: "Channel", asked: methods.BindingQuery, arguments: d
     facts = await session.store.queries.binding(
         session.who.vhost, session.user, asked.exchange, asked.queue, asked.routing_key, arguments
     )
-    return replies.binding_query_ok(
-        channel.number,
+    answer = methods.BindingQueryOk(
         exchange_not_found=facts.exchange_not_found,
         queue_not_found=facts.queue_not_found,
         queue_not_matched=facts.queue_not_matched,
         key_not_matched=facts.key_not_matched,
         args_not_matched=facts.args_not_matched,
     )
+    return answer.frame(channel.number)
 
 
 async def _complete(channel: "Channel", mark: int) -> bytes:
     await channel.executed()
-    return replies.complete(channel.number, mark)
+    return methods.ExecutionComplete.of(mark).frame(channel.number)

@@ -23,23 +23,21 @@ from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import answers, calls, content, methods, properties, requests
+from dtx.wire.amqp09 import answers, calls, content, methods, properties
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
-from dtx.wire.amqp09.content import MANDATORY, Close, Publish, Settle
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
+from dtx.wire.amqp09.methods import MANDATORY, BasicPublish, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
 _log = get_logger(part="channel")
 _BASIC: Final = methods.BasicReturn.KEY >> 16
-_SETTLE: Final = {
-    methods.BasicAck.KEY: content.ack,
-    methods.BasicNack.KEY: content.nack,
-    methods.BasicReject.KEY: content.reject,
+_SETTLE: Final[dict[int, type[Settle]]] = {
+    each.KEY: each for each in (methods.BasicAck, methods.BasicNack, methods.BasicReject)
 }
-_ALL: Final = content.Settle(0, multiple=True, requeue=True)
+_ALL: Final = methods.BasicNack(0, multiple=True)
 
 
 class _Capture:
@@ -52,7 +50,7 @@ class _Capture:
 
     __slots__ = ("charged", "entry", "left", "parts", "publish", "raw")
 
-    def __init__(self, publish: Publish, entry: Entry | None) -> None:
+    def __init__(self, publish: BasicPublish, entry: Entry | None) -> None:
         self.publish = publish
         self.entry = entry
         self.raw = b""
@@ -71,9 +69,9 @@ class _PublishChannel:
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         if key == methods.ChannelClose.KEY:
             upstream = self._owner.session.upstream
-            upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+            upstream.write(methods.ChannelCloseOk().frame(self._number))
             upstream.free(self._number)
-            self._owner.publish_channel_closed(content.close(buffer[start + 7 : end - 1]))
+            self._owner.publish_channel_closed(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
         elif not self._owner.published.received(buffer, start):
             self._owner.session.to_client(with_channel(buffer[start:end], self._owner.number))
 
@@ -106,7 +104,7 @@ class SelectedChannel(Channel):
         self._capture: _Capture | None = None
         self._passing = 0
         """Octets of a content to P that are still to come; -1 while its header is."""
-        self._judgements: set[asyncio.Future[Close | None]] = set()
+        self._judgements: set[asyncio.Future[ChannelClose | None]] = set()
         self._waited = False
         """Whether the next settlement has waited for the delivery that was coming in."""
         self.published = Fence(lambda payload: self.session.upstream.write(method_frame(publishing, payload)))
@@ -162,27 +160,31 @@ class SelectedChannel(Channel):
         match key:
             case methods.BasicPublish.KEY:
                 if self._demarcation.branch is not None:
-                    self._capture = _Capture(content.publish(payload), self._demarcation.branch)
+                    self._capture = _Capture(methods.BasicPublish.decode(payload), self._demarcation.branch)
                 elif not self._asked.passed:
                     self._wait_for(self._asked.wait(), key, buffer[start:end])
                 elif self._publishing is not None and self._taking.gets_replies:
-                    self._capture = _Capture(content.publish(payload), None)  # its header tells which way it goes
+                    self._capture = _Capture(
+                        methods.BasicPublish.decode(payload), None
+                    )  # its header tells which way it goes
                 else:
                     self._pass_publish(payload)
             case methods.BasicAck.KEY | methods.BasicNack.KEY | methods.BasicReject.KEY:
-                settle = _SETTLE[key](payload)
+                settle = _SETTLE[key].decode(payload)
                 if self._waits_until_whole(settle, key, buffer[start:end]):
                     return
-                if key == methods.BasicAck.KEY:
+                if isinstance(settle, methods.BasicAck):
                     self._ack(settle)
                 else:
                     self._nack(settle)
-            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if content.recover(payload):
+            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if methods.BasicRecover.decode(
+                payload
+            ).requeue:
                 if self._waits_until_whole(_ALL, key, buffer[start:end]):
                     return
                 self._taking.recover()
                 if key == methods.BasicRecover.KEY:
-                    self.session.to_client(method_frame(self.number, methods.BasicRecoverOk().encode()))
+                    self.session.to_client(methods.BasicRecoverOk().frame(self.number))
             case methods.ConfirmSelect.KEY | methods.TxSelect.KEY | methods.TxCommit.KEY | methods.TxRollback.KEY:
                 raise XaError(
                     ReplyCode.PRECONDITION_FAILED,
@@ -215,7 +217,7 @@ class SelectedChannel(Channel):
         super().forward(buffer, start, end)
         if self._taking.unsettled > MAX_UNSETTLED:
             reason = f"more than {MAX_UNSETTLED} deliveries are not settled: consume with a prefetch (basic.qos)"
-            self.refuse_as(Close(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
+            self.refuse_as(ChannelClose(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
 
     async def executed(self) -> None:
         """Wait until the broker has done what it was sent on T and P, or the channel is no more."""
@@ -237,7 +239,7 @@ class SelectedChannel(Channel):
     def _content(self, key: int, buffer: bytes, start: int, end: int) -> None:
         capture = self._capture
         if capture is not None and capture.entry is None and key == HEADER:
-            method, header = requests.publish(*capture.publish), buffer[start:end]
+            method, header = capture.publish.encode(), buffer[start:end]
             if not _wants_reply(header):
                 self._end_capture()
                 self._pass_publish(method)
@@ -325,7 +327,7 @@ class SelectedChannel(Channel):
     def _request(self, capture: _Capture) -> None:
         """Publish on T: the broker sends direct replies to the channel that asked, and T has their consumer."""
         number, body = self.upstream_number, b"".join(capture.parts)
-        method = method_frame(number, requests.publish(*capture.publish))
+        method = capture.publish.frame(number)
         header = header_frame(number, _BASIC, len(body), capture.raw)
         self._asked.sent(methods.BasicPublish.KEY)  # what is published next waits until T has done it
         self._taking.publish(b"".join((method, header, *body_frames(number, body, self.session.frame_max))))
@@ -349,11 +351,11 @@ class SelectedChannel(Channel):
         """A mandatory message could not be routed when its branch was committed: basic.return."""
         if self.phase is not Phase.OPEN:
             return
-        method = method_frame(self.number, requests.returned(code, text, work.exchange, work.routing_key))
+        method = methods.BasicReturn(code, text, work.exchange, work.routing_key).frame(self.number)
         header = header_frame(self.number, _BASIC, len(work.body), work.properties)
         self.session.to_client(b"".join((method, header, *body_frames(self.number, work.body, self.session.frame_max))))
 
-    def _judged(self, judgement: asyncio.Future[Close | None]) -> None:
+    def _judged(self, judgement: asyncio.Future[ChannelClose | None]) -> None:
         self._judgements.discard(judgement)
         if not judgement.cancelled() and (close := judgement.result()) is not None:
             _log.info("publish refused", connection=self.session.id, channel=self.number, reason=words(close))
@@ -361,7 +363,7 @@ class SelectedChannel(Channel):
 
     # -- acknowledge
 
-    def _ack(self, settle: Settle) -> None:
+    def _ack(self, settle: methods.BasicAck) -> None:
         deliveries = self._taking.select(settle)
         entry = self._demarcation.branch
         if entry is None:
@@ -398,7 +400,7 @@ class SelectedChannel(Channel):
         if work is not None and not work.fits(size, count, charged=True) and entry.branch.state is State.ACTIVE:
             self._overflow(entry, work.excess(size, count))
 
-    def _nack(self, settle: Settle) -> None:
+    def _nack(self, settle: methods.BasicNack | methods.BasicReject) -> None:
         """Reject deliveries: in a branch when that has ended, so that a rollback undoes it like everything else."""
         deliveries = self._taking.select(settle)
         entry = self._demarcation.branch
@@ -477,17 +479,17 @@ class SelectedChannel(Channel):
 
     def upstream_close_ok(self) -> None:
         """T is closed: so is the channel."""
-        self.session.to_client(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+        self.session.to_client(methods.ChannelCloseOk().frame(self.number))
         self.session.forget(self)
 
-    def upstream_closed(self, close: Close) -> None:
+    def upstream_closed(self, close: ChannelClose) -> None:
         """The broker closed T."""
         if self.phase is Phase.CLOSING:  # as the client asked for
             self.upstream_close_ok()
         else:
             self.refuse_as(close)
 
-    def publish_channel_closed(self, close: Close) -> None:
+    def publish_channel_closed(self, close: ChannelClose) -> None:
         """The broker closed P."""
         self._publishing = None
         self.refuse_as(close)

@@ -33,10 +33,9 @@ from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import answers, closes, methods, requests
+from dtx.wire.amqp09 import answers, closes, methods
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.codec import ChannelMode
-from dtx.wire.amqp09.content import Publish
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import (
     HEARTBEAT,
@@ -48,6 +47,7 @@ from dtx.wire.amqp09.frames import (
     method_frame,
 )
 from dtx.wire.amqp09.handshake import NotOffered
+from dtx.wire.amqp09.methods import BasicPublish
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
@@ -209,7 +209,7 @@ class Session:
                 if self.stage is Stage.OPENING and self._opened():  # else the client was refused, and stays so
                     self.to_client(frame)
             case methods.ConnectionClose.KEY:
-                self.upstream.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
+                self.upstream.write(methods.ConnectionCloseOk().frame(0))
                 self.stage = Stage.CLOSING if self.stage is not Stage.DETACHED else self.stage
                 self.to_client(frame)
                 self._expect_end()
@@ -336,7 +336,7 @@ class Session:
             if key == methods.ConnectionCloseOk.KEY:
                 self._end_client()
             elif key == methods.ConnectionClose.KEY:
-                self.to_client(method_frame(0, requests.CONNECTION_CLOSE_OK))
+                self.to_client(methods.ConnectionCloseOk().frame(0))
         elif key == methods.ConnectionClose.KEY:
             self._client_closes(frame)
         elif key in _ON_ZERO:
@@ -454,7 +454,7 @@ class Session:
         """A T has done what was asked of it, and holds what branches need: the client may go."""
         self._say_goodbye()
 
-    def judge(self, publish: Publish, raw: bytes) -> Judgement | None:
+    def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
         """Have the broker judge a publish; ``None`` when it is known to be good."""
         validator = self._selecting.validator
         assert validator is not None, "made by the first select"
@@ -575,7 +575,7 @@ class Session:
             self.upstream.write(frame)  # its answer passes back
 
     def _confirm_close(self) -> None:
-        self.to_client(method_frame(0, requests.CONNECTION_CLOSE_OK))
+        self.to_client(methods.ConnectionCloseOk().frame(0))
         self._end_client()
 
     def _takings(self) -> list[TakingChannel]:
@@ -652,7 +652,7 @@ class Session:
             # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
             self._left = True
             self._discount_connection()
-            self.upstream.write(method_frame(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye")))
+            self.upstream.write(methods.ConnectionClose(200, b"bye").frame(0))
 
     def _discount_connection(self) -> None:
         """A client that has left counts as long as branches need its connection to the broker."""

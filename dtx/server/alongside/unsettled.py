@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import Frame
-from dtx.wire.amqp09.requests import SETTLE_FRAME
 
 ANSWERS: Final = frozenset(
     {
@@ -88,10 +87,10 @@ class Tally:
         """The client sent basic.consume or basic.get."""
         try:
             if key == methods.BasicGet.KEY:
-                no_ack = content.get(payload).no_ack
+                no_ack = methods.BasicGet.decode(payload).no_ack
                 self._getting.append(no_ack)
             else:
-                consume = content.consume(payload)
+                consume = methods.BasicConsume.decode(payload)
                 no_ack = consume.no_ack
                 self._automatic |= no_ack
                 if consume.no_wait:
@@ -139,13 +138,13 @@ class Tally:
         match key:
             case methods.BasicConsumeOk.KEY:
                 self._consuming -= 1
-                self._consumers.add(content.consumer_tag(payload))
+                self._consumers.add(methods.BasicConsumeOk.decode(payload).consumer_tag)
             case methods.BasicCancelOk.KEY:
-                self._consumers.discard(content.consumer_tag(payload))
+                self._consumers.discard(methods.BasicCancelOk.decode(payload).consumer_tag)
             case methods.BasicCancel.KEY:
-                self._consumers.discard(content.cancel(payload).consumer_tag)
+                self._consumers.discard(methods.BasicCancel.decode(payload).consumer_tag)
             case methods.BasicGetOk.KEY:
-                tag = content.get_ok(payload).delivery_tag
+                tag = methods.BasicGetOk.decode(payload).delivery_tag
                 self.delivered(tag)
                 if self._getting and self._getting.popleft() and not self._automatic:
                     self.settled(tag, 0)
@@ -187,7 +186,7 @@ class Unsettled:
         """What the client sent: settlements are noted."""
         tallies = self.by_number
         for key, number, start, end in frames:
-            if key in _MULTIPLE and number in tallies and end - start == SETTLE_FRAME:
+            if key in _MULTIPLE and number in tallies and end - start == methods.SETTLE_FRAME:
                 tag, bits = _SETTLE.unpack_from(buffer, start + 11)
                 tallies[number].settled(tag, bits & _MULTIPLE[key])
 
@@ -200,6 +199,6 @@ class Unsettled:
         missing = dict(self.by_upstream)
         for key, number, start, end in reversed(frames):
             if key == methods.BasicDeliver.KEY and (tally := missing.pop(number, None)) is not None:
-                tally.delivered(content.deliver(buffer[start + 7 : end - 1]).delivery_tag)
+                tally.delivered(methods.BasicDeliver.decode(buffer[start + 7 : end - 1]).delivery_tag)
                 if not missing:
                     break

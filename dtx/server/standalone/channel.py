@@ -24,10 +24,10 @@ from dtx.server.standalone.transactions import Transactions
 from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, methods, replies, requests
-from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09 import calls, closes, content, methods
+from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
@@ -110,7 +110,7 @@ class Channel:
                 self.connection.forget(self)
             elif key == methods.ChannelClose.KEY:
                 # Both sides closed at once: each confirms the other's close (AMQP 0-9-1, 1.5.2.5).
-                self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+                self.send(methods.ChannelCloseOk().frame(self.number))
 
     def _wait(self, key: int, buffer: bytes, start: int, end: int) -> None:
         self._backlog.add(key, buffer[start:end])
@@ -266,9 +266,9 @@ class Channel:
         if frame:
             self.connection.outbox.send(frame)
 
-    def answer(self, key: int) -> None:
-        """Send an answer that has no arguments."""
-        self.connection.outbox.send(replies.empty(self.number, key))
+    def answer(self, method: Method) -> None:
+        """Send a method to the client."""
+        self.connection.outbox.send(method.frame(self.number))
 
     def queue_name(self, name: bytes) -> bytes:
         """See :meth:`Declaring.queue_name`."""
@@ -290,9 +290,8 @@ class Channel:
         self, exchange: bytes, routing_key: bytes, properties: bytes, body: bytes, code: int, text: bytes
     ) -> None:
         if self.phase is Phase.OPEN:
-            where = replies.address(exchange, routing_key)
-            frame_max = self.connection.frame_max
-            self.send(replies.returned(self.number, code, text, where, properties, body, frame_max))
+            method = methods.BasicReturn(code, text, exchange, routing_key).frame(self.number)
+            self.send(content.message(method, self.number, properties, body, self.connection.frame_max))
 
     # -- what becomes of publishes
 
@@ -335,7 +334,7 @@ class Channel:
             self.mode = ChannelMode.CONFIRM
             self.confirms = Confirms(self.number)
         if not no_wait:
-            self.answer(methods.ConfirmSelectOk.KEY)
+            self.answer(methods.ConfirmSelectOk())
 
     def tx_select(self, payload: bytes) -> None:
         """tx.select."""
@@ -344,7 +343,7 @@ class Channel:
         if self.mode is ChannelMode.PLAIN:
             self.mode = ChannelMode.TX
             self.context = Local(self)
-        self.answer(methods.TxSelectOk.KEY)
+        self.answer(methods.TxSelectOk())
 
     def tx_commit(self, payload: bytes) -> None:
         """tx.commit."""
@@ -353,7 +352,7 @@ class Channel:
         self.occupy()
 
         def done(error: XaError | None) -> None:
-            self.finish(error or replies.empty(self.number, methods.TxCommitOk.KEY), methods.TxCommit.KEY)
+            self.finish(error or methods.TxCommitOk().frame(self.number), methods.TxCommit.KEY)
 
         context.commit(done)
 
@@ -361,7 +360,7 @@ class Channel:
         """tx.rollback."""
         methods.TxRollback.decode(payload)
         self._local().rollback()
-        self.answer(methods.TxRollbackOk.KEY)
+        self.answer(methods.TxRollbackOk())
 
     def _local(self) -> Local:
         if not isinstance(self.context, Local):
@@ -372,7 +371,7 @@ class Channel:
     def execution_flush(self, payload: bytes) -> None:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""
         methods.ExecutionFlush.decode(payload)
-        frame = replies.complete(self.number, self._commands)
+        frame = methods.ExecutionComplete.of(self._commands).frame(self.number)
         self.after_writes(lambda: self.send(frame), methods.ExecutionFlush.KEY)
 
     def execution_complete(self, payload: bytes) -> None:
@@ -396,7 +395,7 @@ class Channel:
         if self.phase is Phase.CLOSING:
             self.phase = Phase.GONE
             self.connection.forget(self)
-            self.send(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+            self.send(methods.ChannelCloseOk().frame(self.number))
 
     def close_ok(self, payload: bytes) -> None:
         """channel.close-ok where nothing was closed: no harm."""

@@ -4,7 +4,13 @@ A confirm waits for those before it, so that one basic.ack with ``multiple`` say
 durable in the order of publishing anyway, but for those that no queue takes: they wait for nothing else.
 """
 
-from dtx.wire.amqp09 import replies
+from typing import Final
+
+from dtx.wire.amqp09.codec import packer
+from dtx.wire.amqp09.methods import BasicAck, BasicNack
+
+_ack: Final = packer(BasicAck)
+_nack: Final = packer(BasicNack)
 
 
 class Confirms:
@@ -45,7 +51,8 @@ class Confirms:
             while fates.get(last + 1) is safe:
                 last += 1
                 del fates[last]
-            say = replies.ack if safe else replies.nack
-            frames.append(say(self._channel, last, last - self._confirmed > 1))
+            multiple = last - self._confirmed > 1
+            channel = self._channel
+            frames.append(_ack(channel, last, multiple) if safe else _nack(channel, last, multiple, requeue=False))
             self._confirmed = last
         return b"".join(frames)

@@ -31,7 +31,7 @@ from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import closes, methods, replies, requests
+from dtx.wire.amqp09 import closes, methods
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
@@ -47,7 +47,7 @@ _BEHIND: Final = "frames wait"
 """Why nothing is read while frames that were read have not been looked at."""
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
-_CLOSE_OK: Final = method_frame(0, requests.CONNECTION_CLOSE_OK)
+_CLOSE_OK: Final = methods.ConnectionCloseOk().frame(0)
 _OPEN_OK: Final = method_frame(0, encode_open_ok())
 
 
@@ -320,7 +320,7 @@ class Connection(ClientConnection):
         quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
         self.channels[number] = Channel(self, number)
         self.metrics.channels.inc()
-        self.outbox.send(replies.channel_open_ok(number))
+        self.outbox.send(methods.ChannelOpenOk().frame(number))
 
     def _on_zero(self, key: int, payload: bytes) -> None:
         if key == methods.ConnectionClose.KEY and self.stage in (Stage.OPENING, Stage.RUNNING):
@@ -335,7 +335,7 @@ class Connection(ClientConnection):
         elif self.stage is Stage.RUNNING and key == methods.ConnectionUpdateSecret.KEY:
             # As RabbitMQ: a password is judged at the login alone, and a user who is gone or may not stay is cut off.
             decode_update_secret(payload)
-            self.outbox.send(replies.empty(0, methods.ConnectionUpdateSecretOk.KEY))
+            self.outbox.send(methods.ConnectionUpdateSecretOk().frame(0))
         elif self.stage is Stage.RUNNING:
             raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
 
@@ -365,7 +365,7 @@ class Connection(ClientConnection):
     def _say_blocked(self, reason: bytes = b"messages wait to be written") -> None:
         if self._opening.hears_of_blocking and self.stage is Stage.RUNNING and not self._told_blocked:
             self._told_blocked = True
-            self.outbox.send(replies.blocked(reason))
+            self.outbox.send(methods.ConnectionBlocked(reason).frame(0))
 
     def wait_for_disk(self) -> None:
         """The client publishes, and the disk is nearly full: it is read from when there is room again.
@@ -384,7 +384,7 @@ class Connection(ClientConnection):
         self.release(reason)
         if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
-            self.outbox.send(replies.empty(0, methods.ConnectionUnblocked.KEY))
+            self.outbox.send(methods.ConnectionUnblocked().frame(0))
 
     def _resume(self) -> None:
         for channel in list(self.channels.values()):

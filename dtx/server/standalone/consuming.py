@@ -18,9 +18,9 @@ from dtx.store.postgres.queue import return_slowly
 from dtx.store.postgres.values import first_of_each, integer, kind_name, text
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods, replies
+from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.tables import put_short
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
+_deliver: Final = packer(methods.BasicDeliver)
 
 
 class Get:
@@ -96,12 +97,16 @@ class Consuming:
         channel = self._channel
         unsettled = self.unsettled
         self._outbox.send(
-            replies.delivery(
+            content.message(
+                _deliver(
+                    channel.number,
+                    consumer.tag,
+                    unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery),
+                    delivery.redelivered,
+                    message.exchange,
+                    message.routing_key,
+                ),
                 channel.number,
-                put_short(consumer.tag),
-                unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery),
-                delivery.redelivered,
-                replies.address(message.exchange, message.routing_key),
                 message.properties,
                 message.body,
                 channel.connection.frame_max,
@@ -118,18 +123,18 @@ class Consuming:
 
     def qos(self, payload: bytes) -> None:
         """basic.qos: for consumers from now on, or (global) for all of the channel together, as RabbitMQ has it."""
-        qos = content.qos(payload)
+        qos = methods.BasicQos.decode(payload)
         if qos.prefetch_size:
             raise WireError(HardCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({qos.prefetch_size})")
-        if qos.everywhere:
+        if qos.global_qos:
             self._shared.change(qos.prefetch_count)
         else:
             self._prefetch = qos.prefetch_count
-        self._channel.answer(methods.BasicQosOk.KEY)
+        self._channel.answer(methods.BasicQosOk())
 
     def consume(self, payload: bytes) -> None:
         """basic.consume."""
-        asked = content.consume(payload)
+        asked = methods.BasicConsume.decode(payload)
         channel = self._channel
         name = channel.queue_name(asked.queue)
         if asked.consumer_tag in self.consumers or (self._asking and self._asking[0] == asked.consumer_tag):
@@ -144,7 +149,7 @@ class Consuming:
         priority = _priority(asked.arguments)
         channel.after_writes(lambda: self._consume(name, asked, priority), methods.BasicConsume.KEY)
 
-    def _consume(self, name: bytes, asked: content.Consume, priority: int) -> None:
+    def _consume(self, name: bytes, asked: methods.BasicConsume, priority: int) -> None:
         """What was published before is for the consumers that waited for it."""
         channel = self._channel
         queue = channel.connection.vhost.find_queue(name, channel.connection)
@@ -162,14 +167,14 @@ class Consuming:
         self.consumers[consumer.tag] = consumer
         self._queues[consumer] = queue
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, methods.BasicConsumeOk.KEY, consumer.tag))
+            channel.answer(methods.BasicConsumeOk(consumer.tag))
 
     def cancel(self, payload: bytes) -> None:
         """basic.cancel; a consumer that is not there is no error."""
-        asked = content.cancel(payload)
+        asked = methods.BasicCancel.decode(payload)
         self._channel.after_writes(lambda: self._cancel(asked), methods.BasicCancel.KEY)
 
-    def _cancel(self, asked: content.Cancel) -> None:
+    def _cancel(self, asked: methods.BasicCancel) -> None:
         """The consumer still gets what was published before."""
         channel = self._channel
         consumer = self.consumers.get(asked.consumer_tag)
@@ -180,7 +185,7 @@ class Consuming:
         if self._asking and self._asking[0] == asked.consumer_tag:
             self._ask_no_more()
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, methods.BasicCancelOk.KEY, asked.consumer_tag))
+            channel.answer(methods.BasicCancelOk(asked.consumer_tag))
 
     def _leave(self, consumer: Consumer) -> None:
         """A consumer leaves its queue, which goes with the last one if it is to."""
@@ -196,11 +201,11 @@ class Consuming:
         self.consumers.pop(consumer.tag, None)
         channel = self._channel
         if channel.may_go_on() and channel.connection.tells_of_cancelled_consumers:
-            channel.send(replies.cancelled(channel.number, consumer.tag))
+            channel.answer(methods.BasicCancel(consumer.tag, no_wait=True))
 
     # -- direct replies
 
-    def _ask(self, asked: content.Consume) -> None:
+    def _ask(self, asked: methods.BasicConsume) -> None:
         """Consume from the pseudo-queue of direct replies: one consumer of a channel may, and acknowledges nothing."""
         if not asked.no_ack:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
@@ -210,7 +215,7 @@ class Consuming:
         tag = asked.consumer_tag or _new_tag()
         self._asking = tag, channel.connection.direct.wait(channel.connection.who.vhost, self)
         if not asked.no_wait:
-            channel.send(replies.consumer_ok(channel.number, methods.BasicConsumeOk.KEY, tag))
+            channel.answer(methods.BasicConsumeOk(tag))
 
     def _ask_no_more(self) -> None:
         if self._asking is not None:
@@ -237,12 +242,9 @@ class Consuming:
             _log.warning("a direct reply is dropped", connection=channel.connection.id, channel=channel.number)
             return
         self._outbox.send(
-            replies.delivery(
+            content.message(
+                _deliver(channel.number, self._asking[0], self.unsettled.next_tag(), False, b"", message.routing_key),
                 channel.number,
-                put_short(self._asking[0]),
-                self.unsettled.next_tag(),
-                False,
-                replies.address(b"", message.routing_key),
                 message.properties,
                 message.body,
                 channel.connection.frame_max,
@@ -253,7 +255,7 @@ class Consuming:
 
     def get(self, payload: bytes) -> None:
         """basic.get: behind what was published before it."""
-        asked = content.get(payload)
+        asked = methods.BasicGet.decode(payload)
         channel = self._channel
         name = channel.queue_name(asked.queue)
         channel.connection.demand(Permission.READ, "queue", name)
@@ -275,15 +277,19 @@ class Consuming:
         channel = self._channel
         self._getting = None
         if found is None:
-            frame = replies.get_empty(channel.number)
+            frame = methods.BasicGetEmpty().frame(channel.number)
         else:
             delivery, message = found
-            frame = replies.got(
-                channel.number,
+            got = methods.BasicGetOk(
                 self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery),
                 delivery.redelivered,
-                replies.address(message.exchange, message.routing_key),
+                message.exchange,
+                message.routing_key,
                 remaining,
+            )
+            frame = content.message(
+                got.frame(channel.number),
+                channel.number,
                 message.properties,
                 message.body,
                 channel.connection.frame_max,
@@ -295,19 +301,19 @@ class Consuming:
 
     def ack(self, payload: bytes) -> None:
         """basic.ack."""
-        self._settle(content.ack(payload), Settlement.ACK)
+        self._settle(methods.BasicAck.decode(payload), Settlement.ACK)
 
     def nack(self, payload: bytes) -> None:
         """basic.nack."""
-        settle = content.nack(payload)
+        settle = methods.BasicNack.decode(payload)
         self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
 
     def reject(self, payload: bytes) -> None:
         """basic.reject."""
-        settle = content.reject(payload)
+        settle = methods.BasicReject.decode(payload)
         self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
 
-    def _settle(self, settle: content.Settle, how: Settlement) -> None:
+    def _settle(self, settle: methods.Settle, how: Settlement) -> None:
         was_full = self.full
         deliveries = self.unsettled.take(settle)
         if deliveries:
@@ -317,7 +323,7 @@ class Consuming:
 
     def recover(self, payload: bytes, *, answered: bool) -> None:
         """basic.recover and recover-async: as RabbitMQ, messages always go back to their queues."""
-        if not content.recover(payload):
+        if not methods.BasicRecover.decode(payload).requeue:
             raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
         self._channel.occupy()
         self._channel.connection.slices.run(self._recover(answered))
@@ -325,7 +331,7 @@ class Consuming:
     def _recover(self, answered: bool) -> Iterator[None]:
         channel = self._channel
         yield from self._return_all()
-        channel.finish(replies.empty(channel.number, methods.BasicRecoverOk.KEY) if answered else b"")
+        channel.finish(methods.BasicRecoverOk().frame(channel.number) if answered else b"")
         self.resume()
 
     def _return_all(self) -> Iterator[None]:
@@ -335,7 +341,7 @@ class Consuming:
     def flow(self, active: bool) -> None:
         """channel.flow."""
         self._active = active
-        self._channel.send(replies.flow_ok(self._channel.number, active))
+        self._channel.answer(methods.ChannelFlowOk(active))
         self.resume()
 
     def let_go(self) -> None:

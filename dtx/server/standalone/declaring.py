@@ -17,7 +17,7 @@ from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.refusals import check_not_default
 from dtx.store.postgres.values import first_of_each
-from dtx.wire.amqp09 import methods, replies
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Declaring:
         """access.request."""
         methods.AccessRequest.decode(payload)
         self.ticket = _TICKET
-        self._channel.send(replies.ticket_ok(self._channel.number, _TICKET))
+        self._channel.answer(methods.AccessRequestOk(_TICKET))
 
     def check_ticket(self, name: str, payload: bytes) -> None:
         """Judge the ticket of a method of the preview: "a valid ticket should be provided".
@@ -133,13 +133,9 @@ class Declaring:
         if name:
             self._connection.demand(Permission.READ, "exchange", name)
         facts = exchange_facts(self._connection.vhost, name)
-        self._channel.send(
-            replies.exchange_query_ok(
-                self._channel.number,
-                facts.type,
-                durable=facts.durable,
-                not_found=facts.not_found,
-                arguments=facts.arguments,
+        self._channel.answer(
+            methods.ExchangeQueryOk(
+                facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
             )
         )
 
@@ -187,9 +183,8 @@ class Declaring:
             if name:
                 self._demand_sight(name)
         facts = binding_facts(self._connection.vhost, asked.exchange, asked.queue, asked.routing_key, asked.arguments)
-        self._channel.send(
-            replies.binding_query_ok(
-                self._channel.number,
+        self._channel.answer(
+            methods.BindingQueryOk(
                 exchange_not_found=facts.exchange_not_found,
                 queue_not_found=facts.queue_not_found,
                 queue_not_matched=facts.queue_not_matched,
@@ -250,7 +245,7 @@ class Declaring:
             self._connection.vhost.find_queue(name, self._connection)  # which says 404
         self.last_queue = name
         if not no_wait:
-            self._channel.send(replies.queue_declare_ok(self._channel.number, name, 0, 1))
+            self._channel.answer(methods.QueueDeclareOk(name, message_count=0, consumer_count=1))
 
     def _count(self, name: bytes, no_wait: bool) -> None:
         """Answer with the numbers of a queue, behind what was published before."""
@@ -270,7 +265,7 @@ class Declaring:
         index.touch(now)
         if no_wait:
             return b""
-        return replies.queue_declare_ok(self._channel.number, queue.name, index.ready, index.consumers)
+        return methods.QueueDeclareOk(queue.name, index.ready, index.consumers).frame(self._channel.number)
 
     def queue_purge(self, payload: bytes) -> None:
         """queue.purge: also what was published before it."""
@@ -286,7 +281,7 @@ class Declaring:
         queue = self._connection.vhost.find_queue(name, self._connection)
         queue.index.serve(self._connection.now())
         purged = await self._connection.broker.purge(queue)
-        return b"" if no_wait else replies.count_ok(self._channel.number, methods.QueuePurgeOk.KEY, purged)
+        return b"" if no_wait else methods.QueuePurgeOk(purged).frame(self._channel.number)
 
     def queue_delete(self, payload: bytes) -> None:
         """queue.delete: with what was published before it."""
@@ -304,15 +299,15 @@ class Declaring:
         gone = vhost.delete_queue(name, self._connection, if_unused=asked.if_unused, if_empty=asked.if_empty)
         self._connection.close_queues(gone.queues)
         number = self._channel.number
-        answer = b"" if asked.no_wait else replies.count_ok(number, methods.QueueDeleteOk.KEY, messages)
+        answer = b"" if asked.no_wait else methods.QueueDeleteOk(messages).frame(number)
         self._durably(gone.define, lambda: answer, methods.QueueDelete.KEY, None)
 
     # -- answers
 
     def _answer(self, key: int, define: Define | None, no_wait: bool, thing: Thing | None = None) -> None:
         """Answer a method that has an answer without arguments."""
-        number = self._channel.number
-        self._durably(define, lambda: b"" if no_wait else replies.empty(number, _OK[key]), key, thing)
+        frame = b"" if no_wait else _OK[key]().frame(self._channel.number)
+        self._durably(define, lambda: frame, key, thing)
 
     def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int, thing: Thing | None) -> None:
         """Answer when it is durable.
@@ -337,12 +332,12 @@ async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes
 
 
 _OK: Final = {
-    methods.ExchangeDeclare.KEY: methods.ExchangeDeclareOk.KEY,
-    methods.ExchangeDelete.KEY: methods.ExchangeDeleteOk.KEY,
-    methods.ExchangeBind.KEY: methods.ExchangeBindOk.KEY,
-    methods.ExchangeUnbind.KEY: methods.ExchangeUnbindOk.KEY,
-    methods.QueueBind.KEY: methods.QueueBindOk.KEY,
-    methods.QueueUnbind.KEY: methods.QueueUnbindOk.KEY,
+    methods.ExchangeDeclare.KEY: methods.ExchangeDeclareOk,
+    methods.ExchangeDelete.KEY: methods.ExchangeDeleteOk,
+    methods.ExchangeBind.KEY: methods.ExchangeBindOk,
+    methods.ExchangeUnbind.KEY: methods.ExchangeUnbindOk,
+    methods.QueueBind.KEY: methods.QueueBindOk,
+    methods.QueueUnbind.KEY: methods.QueueUnbindOk,
 }
 
 

@@ -8,9 +8,9 @@ from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.direct import REPLY_TO, is_address
 from dtx.store.postgres.copies import sender_selected
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09 import content, properties
-from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Publish
+from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish
 from dtx.wire.amqp09.properties import Properties, Property
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -21,7 +21,7 @@ _BASIC: Final = 60
 _LOOKED_AT: Final = frozenset((Property.HEADERS, Property.EXPIRATION, Property.USER_ID, Property.REPLY_TO))
 _SHORT: Final = 64
 """Octets of properties that are remembered."""
-_NOTHING: Final = (Publish(b"", b"", 0), b"")
+_NOTHING: Final = (BasicPublish(b"", b"", 0), b"")
 
 
 def _look(raw: bytes) -> tuple[Properties, bool]:
@@ -51,7 +51,7 @@ class Publishing:
         self._channel = channel
         self._last = _NOTHING
         """The last basic.publish and its octets: most publishers use one target."""
-        self._publish: Publish | None = None
+        self._publish: BasicPublish | None = None
         self._raw = b""
         self._size = 0
         self._left = -1
@@ -74,7 +74,7 @@ class Publishing:
             raise self._unexpected("method frame in the midst of content")
         publish, octets = self._last
         if octets != payload:
-            publish = content.publish(payload)
+            publish = methods.BasicPublish.decode(payload)
             if publish.flags & IMMEDIATE:
                 raise WireError(HardCode.NOT_IMPLEMENTED, "immediate=true")
             self._last = publish, payload
@@ -147,13 +147,13 @@ class Publishing:
     def _unexpected(self, what: str) -> WireError:
         return WireError(HardCode.UNEXPECTED_FRAME, f"{what} on channel {self._channel.number}")
 
-    def _finish(self, publish: Publish, body: bytes) -> None:
+    def _finish(self, publish: BasicPublish, body: bytes) -> None:
         """The content is complete."""
         raw = self._raw
         self.let_go()
         channel = self._channel
         vhost = channel.connection.vhost
-        exchange, key, flags = publish
+        exchange, key, flags = publish.exchange, publish.routing_key, publish.flags
         channel.connection.demand(Permission.WRITE, "exchange", exchange)
         vhost.publishable(exchange)
         channel.connection.demand_topic(Permission.WRITE, exchange, key)

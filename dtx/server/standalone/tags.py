@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import Final, Generic, TypeVar
 
-from dtx.wire.amqp09.content import Settle
+from dtx.wire.amqp09.methods import Settle
 from dtx.xa.codes import ReplyCode, XaError
 
 ALL: Final = 0

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from dtx.store.rabbitmq.upstream import Content, Upstream
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09 import content, methods, properties, requests
-from dtx.wire.amqp09.content import MANDATORY, Close
-from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame
+from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame
+from dtx.wire.amqp09.methods import MANDATORY, ChannelClose
 
 _BASIC: Final = methods.BasicPublish.KEY >> 16
 _Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
@@ -38,7 +38,7 @@ class Owner(Protocol):
     def told(self, names: Sequence[object], fate: Fate) -> None:
         """The broker has told what became of messages, by the names that they were given."""
 
-    def closed(self, close: Close) -> None:
+    def closed(self, close: ChannelClose) -> None:
         """The broker has closed the channel: what became of the rest is not known."""
 
 
@@ -79,7 +79,7 @@ class ConfirmChannel:
         identity = self._identity(message.exchange, message.routing_key, message.properties, message.body)
         self._underway[self._sent] = _Underway(name, identity)
         number = self._number
-        method = method_frame(number, requests.publish(message.exchange, message.routing_key, MANDATORY))
+        method = methods.BasicPublish(message.exchange, message.routing_key, MANDATORY).frame(number)
         header = header_frame(number, _BASIC, len(message.body), message.properties)
         self._upstream.write(b"".join((method, header, *body_frames(number, message.body, self._upstream.frame_max))))
 
@@ -95,7 +95,7 @@ class ConfirmChannel:
             return
         self._open = False
         self._closing = then
-        self._upstream.write(method_frame(self._number, requests.close(methods.ChannelClose.KEY, 200, b"done")))
+        self._upstream.write(methods.ChannelClose(200, b"done").frame(self._number))
 
     # -- from the broker
 
@@ -110,18 +110,18 @@ class ConfirmChannel:
             self._content = Content(payload)
         elif key in (methods.BasicAck.KEY, methods.BasicNack.KEY):
             taken = key == methods.BasicAck.KEY
-            settle = content.ack(payload) if taken else content.nack(payload)
+            settle = methods.BasicAck.decode(payload) if taken else methods.BasicNack.decode(payload)
             self._confirmed(settle.delivery_tag, multiple=settle.multiple, taken=taken)
         elif key == methods.ChannelClose.KEY:
-            self._upstream.write(method_frame(self._number, requests.CHANNEL_CLOSE_OK))
+            self._upstream.write(methods.ChannelCloseOk().frame(self._number))
             if self._open:  # else the broker's close-ok follows
                 self._end()
-                self._owner.closed(content.close(payload))
+                self._owner.closed(methods.ChannelClose.decode(payload))
         elif key == methods.ChannelCloseOk.KEY:
             self._end()
 
     def _returned(self, message: Content) -> None:
-        returned = content.returned(message.method)
+        returned = methods.BasicReturn.decode(message.method)
         identity = self._identity(returned.exchange, returned.routing_key, message.properties, message.body)
         for sent in self._underway.values():
             if not sent.returned and sent.identity == identity:

@@ -10,8 +10,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, methods, requests, tables
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods, tables
 
 GENERATIONS: Final = 4
 CLASSIC: Final = tables.entry(b"x-queue-type", b"S", b"classic")
@@ -110,7 +109,7 @@ def declare_lock(lock: str) -> bytes:
 def hold_lock(channel: int, lock: str) -> bytes:
     """The frame that makes a channel hold *lock* until it has ended; basic.consume-ok tells that it does."""
     name = lock.encode()
-    return method_frame(channel, requests.consume(name, name, no_ack=True))
+    return methods.BasicConsume(name, name, no_ack=True).frame(channel)
 
 
 async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
@@ -135,4 +134,4 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
             case _:
                 raise
     await channel.close()
-    return content.declare_ok(answer).consumer_count
+    return methods.QueueDeclareOk.decode(answer).consumer_count

@@ -26,9 +26,9 @@ from dtx.store.rabbitmq.trust import Replay, Trust
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost, words
 from dtx.store.slices import finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods, properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import MIN_FRAME, method_frame
+from dtx.wire.amqp09.frames import MIN_FRAME
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="lane")
@@ -259,12 +259,12 @@ class Lane:
 
     async def _tx_channel(self, connection: ServiceConnection) -> OwnChannel:
         channel = await OwnChannel(connection).open()
-        await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+        await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         return channel
 
     async def _open_channel(self, connection: ServiceConnection) -> None:
         channel = await OwnChannel(connection).open()
-        frames = hold_lock(channel.number, connection.lock) + method_frame(channel.number, requests.TX_SELECT)
+        frames = hold_lock(channel.number, connection.lock) + methods.TxSelect().frame(channel.number)
         await channel.send_raw(frames, methods.TxSelectOk.KEY)
         if connection is self._connection:
             self._opened += 1
@@ -516,7 +516,7 @@ class Lane:
                 failpoint.at(Point.UNIT_REFUSED)
                 # At a publish the channel took the whole unit with it; behind "partial tx completion" it did not.
                 return Refused(
-                    reason=words(closed.close), partial=phase.repeated or closed.close.key == methods.TxCommit.KEY
+                    reason=words(closed.close), partial=phase.repeated or closed.close.failed == methods.TxCommit.KEY
                 )
             except WireError as error:  # nothing was sent
                 reason = f"a message cannot be written as AMQP has it: {error.reason}"
@@ -550,7 +550,7 @@ class Lane:
         steps = (
             (frames, Point.UNIT_PUBLISHED),
             ((receipt,), Point.UNIT_RECEIPTED),
-            ((method_frame(number, requests.TX_COMMIT),), Point.UNIT_SENT),
+            ((methods.TxCommit().frame(number),), Point.UNIT_SENT),
         )
         failpoint.at(Point.UNIT_BEFORE)
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
@@ -627,6 +627,6 @@ def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:
     for message in messages_back:
         position = messages.returned_position(message.properties, header)
         if position is not None:
-            back = content.returned(message.method)
+            back = methods.BasicReturn.decode(message.method)
             found.append(Returned(position=position, code=back.reply_code, text=back.reply_text))
     return found

@@ -8,10 +8,11 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.wire.amqp09 import methods, properties, requests
-from dtx.wire.amqp09.content import MANDATORY
+from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import body_frames, header_frame
+from dtx.wire.amqp09.methods import MANDATORY
 
 _OURS: Final = b"x-dtx-"
 ID: Final = b"x-dtx-id"
@@ -22,6 +23,7 @@ _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
 _BASIC: Final = methods.BasicPublish.KEY >> 16
+_publish: Final = packer(methods.BasicPublish)
 _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
 
 
@@ -60,7 +62,7 @@ def receipt(channel: int, queue: bytes, body: bytes) -> bytes:
     """The frames that publish a receipt: transient, to dtx's own queue by the default exchange."""
     return b"".join(
         (
-            method_frame(channel, requests.publish(b"", queue)),
+            _publish(channel, b"", queue),
             header_frame(channel, _BASIC, len(body), _TRANSIENT),
             *body_frames(channel, body, 0),
         )
@@ -74,9 +76,9 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
     """
     return b"".join(
         (
-            method_frame(channel, requests.publish(exchange, routing_key, flags)),
+            _publish(channel, exchange, routing_key, flags),
             header_frame(channel, _BASIC, 0, raw),
-            method_frame(channel, requests.TX_ROLLBACK),
+            methods.TxRollback().frame(channel),
         )
     )
 
@@ -87,13 +89,13 @@ def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
-        publish = requests.publish(item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
+        publish = _publish(channel, item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
         yield _message(channel, frame_max, publish, raw, item.body)
 
 
 def _message(channel: int, frame_max: int, publish: bytes, raw: bytes, body: bytes) -> list[bytes]:
     header = header_frame(channel, _BASIC, len(body), raw)
-    return [method_frame(channel, publish), header, *body_frames(channel, body, frame_max)]
+    return [publish, header, *body_frames(channel, body, frame_max)]
 
 
 def _unmarked(raw: bytes) -> bytes:
@@ -110,7 +112,7 @@ def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterabl
     for item in work:
         if item.kind is not WorkKind.CONSUME:
             continue
-        publish = requests.publish(b"", item.queue or b"", MANDATORY)
+        publish = _publish(channel, b"", item.queue or b"", MANDATORY)
         yield _message(channel, frame_max, publish, _marked(branch_id, item), item.body)
 
 

@@ -26,8 +26,7 @@ from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
-from dtx.wire.amqp09 import content, methods, requests, tables
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods, tables
 
 _KEEP_SCANS: Final = 64
 """Locks whose receipts are remembered; each is one dead connection."""
@@ -149,11 +148,11 @@ class Receipts:
         for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
             await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
         number, marker = channel.number, _marker(self.incarnation)
-        frames = method_frame(number, methods.QueuePurge(queue).encode())
+        frames = methods.QueuePurge(queue).frame(number)
         if not first or first[0].body != marker:
             # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
             if first:
-                frames += method_frame(number, requests.ack(content.deliver(first[0].method).delivery_tag))
+                frames += methods.BasicAck(methods.BasicDeliver.decode(first[0].method).delivery_tag).frame(number)
             frames += messages.receipt(number, queue, marker)
         await channel.send_raw(frames, methods.QueuePurgeOk.KEY)
         failpoint.at(Point.DRAIN_PURGED)
@@ -208,9 +207,9 @@ class Receipts:
             incarnation = self._proposed = self._proposed or str(uuid4())
             failpoint.at(Point.MARKER_BEFORE)
             channel = await OwnChannel(upstream).open()
-            await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+            await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
             frames = [messages.receipt(channel.number, queue, _marker(incarnation)) for queue in self.queues]
-            commit = (method_frame(channel.number, requests.TX_COMMIT),)
+            commit = (methods.TxCommit().frame(channel.number),)
             await channel.send_steps(
                 ((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), methods.TxCommitOk.KEY
             )
@@ -272,7 +271,7 @@ class Receipts:
                 _, answer, _ = await channel.call(
                     methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY
                 )
-                waiting = content.declare_ok(answer).message_count
+                waiting = methods.QueueDeclareOk.decode(answer).message_count
             await channel.close()  # they go back where they were
         return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
@@ -284,8 +283,8 @@ class Receipts:
         channel.on_delivery = note
         try:
             if prefetch:
-                await channel.call(requests.qos(prefetch), methods.BasicQosOk.KEY)
-            await channel.call(requests.consume(queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
+                await channel.call(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
+            await channel.call(methods.BasicConsume(queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
         except ChannelClosed as closed:
             if closed.close.reply_code != _IN_USE:
                 raise

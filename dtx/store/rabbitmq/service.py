@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import dtx
 from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost, words
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, handshake, methods, requests, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.frames import Protocol, method_frame
 
 _log = get_logger(part="service connection")
@@ -193,8 +193,8 @@ class ServiceConnection(Upstream):
         if self._step is not None and not self._step.done() and key == self._wanted:
             self._step.set_result(payload)
         elif key == methods.ConnectionClose.KEY:
-            close = content.close(payload)
-            self.write(method_frame(0, requests.CONNECTION_CLOSE_OK))
+            close = methods.ConnectionClose.decode(payload)
+            self.write(methods.ConnectionCloseOk().frame(0))
             self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
             self.abort(f"the broker closed the connection: {words(close)}")
         elif key == methods.ConnectionBlocked.KEY:

@@ -23,15 +23,16 @@ from dtx.store.rabbitmq.identity import hold_lock
 from dtx.store.rabbitmq.upstream import Content, Declares, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods, requests
-from dtx.wire.amqp09.content import Close, Settle
+from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.wire.amqp09.methods import ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="taking")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
-_TX_COMMIT: Final = requests.TX_COMMIT
+_TX_COMMIT: Final = methods.TxCommit().encode()
 _NO_WAIT: Final = 1 << 4
 """Of queue.declare."""
 _MAX_FORMER: Final = 64
@@ -42,13 +43,18 @@ _AT_ONCE: Final = 4_096
 """Deliveries that one commit settles outside a branch at most; further ones wait for its commit-ok."""
 
 
+_Settle = Callable[[int, int, bool], bytes]
+_ack: Final = packer(methods.BasicAck)
+_nack: Final = packer(methods.BasicNack)
+
+
 class Owner(Protocol):
     """The client's channel before a T."""
 
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame on to the client."""
 
-    def upstream_closed(self, close: Close) -> None:
+    def upstream_closed(self, close: ChannelClose) -> None:
         """The broker closed T (or P): an exception that the client caused, or that the broker has."""
 
     def upstream_close_ok(self) -> None:
@@ -97,7 +103,7 @@ class _Settlement:
     """A part of very many deliveries that are settled outside a branch; its frames are made when it has its turn."""
 
     deliveries: Sequence[Delivery]
-    method: Callable[[int, bool], bytes]
+    method: _Settle
     multiple: bool
     """They are all that is not settled up to the last of them."""
 
@@ -206,14 +212,14 @@ class TakingChannel:
         """Pass a method of the client on; what dtx has to know of it, it notes."""
         match key:
             case methods.BasicConsume.KEY:
-                consume = content.consume(payload)
+                consume = methods.BasicConsume.decode(payload)
                 consumer = self._consumer(consume.queue, consume.no_ack)
                 if consume.no_wait:
                     self._consumers[consume.consumer_tag] = consumer
                 else:
                     self._consuming.append(consumer)
             case methods.BasicGet.KEY:
-                get = content.get(payload)
+                get = methods.BasicGet.decode(payload)
                 self._getting.append(self._consumer(get.queue, get.no_ack))
             case methods.QueueDeclare.KEY:
                 self._declare(payload)
@@ -267,7 +273,7 @@ class TakingChannel:
         self._selecting = asyncio.get_running_loop().create_future()
         if self.lock:
             self._hold_lock()
-        self._send(method_frame(self.number, requests.TX_SELECT))
+        self._send(methods.TxSelect().frame(self.number))
         await self._selecting
 
     def _hold_lock(self) -> None:
@@ -320,11 +326,11 @@ class TakingChannel:
             deliveries: which.
             multiple: they are all that is not settled up to the last of them, or all.
         """
-        self._settle(deliveries, requests.ack, multiple=multiple)
+        self._settle(deliveries, _ack, multiple=multiple)
 
     def nack(self, deliveries: Sequence[Delivery], *, requeue: bool, multiple: bool = False) -> None:
         """Reject deliveries; it is committed at once. *multiple* is as for :meth:`ack`."""
-        self._settle(deliveries, partial(requests.nack, requeue=requeue), multiple=multiple)
+        self._settle(deliveries, partial(_nack, requeue=requeue), multiple=multiple)
 
     def recover(self) -> None:
         """basic.recover: give everything back that is not held."""
@@ -371,7 +377,7 @@ class TakingChannel:
         """Reject a delivery whose contents were dropped; it is committed at once. Returns as :meth:`unhold`."""
         if self._held.pop(delivery.tag, None) is None:
             return False
-        self._send(method_frame(self.number, requests.nack(delivery.tag, False, requeue)), dirty=True)
+        self._send(methods.BasicNack(delivery.tag, False, requeue).frame(self.number), dirty=True)
         return True
 
     def then(self, act: Callable[[], None]) -> None:
@@ -380,7 +386,7 @@ class TakingChannel:
             self._queue.append(_Frames(b"", dirty=False, last=False, act=act))
             self._flush()
 
-    def _settle(self, deliveries: Sequence[Delivery], method: Callable[[int, bool], bytes], *, multiple: bool) -> None:
+    def _settle(self, deliveries: Sequence[Delivery], method: _Settle, *, multiple: bool) -> None:
         if not deliveries or self.gone is not None:
             return
         multiple = multiple and not self._held  # to the broker, what a branch holds is not settled either
@@ -393,16 +399,14 @@ class TakingChannel:
             return
         for start in range(0, len(deliveries), _AT_ONCE):
             part = _Settlement(deliveries[start : start + _AT_ONCE], method, multiple)
-            self._enqueue(part, requests.SETTLE_FRAME * len(part.deliveries))
+            self._enqueue(part, methods.SETTLE_FRAME * len(part.deliveries))
 
-    def _settlement(
-        self, deliveries: Sequence[Delivery], method: Callable[[int, bool], bytes], multiple: bool
-    ) -> bytes:
+    def _settlement(self, deliveries: Sequence[Delivery], method: _Settle, multiple: bool) -> bytes:
         """The frames that settle *deliveries*, whose contents are kept no longer."""
         self._free(deliveries)
         if multiple and len(deliveries) > 1:
-            return method_frame(self.number, method(deliveries[-1].tag, True))
-        return b"".join([method_frame(self.number, method(delivery.tag, False)) for delivery in deliveries])
+            return method(self.number, deliveries[-1].tag, True)
+        return b"".join([method(self.number, delivery.tag, False) for delivery in deliveries])
 
     def _forget(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Those of *deliveries* that were not settled; they are now."""
@@ -471,7 +475,7 @@ class TakingChannel:
             item = self._queue.popleft()
             if isinstance(item, _UnitRequest):
                 self._unit = item
-                acks = [method_frame(self.number, requests.ack(delivery.tag)) for delivery in item.deliveries]
+                acks = [_ack(self.number, delivery.tag) for delivery in item.deliveries]
                 self._committing = True
                 failpoint.at(Point.TAKING_BEFORE)
                 self.upstream.write_steps(
@@ -550,7 +554,7 @@ class TakingChannel:
             return
         elif (
             key == methods.BasicConsumeOk.KEY
-            and content.consumer_tag(buffer[start + 7 : end - 1]) == self.lock.encode()
+            and methods.BasicConsumeOk.decode(buffer[start + 7 : end - 1]).consumer_tag == self.lock.encode()
         ):
             self._locked = True
             self._flush()
@@ -560,7 +564,7 @@ class TakingChannel:
             self._selecting = None
             return
         elif key == methods.ChannelClose.KEY:
-            self._closed(content.close(buffer[start + 7 : end - 1]))
+            self._closed(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
             return
         elif key == methods.ChannelCloseOk.KEY:
             self.upstream.free(self.number)
@@ -579,11 +583,11 @@ class TakingChannel:
         match key:
             case methods.BasicConsumeOk.KEY:
                 if self._consuming:
-                    self._consumers[content.consumer_tag(payload)] = self._consuming.popleft()
+                    self._consumers[methods.BasicConsumeOk.decode(payload).consumer_tag] = self._consuming.popleft()
             case methods.BasicCancelOk.KEY:
-                self._end_consumer(content.consumer_tag(payload))
+                self._end_consumer(methods.BasicCancelOk.decode(payload).consumer_tag)
             case methods.BasicCancel.KEY:
-                tag = content.cancel(payload).consumer_tag
+                tag = methods.BasicCancel.decode(payload).consumer_tag
                 if tag == self.lock.encode():
                     self.upstream.abort("its lock was deleted")  # a successor would take it for dead
                 self._end_consumer(tag)
@@ -591,7 +595,7 @@ class TakingChannel:
                 if self._getting:
                     self._getting.popleft()
             case methods.QueueDeclareOk.KEY:
-                name = content.declare_ok(payload).queue
+                name = methods.QueueDeclareOk.decode(payload).queue
                 self._declared(name)
                 self._declares.answered(name)
             case _:
@@ -606,7 +610,7 @@ class TakingChannel:
 
     def _deliver(self, key: int, payload: bytes) -> None:
         if key == methods.BasicDeliver.KEY:
-            deliver = content.deliver(payload)
+            deliver = methods.BasicDeliver.decode(payload)
             tag, redelivered = deliver.delivery_tag, deliver.redelivered
             exchange, routing_key = deliver.exchange, deliver.routing_key
             self._stray = deliver.consumer_tag == self.lock.encode()
@@ -616,7 +620,7 @@ class TakingChannel:
             consumer = self._consumers.get(deliver.consumer_tag) or self._early(deliver.consumer_tag)
         else:
             self._stray = False
-            got = content.get_ok(payload)
+            got = methods.BasicGetOk.decode(payload)
             tag, redelivered, exchange, routing_key = got.delivery_tag, got.redelivered, got.exchange, got.routing_key
             consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
         self._content = Content(payload)
@@ -686,7 +690,7 @@ class TakingChannel:
 
     def close(self, code: int = 200, text: bytes = b"closed by the client") -> None:
         """channel.close, behind whatever is still to be committed; the owner hears when it is through."""
-        self._send(method_frame(self.number, requests.close(methods.ChannelClose.KEY, code, text)), last=True)
+        self._send(methods.ChannelClose(code, text).frame(self.number), last=True)
 
     def detach(self) -> None:
         """The client's channel is gone: keep what branches hold until they are through, give back all else."""
@@ -694,7 +698,7 @@ class TakingChannel:
         if self.gone is not None:
             return
         for tag in self._consumers:
-            self._send(method_frame(self.number, requests.cancel(tag, no_wait=True)))
+            self._send(methods.BasicCancel(tag, no_wait=True).frame(self.number))
         self._former |= self._consumers  # until the broker has read that, they get more
         self._consumers.clear()
         self.recover()
@@ -703,17 +707,17 @@ class TakingChannel:
     def _close_if_idle(self) -> None:
         if self.owner is None and self.gone is None and not self._held and not self._committing and not self._queue:
             self.gone = "closing"
-            self.upstream.write(method_frame(self.number, requests.close(methods.ChannelClose.KEY, 200, b"done")))
+            self.upstream.write(methods.ChannelClose(200, b"done").frame(self.number))
 
-    def _closed(self, close: Close) -> None:
-        self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+    def _closed(self, close: ChannelClose) -> None:
+        self.upstream.write(methods.ChannelCloseOk().frame(self.number))
         if self.gone is not None:
             return  # both sides close at once: the broker's close-ok follows
         self.upstream.free(self.number)
         owner = self.owner
         # Behind tx.commit anything may have happened, and at no method (a delivery was not acknowledged in time) nobody
         # knows whether that came behind it. At any other method the channel took its transaction with it.
-        known = close.key not in (methods.TxCommit.KEY, 0)
+        known = close.failed not in (methods.TxCommit.KEY, 0)
         in_doubt = self._unit is not None and not known
         self._end(f"the broker closed it: {close.reply_code}", UnitOutcome.NEVER if known else None)
         if owner is not None:

@@ -15,10 +15,10 @@ from dtx.failpoint import Point
 from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods, requests
-from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="upstream")
@@ -41,7 +41,7 @@ class UpstreamLost(Exception):
 class ChannelClosed(Exception):
     """The broker closed a channel of dtx's own."""
 
-    def __init__(self, close: Close) -> None:
+    def __init__(self, close: ChannelClose) -> None:
         super().__init__(close)
         self.close = close
 
@@ -49,7 +49,7 @@ class ChannelClosed(Exception):
         return words(self.close)
 
 
-def words(close: Close) -> str:
+def words(close: ChannelClose | methods.ConnectionClose) -> str:
     """What the broker said, for people: ``404 NOT_FOUND - no exchange 'x' in vhost '/'``."""
     return f"{close.reply_code} {close.reply_text.decode('utf-8', 'replace')}"
 
@@ -240,7 +240,7 @@ class Upstream(asyncio.BaseProtocol):
     def close(self) -> None:
         """End the connection: connection.close, without waiting for the answer."""
         if self._transport is not None and not self.is_lost:
-            self.write(method_frame(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye")))
+            self.write(methods.ConnectionClose(200, b"bye").frame(0))
             self._transport.close()
 
     def pause_reading(self, reason: object) -> None:
@@ -344,7 +344,7 @@ class OwnChannel:
 
     async def open(self) -> "OwnChannel":
         """channel.open; returns the channel itself."""
-        await self.call(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
+        await self.call(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
         return self
 
     def send(self, payload: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
@@ -396,9 +396,9 @@ class OwnChannel:
         elif key in methods.CONTENT:
             self._content = Content(payload)
         elif key == methods.ChannelClose.KEY:
-            self.upstream.write(method_frame(self.number, requests.CHANNEL_CLOSE_OK))
+            self.upstream.write(methods.ChannelCloseOk().frame(self.number))
             self.upstream.free(self.number)
-            self._fail(ChannelClosed(content.close(payload)))
+            self._fail(ChannelClosed(methods.ChannelClose.decode(payload)))
         elif key == methods.BasicCancel.KEY:
             self.upstream.abort("a queue of dtx's own was deleted")
         elif key == methods.ChannelCloseOk.KEY:
@@ -441,4 +441,4 @@ class OwnChannel:
     async def close(self) -> None:
         """channel.close; unacknowledged messages go back to their queues."""
         if self.closed is None:
-            await self.call(requests.close(methods.ChannelClose.KEY, 200, b"done"), methods.ChannelCloseOk.KEY)
+            await self.call(methods.ChannelClose(200, b"done").encode(), methods.ChannelCloseOk.KEY)

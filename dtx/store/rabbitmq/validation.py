@@ -11,9 +11,9 @@ from typing import Final
 
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.upstream import Upstream
-from dtx.wire.amqp09 import content, methods, properties, requests
-from dtx.wire.amqp09.content import IMMEDIATE, Close, Publish
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import IMMEDIATE, BasicPublish, ChannelClose
 
 _FRESH: Final = 10.0
 """Seconds for which a good judgement holds: after that a permission that was taken away, or an exchange that was
@@ -26,7 +26,7 @@ _Key = tuple[bytes, bytes, bytes, int]
 """All that the broker judges a publish by: exchange, routing key, properties that it looks at, and immediate."""
 
 
-class Judgement(asyncio.Future[Close | None]):
+class Judgement(asyncio.Future[ChannelClose | None]):
     """``None`` when the broker would take the publish, else its words; cancelled when the connection is lost."""
 
 
@@ -46,7 +46,7 @@ class Validator:
         self._opening = False
         upstream.handlers[number] = self
 
-    def judge(self, publish: Publish, raw: bytes) -> Judgement | None:
+    def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
         """Ask what the broker thinks of a publish.
 
         Args:
@@ -86,15 +86,15 @@ class Validator:
                     self._good.popitem(last=False)
                 _settle(judgement, None)
         elif key == methods.ChannelClose.KEY:
-            self._refused(content.close(buffer[start + 7 : end - 1]))
+            self._refused(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
         elif key == methods.TxSelectOk.KEY:
             self._opening = False
             self._upstream.write(b"".join(frames for _, frames, _ in self._waiting))
 
-    def _refused(self, close: Close) -> None:
+    def _refused(self, close: ChannelClose) -> None:
         """The channel is closed by the first publish that waits; the others are asked again on a new one."""
         number = self._number
-        opening = (requests.CHANNEL_CLOSE_OK, requests.CHANNEL_OPEN, requests.TX_SELECT)
+        opening = (methods.ChannelCloseOk().encode(), methods.ChannelOpen().encode(), methods.TxSelect().encode())
         self._opening = True
         self._upstream.write(b"".join(method_frame(number, payload) for payload in opening))
         if self._waiting:
@@ -108,6 +108,6 @@ class Validator:
         self._waiting.clear()
 
 
-def _settle(judgement: Judgement, verdict: Close | None) -> None:
+def _settle(judgement: Judgement, verdict: ChannelClose | None) -> None:
     if not judgement.done():
         judgement.set_result(verdict)

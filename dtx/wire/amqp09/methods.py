@@ -440,6 +440,7 @@ class BasicAck(Method):
 
 @method("basic.reject", 60, 90, _CLIENT)
 class BasicReject(Method):
+    multiple: ClassVar[bool] = False
     delivery_tag: LongLong
     requeue: Bit = True
 
@@ -463,6 +464,11 @@ class BasicNack(Method):
     delivery_tag: LongLong
     multiple: Bit = False
     requeue: Bit = True
+
+
+Settle = BasicAck | BasicNack | BasicReject
+SETTLE_FRAME: Final = len(BasicAck(0).frame(0))
+"""Bytes of a frame of basic.ack, nack or reject."""
 
 
 # -- confirm and tx
@@ -516,7 +522,15 @@ class TxRollback(Method): ...
 class DtxSelectOk(Method): ...
 
 
-@method("dtx-demarcation.select", 101, 10, _CLIENT, _DTX, modes=frozenset((ChannelMode.PLAIN,)), answer=DtxSelectOk)
+@method(
+    "dtx-demarcation.select",
+    101,
+    10,
+    _CLIENT,
+    _DTX,
+    modes=frozenset((ChannelMode.PLAIN, ChannelMode.DTX)),
+    answer=DtxSelectOk,
+)
 class DtxSelect(Method):
     """Use distributed transactions on this channel."""
 
@@ -681,6 +695,11 @@ class ExecutionComplete(Method):
     """``mark`` counts the commands that have been executed, modulo 2**32."""
 
     mark: Long
+
+    @classmethod
+    def of(cls, commands: int) -> "ExecutionComplete":
+        """With the mark of so many *commands*."""
+        return cls(commands & 0xFFFFFFFF)
 
 
 @method("execution.flush", 140, 10, _BOTH, _LOCAL | _UNCOUNTED, answer=ExecutionComplete)

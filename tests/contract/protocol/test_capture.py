@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
@@ -36,7 +36,7 @@ def numbers(*values: int) -> list[bytes]:
 
 def read_declared(client: RawClient, channel: int) -> str:
     """The name in queue.declare-ok."""
-    return content.declare_ok(client.read_method(channel, methods.QueueDeclareOk.KEY)).queue.decode()
+    return methods.QueueDeclareOk.decode(client.read_method(channel, methods.QueueDeclareOk.KEY)).queue.decode()
 
 
 def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
@@ -45,9 +45,9 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
     """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
     tags = [raw.get(1, full) for _ in range(6)]
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.ack(tags[1] or 0), requests.ack(tags[3] or 0))
+    raw.send(1, methods.BasicAck(tags[1] or 0).encode(), methods.BasicAck(tags[3] or 0).encode())
     raw.ask(1, End(xid=xid))
-    raw.send(1, requests.ack(tags[4] or 0, multiple=True))
+    raw.send(1, methods.BasicAck(tags[4] or 0, multiple=True).encode())
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
@@ -58,10 +58,10 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
 ) -> None:
     """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
     tags = [raw.get(1, full) for _ in range(3)]
-    raw.send(1, requests.ack(tags[0] or 0))
+    raw.send(1, methods.BasicAck(tags[0] or 0).encode())
     raw.ask(1, Start(xid=xid))
     assert raw.get(1, full) is not None
-    raw.send(1, requests.ack(0, multiple=True))
+    raw.send(1, methods.BasicAck(0, multiple=True).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
@@ -73,10 +73,10 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
 @pytest.mark.parametrize(
     ("settle", "left"),
     [
-        (requests.ack, 0),
-        (lambda _: requests.ack(0, multiple=True), 0),
-        (requests.reject, 1),
-        (lambda tag: requests.nack(tag, multiple=True), 1),
+        (lambda tag: methods.BasicAck(tag).encode(), 0),
+        (lambda _: methods.BasicAck(0, multiple=True).encode(), 0),
+        (lambda tag: methods.BasicReject(tag).encode(), 1),
+        (lambda tag: methods.BasicNack(tag, multiple=True).encode(), 1),
     ],
     ids=["ack", "ack all", "reject", "nack"],
 )
@@ -96,8 +96,8 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
         channel.basic_publish("", queue, body)
     if within:
         raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.get(queue.encode()))
-    tag = content.get_ok(raw.read_method(1, methods.BasicGetOk.KEY)).delivery_tag
+    raw.send(1, methods.BasicGet(queue.encode()).encode())
+    tag = methods.BasicGetOk.decode(raw.read_method(1, methods.BasicGetOk.KEY)).delivery_tag
     raw.send(1, settle(tag))
     if within:
         assert raw.ask(1, End(xid=xid)) is XaFlag.OK
@@ -115,7 +115,12 @@ def test_a_reject_within_the_branch_waits_for_its_end(
     """Rolled back it is undone with the rest; what is requeued returns in either case."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.ack(tags[0]), requests.reject(tags[1], requeue=False), requests.nack(tags[2], requeue=True))
+    raw.send(
+        1,
+        methods.BasicAck(tags[0]).encode(),
+        methods.BasicReject(tags[1], requeue=False).encode(),
+        methods.BasicNack(tags[2], requeue=True).encode(),
+    )
     raw.ask(1, End(xid=xid))
     if prepares:
         assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
@@ -134,7 +139,7 @@ def test_a_branch_that_only_requeues_returns_messages_at_its_end(
 ) -> None:
     tag = raw.get(1, full) or 0
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.nack(tag, multiple=True, requeue=True))
+    raw.send(1, methods.BasicNack(tag, multiple=True, requeue=True).encode())
     raw.ask(1, End(xid=xid))
     assert broker.count(full) == 9
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
@@ -152,7 +157,7 @@ def test_too_many_rejections_roll_the_branch_back(raw: RawClient, broker: Broker
             channel.basic_publish("", queue, b"%d" % number)
     tags = [raw.get(1, queue) or 0 for _ in range(21)]
     raw.ask(1, Start(xid=xid))
-    assert raw.refusal_of(1, requests.nack(tags[-1], multiple=True, requeue=False)).code == 506
+    assert raw.refusal_of(1, methods.BasicNack(tags[-1], multiple=True, requeue=False).encode()).code == 506
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == numbers(*range(21))
 
@@ -175,7 +180,7 @@ def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, 
     queue, grave = dying(raw)
     tag = raw.get(1, queue) or 0
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.reject(tag, requeue=False))
+    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
     raw.publish(1, grave, b"behind it")
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
@@ -193,7 +198,7 @@ def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xi
     queue, grave = dying(raw, limits)
     tag = raw.get(1, queue) or 0
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.reject(tag, requeue=False))
+    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     assert [raw.take(2, name) for name in (queue, grave)] == [b"rejected", None]
@@ -204,7 +209,7 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
 ) -> None:
     """No-ack: the server "assumes the delivery will succeed and immediately dequeues it"."""
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.get(full.encode(), no_ack=True))
+    raw.send(1, methods.BasicGet(full.encode(), no_ack=True).encode())
     raw.read_method(1, methods.BasicGetOk.KEY)
     assert read_content(raw, 1) == b"0"
     raw.ask(1, End(xid=xid))
@@ -217,7 +222,7 @@ def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker
     """Read-only is "no recoverable change": but the broker is still to hear of it."""
     tag = raw.get(1, full) or 0
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.nack(tag, multiple=True, requeue=False))
+    raw.send(1, methods.BasicNack(tag, multiple=True, requeue=False).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
@@ -233,7 +238,7 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
         worker.open(1, select=True)
         tag = worker.get(1, full) or 0
         worker.ask(1, Start(xid=xid))
-        worker.send(1, requests.reject(tag, requeue=False))
+        worker.send(1, methods.BasicReject(tag, requeue=False).encode())
         worker.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert broker.count(full) == 9
@@ -251,10 +256,10 @@ def test_a_reject_is_lost_with_its_channel_and_no_message_is(
     """The broker takes back what was not settled on a channel that ends; the branch commits all the same."""
     tag = raw.get(1, full) or 0
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.reject(tag, requeue=False))
+    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(*range(10))
 
@@ -268,7 +273,7 @@ def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Brok
             channel.basic_publish("", queue, bytes((number,)) * 100_000)
     raw.ask(1, Start(xid=xid))
     for _ in range(4):
-        raw.send(1, requests.reject(raw.get(1, queue) or 0, requeue=False))
+        raw.send(1, methods.BasicReject(raw.get(1, queue) or 0, requeue=False).encode())
     raw.consume_one(1, queue)
     assert raw.ask(1, End(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
@@ -284,7 +289,7 @@ def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Brok
             channel.basic_publish("", full, b"more")
     tags = [raw.get(1, full) or 0 for _ in range(21)]
     raw.ask(1, Start(xid=xid))
-    assert raw.refusal_of(1, requests.nack(tags[-1], multiple=True, requeue=False)).code == 506
+    assert raw.refusal_of(1, methods.BasicNack(tags[-1], multiple=True, requeue=False).encode()).code == 506
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     wait_until(lambda: broker.count(full) == 21, what="all of them")
 
@@ -303,7 +308,7 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
     while (tag := raw.get(1, dying)) is None:  # published on another channel
         pass
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.reject(tag, requeue=False))
+    raw.send(1, methods.BasicReject(tag, requeue=False).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=xid) if commits else Rollback(xid=xid)) is XaFlag.OK
@@ -320,7 +325,7 @@ def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker,
     """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.ack(tags[1]))
+    raw.send(1, methods.BasicAck(tags[1]).encode())
     raw.send(1, struct.pack(">IB", methods.BasicRecover.KEY, 1))
     raw.read_method(1, methods.BasicRecoverOk.KEY)
     raw.ask(1, End(xid=xid))
@@ -358,7 +363,7 @@ def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
     raw.ask(1, Start(xid=xid))
     raw.consume_one(1, full)
     raw.publish(1, full, b"lost")
-    refusal = raw.refusal_of(1, requests.get(b"no such queue"))
+    refusal = raw.refusal_of(1, methods.BasicGet(b"no such queue").encode())
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 70)
     assert "no such queue" in refusal.text
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
@@ -375,7 +380,7 @@ def test_an_exception_after_the_end_takes_only_what_was_consumed(
     raw.ask(1, Start(xid=consuming))
     raw.consume_one(1, full)
     raw.ask(1, End(xid=consuming))
-    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
     assert raw.ask(2, Prepare(xid=consuming)) is XaFlag.RBROLLBACK
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
@@ -390,7 +395,7 @@ def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
     raw.ask(1, Start(xid=xid))
     raw.consume_one(1, full)
     raw.ask(1, End(xid=xid))
-    assert raw.refusal_of(1, requests.get(b"no such queue")).code == 404
+    assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))

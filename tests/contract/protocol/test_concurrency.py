@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -25,7 +25,7 @@ def attempt(client: RawClient, call: Call) -> XaFlag | int:
     client.send(1, encode_call(call))
     payload = client.next_method(1)
     if payload[:4] == b"\x00\x14\x00\x28":
-        client.send(1, requests.CHANNEL_CLOSE_OK)
+        client.send(1, methods.ChannelCloseOk().encode())
         return int.from_bytes(payload[4:6], "big")
     return XaFlag(int.from_bytes(payload[4:6], "big"))
 
@@ -214,11 +214,11 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
     worker.ask(1, End(xid=xid))
     worker.send(1, encode_call(Prepare(xid=xid)))
     if how == "channel.close":
-        worker.send(1, requests.close(20 << 16 | 40, 200, b"done"))
+        worker.send(1, methods.ChannelClose(200, b"done").encode())
         while worker.next_method(1)[:4] != b"\x00\x14\x00\x29":
             """prepare-ok may still come first."""
     elif how == "connection.close":
-        worker.send(0, requests.close(10 << 16 | 50, 200, b"done"))
+        worker.send(0, methods.ConnectionClose(200, b"done").encode())
     else:
         worker.abort()
     with RawClient(service.url()) as another:

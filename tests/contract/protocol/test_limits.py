@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pika
 import pytest
 
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -26,19 +26,19 @@ def check(refusal: Refusal, code: int, words: str, key: int = methods.BasicPubli
 
 
 def tx_select(_queue: str) -> bytes:
-    return requests.TX_SELECT
+    return methods.TxSelect().encode()
 
 
 def confirm_select(_queue: str) -> bytes:
-    return requests.CONFIRM_SELECT
+    return methods.ConfirmSelect().encode()
 
 
 def get(queue: str) -> bytes:
-    return requests.get(queue.encode())
+    return methods.BasicGet(queue.encode()).encode()
 
 
 def consume(queue: str) -> bytes:
-    return requests.consume(queue.encode(), b"tag")
+    return methods.BasicConsume(queue.encode(), b"tag").encode()
 
 
 @pytest.mark.parametrize("before", [tx_select, confirm_select])
@@ -59,7 +59,7 @@ def test_what_was_delivered_before_select_can_be_part_of_a_branch(
     assert tag is not None
     raw.ask(2, Select())
     raw.ask(2, Start(xid=xid))
-    raw.send(2, requests.ack(tag))
+    raw.send(2, methods.BasicAck(tag).encode())
     assert raw.ask(2, End(xid=xid)) is XaFlag.OK
     assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(2)
@@ -79,7 +79,9 @@ def test_select_is_refused_on_a_channel_with_deliveries(
     check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
 
 
-@pytest.mark.parametrize("other", [requests.TX_SELECT, requests.CONFIRM_SELECT, requests.TX_COMMIT])
+@pytest.mark.parametrize(
+    "other", [methods.TxSelect().encode(), methods.ConfirmSelect().encode(), methods.TxCommit().encode()]
+)
 def test_a_selected_channel_takes_no_other_mode(raw: RawClient, other: bytes) -> None:
     key = int.from_bytes(other[:4], "big")
     check(raw.refusal_of(1, other), 406, "selected for distributed transactions", key)
@@ -107,14 +109,14 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
         channel.confirm_delivery()
         channel.basic_publish("", stream, b"one")
-    raw.send(1, requests.qos(1))
+    raw.send(1, methods.BasicQos(0, 1).encode())
     raw.read_method(1, methods.BasicQosOk.KEY)
     first = b"\x0fx-stream-offsetS" + struct.pack(">I", 5) + b"first"
-    raw.send(1, requests.consume(stream.encode(), b"tag", arguments=first))
+    raw.send(1, methods.BasicConsume(stream.encode(), b"tag", arguments=first).encode())
     raw.read_method(1, methods.BasicConsumeOk.KEY)
     tag = struct.unpack_from(">Q", raw.read_method(1, methods.BasicDeliver.KEY), 8)[0]
     raw.ask(1, Start(xid=xid))
-    check(raw.refusal_of(1, requests.ack(tag)), 540, "stream", methods.BasicAck.KEY)
+    check(raw.refusal_of(1, methods.BasicAck(tag).encode()), 540, "stream", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     with broker.channel() as channel:
         channel.queue_delete(stream)
@@ -169,9 +171,9 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
     for _ in range(count):
         assert raw.get(1, queue) is not None
     if multiple:
-        raw.send(1, requests.ack(0, multiple=True))
+        raw.send(1, methods.BasicAck(0, multiple=True).encode())
     else:
-        raw.send(1, *(requests.ack(tag) for tag in range(1, count + 1)))
+        raw.send(1, *(methods.BasicAck(tag).encode() for tag in range(1, count + 1)))
     check(raw.refused(1), 506, "limits of a branch exceeded", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.close_channel(1)
@@ -189,13 +191,13 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
     tags = [raw.get(1, queue) for _ in range(9)]
     raw.ask(1, Start(xid=xid))
     assert tags[0] is not None
-    raw.send(1, requests.ack(tags[0]))
+    raw.send(1, methods.BasicAck(tags[0]).encode())
     raw.ask(1, End(xid=xid))
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
     assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
     raw.ask(1, Start(xid=xid))
     assert tags[8] is not None
-    check(raw.refusal_of(1, requests.ack(tags[8])), 506, "--max-kept-bytes", methods.BasicAck.KEY)
+    check(raw.refusal_of(1, methods.BasicAck(tags[8]).encode()), 506, "--max-kept-bytes", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
@@ -204,7 +206,7 @@ def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawCli
     raw.publish(1, queue)
     raw.ask(1, Start(xid=xid))
     raw.consume_one(1, queue)
-    check(raw.refusal_of(1, requests.ack(99)), 406, "unknown delivery tag 99", methods.BasicAck.KEY)
+    check(raw.refusal_of(1, methods.BasicAck(99).encode()), 406, "unknown delivery tag 99", methods.BasicAck.KEY)
     assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
@@ -222,5 +224,10 @@ def test_a_delivery_is_settled_once(
     assert later is not None
     if within:
         raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.ack(later))
-    check(raw.refusal_of(1, requests.ack(later, multiple)), 406, f"unknown delivery tag {later}", methods.BasicAck.KEY)
+    raw.send(1, methods.BasicAck(later).encode())
+    check(
+        raw.refusal_of(1, methods.BasicAck(later, multiple).encode()),
+        406,
+        f"unknown delivery tag {later}",
+        methods.BasicAck.KEY,
+    )

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import GetTimeout, Prepare, Rollback, Start
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from dtx.xa.codes import XaFlag
@@ -38,7 +38,7 @@ def test_a_whole_branch_octet_for_octet(mode: Mode, raw: RawClient, queue: str) 
         (method(101, 20, b"\x00\x00" + xid + b"\x02"), method(101, 21, b"\x00\x08")),
         (method(101, 30, b"\x00\x00" + xid + b"\x00"), method(101, 31, b"\x00\x08")),
         (method(101, 20, b"\x00\x00" + xid + b"\x01"), method(101, 21, b"\x00\x08")),
-        (requests.publish(b"", queue.encode()), b""),
+        (methods.BasicPublish(b"", queue.encode()).encode(), b""),
         (method(101, 30, b"\x00\x00" + xid + b"\x00"), method(101, 31, b"\x00\x08")),
         (method(105, 70, b"\x00\x00" + xid + b"\x00\x00\x00\x11"), method(105, 71)),
         (method(105, 30, xid), method(105, 31, b"\x00\x00\x00\x11")),  # get-timeout has no ticket
@@ -146,7 +146,7 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
         1,
         method(105, 10, b"\x00\x00" + wire + b"\x00"),
         method(101, 20, b"\x00\x00" + wire + b"\x00"),
-        requests.get(queue.encode()),
+        methods.BasicGet(queue.encode()).encode(),
     )
     assert refusal.code == 404
     assert raw.refusal(2, GetTimeout(xid=xid)).code == 404
@@ -155,7 +155,7 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
 def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: str, xid: Xid) -> None:
     """4.2.6.1: "The class-id MUST match the method frame class id". The text has 501 for it; RabbitMQ answers 505."""
     raw.ask(1, Start(xid=xid))
-    raw.send(1, requests.publish(b"", queue.encode()))
+    raw.send(1, methods.BasicPublish(b"", queue.encode()).encode())
     raw.send_frames(header_frame(1, 70, 0, b"\x00\x00"))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
         raw.next_method(1)
@@ -165,7 +165,12 @@ def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: s
 @pytest.mark.parametrize("header", [b"", header_frame(1, 60, 3, b"\x00\x00")], ids=["no header yet", "no body yet"])
 @pytest.mark.parametrize(
     "payload",
-    [requests.close(methods.ChannelClose.KEY, 200, b"bye"), requests.CHANNEL_OPEN, requests.get(b"q"), method(101, 10)],
+    [
+        methods.ChannelClose(200, b"bye").encode(),
+        methods.ChannelOpen().encode(),
+        methods.BasicGet(b"q").encode(),
+        method(101, 10),
+    ],
     ids=["close", "open", "get", "select"],
 )
 def test_a_method_within_a_content_ends_the_connection(
@@ -174,7 +179,7 @@ def test_a_method_within_a_content_ends_the_connection(
     """2.3.5.2: "The content body frames of one channel are not intermixed with its methods"."""
     if within:
         raw.ask(1, Start(xid=xid))
-    raw.send_frames(method_frame(1, requests.publish(b"", queue.encode())) + header + method_frame(1, payload))
+    raw.send_frames(methods.BasicPublish(b"", queue.encode()).frame(1) + header + method_frame(1, payload))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
         raw.next_method(1)
 
@@ -184,22 +189,20 @@ def test_a_malformed_consume_behind_a_publish_ends_the_connection(raw: RawClient
     """It waits until the publish is durable, and is answered all the same."""
     name = queue.encode()
     content = header_frame(1, 60, 0, b"\x00\x00")
-    consume = method_frame(1, requests.consume(name, b"", arguments=b"\x05short"))
-    raw.send_frames(method_frame(1, requests.publish(b"", name)) + content + consume)
+    consume = methods.BasicConsume(name, b"", arguments=b"\x05short").frame(1)
+    raw.send_frames(methods.BasicPublish(b"", name).frame(1) + content + consume)
     with pytest.raises(ConnectionEnded, match="502 SYNTAX_ERROR"):
         raw.next_method(1)
 
 
 def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
     """Channel.close of the client crosses that of the server: each is confirmed, and the number is free again."""
-    raw.send(
-        1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), requests.close(methods.ChannelClose.KEY, 200, b"")
-    )
+    raw.send(1, method(105, 40, b"\x00\x00" + longstr(xid.to_wire())), methods.ChannelClose(200, b"").encode())
     seen = {raw.next_method(1)[:4]}
     while methods.ChannelCloseOk().encode() not in seen:
         seen.add(raw.next_method(1)[:4])
     if methods.ChannelClose.HEAD in seen:
-        raw.send(1, requests.CHANNEL_CLOSE_OK)
+        raw.send(1, methods.ChannelCloseOk().encode())
     raw.open(1, select=True)
     raw.ask(1, Start(xid=xid))
     assert raw.ask(2, GetTimeout(xid=xid)) == 60

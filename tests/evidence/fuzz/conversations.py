@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
-from dtx.wire.amqp09 import methods, properties, requests, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.calls import (
     Call,
     DtxMethod,
@@ -39,45 +39,45 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
     xid, other = any_xid(rng), any_xid(rng)
     raw = properties.build({properties.Property.USER_ID: b"guest"})
     rich = (
-        method_frame(2, requests.publish(b"", queue, 1))
+        methods.BasicPublish(b"", queue, 1).frame(2)
         + header_frame(2, 60, 5, raw)
         + b"".join(body_frames(2, b"12345", 4096))
     )
     plain = [
-        method_frame(1, methods.QueueDeclare(b"", exclusive=True).encode()),
-        method_frame(1, requests.qos(rng.randrange(50))),
+        methods.QueueDeclare(b"", exclusive=True).frame(1),
+        methods.BasicQos(0, rng.randrange(50)).frame(1),
         message(1, queue, rng.randbytes(rng.choice((0, 1, 5000)))),
-        method_frame(1, methods.QueueBind(b"", b"amq.fanout", b"").encode()),
+        methods.QueueBind(b"", b"amq.fanout", b"").frame(1),
         message(1, b"", b"to itself", exchange=b"amq.fanout"),
-        method_frame(1, requests.get(b"")),
-        method_frame(1, requests.ack(1)),
+        methods.BasicGet(b"").frame(1),
+        methods.BasicAck(1).frame(1),
         message(1, b"", b"to itself", exchange=b"amq.fanout"),
-        method_frame(1, requests.consume(b"", b"tag-1")),
+        methods.BasicConsume(b"", b"tag-1").frame(1),
     ]
     work = [
         method_frame(2, encode_call(Select())),
         *[message(2, queue, b"%d" % number) for number in range(5)],
-        method_frame(2, requests.get(queue)),
-        method_frame(2, requests.consume(queue, b"tag-2")),
+        methods.BasicGet(queue).frame(2),
+        methods.BasicConsume(queue, b"tag-2").frame(2),
         message(2, queue, b"outside"),
         method_frame(2, encode_call(Start(xid=xid))),
         rich,
-        method_frame(2, requests.ack(1)),
+        methods.BasicAck(1).frame(2),
         message(2, queue, rng.randbytes(9000), size=4096),
         method_frame(2, encode_call(End(xid=xid))),
         method_frame(2, encode_call(GetTimeout(xid=xid))),
         method_frame(2, encode_call(SetTimeout(xid=xid, timeout=30))),
         method_frame(2, encode_call(Rollback(xid=xid))),
         method_frame(2, encode_call(Start(xid=other))),
-        method_frame(2, requests.reject(2)),
-        method_frame(2, requests.ack(0, multiple=True)),
+        methods.BasicReject(2).frame(2),
+        methods.BasicAck(0, multiple=True).frame(2),
         method_frame(2, encode_call(End(xid=other, suspend=True))),
         method_frame(2, encode_call(End(xid=other))),
         *coordination(rng, other),
         method_frame(2, methods.BasicRecover.HEAD + b"\x01"),
     ]
     frames = [frame for pair in zip(plain, work, strict=False) for frame in pair] + work[len(plain) :]
-    return [*frames, method_frame(rng.choice((1, 2)), requests.close(methods.ChannelClose.KEY, 200, b""))]
+    return [*frames, methods.ChannelClose(200, b"").frame(rng.choice((1, 2)))]
 
 
 def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
@@ -98,14 +98,14 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
         return key.to_bytes(4, "big") + b"\x00\x00" + arguments
 
     def publish(channel: int, exchange: bytes, key: bytes, raw: bytes, flags: int = 0) -> bytes:
-        parts = (method_frame(channel, requests.publish(exchange, key, flags)), header_frame(channel, 60, 5, raw))
+        parts = (methods.BasicPublish(exchange, key, flags).frame(channel), header_frame(channel, 60, 5, raw))
         return b"".join((*parts, *body_frames(channel, b"12345", 4096)))
 
     kind = rng.choice((b"direct", b"fanout", b"topic", b"headers"))
     name = tables.put_short(exchange)
     first = [
-        requests.CONFIRM_SELECT,
-        requests.consume(b"amq.rabbitmq.reply-to", b"replies", no_ack=True),
+        methods.ConfirmSelect().encode(),
+        methods.BasicConsume(b"amq.rabbitmq.reply-to", b"replies", no_ack=True).encode(),
         method(methods.AccessRequest.KEY, tables.put_short(b"/data") + b"\x1f")[:4]
         + tables.put_short(b"/data")
         + b"\x1f",
@@ -121,7 +121,7 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
             name + tables.put_short(b"") + tables.put_short(b"one.*") + tables.put_long(nested),
         ),
         methods.ExecutionFlush().encode(),
-        requests.get(b""),
+        methods.BasicGet(b"").encode(),
         methods.QueuePurge(b"").encode(),
         methods.QueueDelete(b"", if_unused=True).encode(),
     ]
@@ -132,13 +132,13 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
         publish(2, b"", queue, b"\x00\x00"),
     ]
     second = [
-        requests.TX_SELECT,
-        requests.get(queue),
-        requests.nack(1, multiple=True, requeue=rng.random() < 0.5),
-        rng.choice((requests.TX_COMMIT, requests.TX_ROLLBACK)),
+        methods.TxSelect().encode(),
+        methods.BasicGet(queue).encode(),
+        methods.BasicNack(1, multiple=True, requeue=rng.random() < 0.5).encode(),
+        rng.choice((methods.TxCommit().encode(), methods.TxRollback().encode())),
         methods.ChannelFlow.HEAD + b"\x00",
         methods.QueueDeclare(queue, passive=True).encode(),
-        requests.TX_COMMIT,
+        methods.TxCommit().encode(),
     ]
     frames = [method_frame(1, payload) for payload in first]
     others = [*publishes, *(method_frame(2, payload) for payload in second), *publishes]

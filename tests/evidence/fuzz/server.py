@@ -25,7 +25,7 @@ from dtx.server.standalone.connection import Connection, Parts
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
-from dtx.wire.amqp09 import handshake, requests, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from tests.support import preview
 from tests.support.memory_log import MemoryLog
@@ -50,7 +50,7 @@ ENTER: Final = TUNE_OK + OPEN
 """What it says when it may come in."""
 _TURNS: Final = 6
 """Turns of the event loop in which everything that one read has begun comes to its end: the log is memory."""
-TWO_CHANNELS: Final = b"".join(method_frame(number, requests.CHANNEL_OPEN) for number in (1, 2))
+TWO_CHANNELS: Final = b"".join(methods.ChannelOpen().frame(number) for number in (1, 2))
 pika_methods.register()
 preview.register()
 _EVERYTHING: Final = Patterns(configure=".*", write=".*", read=".*")

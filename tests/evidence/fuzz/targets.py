@@ -18,6 +18,7 @@ from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue
 from dtx.wire.amqp09 import content, handshake, methods, properties, tables
 from dtx.wire.amqp09.calls import DtxMethod, decode_call, encode_call
 from dtx.wire.amqp09.closes import connection_close, describe
+from dtx.wire.amqp09.codec import Fact
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
 from dtx.wire.amqp09.properties import Property
@@ -151,35 +152,11 @@ def call(data: bytes) -> None:
 
 
 READERS: Final[tuple[Callable[[bytes], object], ...]] = (
-    content.publish,
-    content.deliver,
-    content.get_ok,
-    content.returned,
-    content.ack,
-    content.nack,
-    content.reject,
-    content.recover,
-    content.consume,
-    content.get,
-    content.cancel,
-    content.consumer_tag,
-    content.qos,
-    content.declare_ok,
-    content.close,
     content.header,
-    methods.AccessRequest.decode,
-    methods.QueueBind.decode,
-    methods.BindingQuery.decode,
-    methods.ExchangeDeclare.decode,
-    methods.ExchangeDelete.decode,
+    *(row.decode for row in methods.METHODS.values() if not row.FACTS & Fact.SOFT),
     methods.ExchangeQuery.decode,
-    methods.ConfirmSelect.decode,
+    methods.ExchangeQueryOk.decode,
     methods.is_query,
-    methods.TxCommit.decode,
-    methods.QueueDeclare.decode,
-    methods.QueueDelete.decode,
-    methods.QueuePurge.decode,
-    methods.QueueUnbind.decode,
     methods.ticket,
     handshake.decode_start,
     handshake.decode_tune,
@@ -188,7 +165,6 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     pika_methods.split_xids,
     *(lambda data, made=made: made().decode(data) for made in preview.METHODS.values()),
     handshake.decode_update_secret,
-    methods.ExecutionComplete.decode,
 )
 
 

@@ -8,7 +8,6 @@ from typing import Final, Self
 
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Select, Start, encode_call
-from dtx.wire.amqp09.requests import TX_COMMIT, TX_SELECT
 from dtx.xa.xid import Xid
 from tests.evidence.overload.members import BODY, new_xid
 from tests.support.peer import logged_in, message
@@ -78,14 +77,14 @@ def _run(pipe: Connection, url: str) -> None:
 def _run_beside(pipe: Connection, url: str) -> None:
     with logged_in(url) as peer:
         peer.socket.settimeout(120)
-        peer.say(1, TX_SELECT)
+        peer.say(1, methods.TxSelect().encode())
         peer.wait(methods.TxSelectOk.KEY)
         pipe.send(None)
         waits = Waits()
         while True:
             began = time.perf_counter()
             peer.send(message(1, BESIDE, BODY))
-            peer.say(1, TX_COMMIT)
+            peer.say(1, methods.TxCommit().encode())
             peer.wait(methods.TxCommitOk.KEY)
             waits.branches.append(time.perf_counter() - began)
             if pipe.poll(_PAUSE):

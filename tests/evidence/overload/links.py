@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self, cast
 from urllib.parse import unquote, urlsplit
 
-from dtx.wire.amqp09 import content, handshake, methods, requests
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, FrameSplitter, method_frame
 from tests.support.peer import HEADER_0_9_1
 
@@ -78,7 +78,7 @@ class Link(asyncio.Protocol):
         agreed = handshake.Tune(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
         self.say(handshake.encode_tune_ok(agreed), 0)
         await self.ask(handshake.encode_open(self.server.vhost), methods.ConnectionOpenOk.KEY, 0)
-        await self.ask(requests.CHANNEL_OPEN, methods.ChannelOpenOk.KEY)
+        await self.ask(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
         return self
 
     def start_ok(self) -> bytes:
@@ -106,9 +106,9 @@ class Link(asyncio.Protocol):
             elif key == BODY:
                 self.deliveries += 1
             elif key == methods.BasicDeliver.KEY:
-                self.delivered = content.deliver(buffer[start + 7 : end - 1]).delivery_tag
+                self.delivered = methods.BasicDeliver.decode(buffer[start + 7 : end - 1]).delivery_tag
             elif key in (methods.ChannelClose.KEY, methods.ConnectionClose.KEY):
-                closed = content.close(buffer[start + 7 : end - 1])
+                closed = methods.ChannelClose.decode(buffer[start + 7 : end - 1])
                 self._fail(f"{closed.reply_code} {closed.reply_text.decode(errors='replace')}")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol):
 
     async def close(self) -> None:
         """Leave in order."""
-        await self.ask(requests.close(methods.ConnectionClose.KEY, 200, b"bye"), methods.ConnectionCloseOk.KEY, 0)
+        await self.ask(methods.ConnectionClose(200, b"bye").encode(), methods.ConnectionCloseOk.KEY, 0)
         self.transport.abort()
 
     def vanish(self) -> None:

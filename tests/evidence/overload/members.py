@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, method_frame
 from dtx.xa.xid import Xid
@@ -107,10 +107,10 @@ async def active(place: Place) -> None:
         link.transport.write(message(1, queue, BODY))
 
     async def consume() -> None:
-        link.say(requests.get(queue))
+        link.say(methods.BasicGet(queue).encode())
         payload = await link.wait(methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
         if payload.startswith(_GOT):
-            link.say(requests.ack(content.get_ok(payload).delivery_tag))
+            link.say(methods.BasicAck(methods.BasicGetOk.decode(payload).delivery_tag).encode())
 
     place.in_place()
     await asyncio.sleep(place.dice.random() * place.every)
@@ -127,8 +127,8 @@ async def deaf(place: Place) -> None:
     """Consumes, asks something twice a second, and never reads a thing."""
     link = await place.link()
     link.transport.pause_reading()
-    link.say(requests.consume(PLENTY, b"deaf"))
-    question = method_frame(1, methods.QueueDeclare(PLENTY, passive=True).encode())
+    link.say(methods.BasicConsume(PLENTY, b"deaf").encode())
+    question = methods.QueueDeclare(PLENTY, passive=True).frame(1)
     place.in_place()
     while not link.ended.done():
         if link.transport.get_write_buffer_size() < 1 << 16:
@@ -140,7 +140,7 @@ async def deaf(place: Place) -> None:
 async def hoarder(place: Place) -> None:
     """Consumes without a prefetch, reads everything and settles nothing."""
     link = await place.link()
-    await link.ask(requests.consume(PLENTY, b"hoarder"), methods.BasicConsumeOk.KEY)
+    await link.ask(methods.BasicConsume(PLENTY, b"hoarder").encode(), methods.BasicConsumeOk.KEY)
     place.in_place()
     await forever(link)
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import methods
 from tests.evidence.overload.crowd import Crowd
 from tests.evidence.overload.healthy import BESIDE, QUEUE, Healthy, Waits, percentile
 from tests.evidence.overload.members import BADLY, NUMBERS, PLENTY, queue_of
@@ -101,7 +101,7 @@ def prepare(peer: Peer) -> None:
 def depth(peer: Peer, queue: bytes) -> int:
     """How many messages are ready."""
     peer.say(1, methods.QueueDeclare(queue, passive=True).encode())
-    return content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).message_count
+    return methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).message_count
 
 
 class Watch:

@@ -7,9 +7,9 @@ from typing import Final
 from dtx.client.pika_methods import split_xids
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import content, methods, properties, requests, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
-from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.instance import PORT
@@ -177,22 +177,24 @@ class Client:
 
     async def get(self, queue: bytes) -> tuple[int, bytes] | None:
         """Tag and body of the next message, if there is one."""
-        key, payload, message = await self.ask(requests.get(queue), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
+        key, payload, message = await self.ask(
+            methods.BasicGet(queue).encode(), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY
+        )
         if key == methods.BasicGetEmpty.KEY or message is None:
             return None
-        return content.get_ok(payload).delivery_tag, bytes(message.body)
+        return methods.BasicGetOk.decode(payload).delivery_tag, bytes(message.body)
 
     async def consume(self, queue: bytes, prefetch: int) -> None:
         """Have messages delivered."""
-        await self.ask(requests.qos(prefetch), methods.BasicQosOk.KEY)
+        await self.ask(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
 
         def arrived(message: Content) -> None:
-            tag = content.deliver(message.method).delivery_tag
+            tag = methods.BasicDeliver.decode(message.method).delivery_tag
             self.deliveries.append((tag, bytes(message.body), queue))
             self._arrived.set()
 
         self.channel.on_delivery = arrived
-        await self.ask(requests.consume(queue, b""), methods.BasicConsumeOk.KEY)
+        await self.ask(methods.BasicConsume(queue, b"").encode(), methods.BasicConsumeOk.KEY)
 
     async def delivered(self, seconds: float) -> None:
         """Wait for a delivery, so long at most."""
@@ -205,13 +207,13 @@ class Client:
 
     def ack(self, tag: int) -> None:
         """basic.ack."""
-        self._write(method_frame(self.channel.number, requests.ack(tag)))
+        self._write(methods.BasicAck(tag).frame(self.channel.number))
 
     def publish(self, queue: bytes, body: bytes) -> None:
         """A persistent message by the default exchange."""
         number = self.channel.number
         frames = (
-            method_frame(number, requests.publish(b"", queue)),
+            methods.BasicPublish(b"", queue).frame(number),
             header_frame(number, 60, len(body), _PERSISTENT),
             *body_frames(number, body, 4096),
         )

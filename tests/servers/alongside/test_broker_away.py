@@ -7,7 +7,7 @@ import pytest
 from pika.exceptions import AMQPConnectionError
 
 from dtx.client import XAER_RMFAIL, Coordinator, XAResource
-from dtx.wire.amqp09 import requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -74,7 +74,7 @@ def test_nothing_is_said_behind_the_end_of_a_connection(
         sent = network.bytes["up"]
         start, end = (method_frame(1, encode_call(call)) for call in (Start(xid=xid), End(xid=xid)))
         client.send_frames(start + publish_frames(1, "any") + end)
-        network.wait_for_bytes("up", sent + len(requests.publish(b"", b"any")))
+        network.wait_for_bytes("up", sent + len(methods.BasicPublish(b"", b"any").encode()))
         client.read_method(1, DtxMethod.START_OK)
         network.cut()
         with pytest.raises(ConnectionEnded, match="320 "):

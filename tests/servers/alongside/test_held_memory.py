@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtx.client import XaFlag
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
 from dtx.xa.xid import Xid
@@ -46,13 +46,13 @@ def fits(observer: RawClient, size: int) -> bool:
     """Whether a branch may hold a message of that size now; it is rolled back."""
     xid = new_xid()
     observer.ask(1, Start(xid=xid))
-    method, header = requests.publish(b"", b"out"), header_frame(1, _BASIC, size, b"\x00\x00")
+    method, header = methods.BasicPublish(b"", b"out").encode(), header_frame(1, _BASIC, size, b"\x00\x00")
     body = body_frames(1, bytes(size), observer.frame_max)
     observer.send_frames(b"".join((method_frame(1, method), header, *body)))
     observer.send(1, encode_call(End(xid=xid)))
     taken = observer.next_method(1)[:4] != methods.ChannelClose.HEAD
     if not taken:
-        observer.send(1, requests.CHANNEL_CLOSE_OK)
+        observer.send(1, methods.ChannelCloseOk().encode())
         observer.open(1, select=True)
     observer.ask(1, Rollback(xid=xid))
     return taken
@@ -68,7 +68,7 @@ def test_a_delivery_counts_from_its_first_octet_to_the_end_of_its_connection(sta
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as slow:
         assert room(observer, HELD)()
-        slow.send(1, requests.consume(b"in", b"tag"))
+        slow.send(1, methods.BasicConsume(b"in", b"tag").encode())
         while slow.read()[0] != HEADER:
             pass
         assert room(observer, HELD - LARGE - PROPERTIES)()
@@ -102,7 +102,7 @@ def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) ->
         for channel in channels:
             size = 60 * MIB
             frames = body_frames(channel, bytes(size - 1), publisher.frame_max)
-            method = method_frame(channel, requests.publish(b"", b"out"))
+            method = methods.BasicPublish(b"", b"out").frame(channel)
             publisher.send_frames(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
         publisher.ask(1, GetTimeout(xid=xid))  # answered behind all of that
         assert resident(stage.service.pid) - before < 60 * MIB
@@ -120,6 +120,6 @@ def doomed(publisher: RawClient, channels: tuple[int, ...]) -> Xid:
     for channel in channels:
         publisher.ask(channel, Start(xid=xid, join=True))
     header = header_frame(1, _BASIC, HELD + 1, b"\x00\x00")
-    publisher.send_frames(method_frame(1, requests.publish(b"", b"out")) + header)
+    publisher.send_frames(methods.BasicPublish(b"", b"out").frame(1) + header)
     assert publisher.refused(1).code == 506
     return xid

@@ -13,8 +13,7 @@ from dtx.store.api import Applied, PhaseTwo, Refused, UnitProgress
 from dtx.store.rabbitmq.lane import Lane, LaneSettings
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Step, Upstream
-from dtx.wire.amqp09 import requests
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 from tests.support.branches import new_identity
 from tests.support.client import bodies, fresh_queue
@@ -129,7 +128,7 @@ async def close_idle_channels(lane: Lane) -> int:
     """Make the broker close all of them; how many there were."""
     idle = list(lane._free)
     for channel in idle:
-        channel.upstream.write(method_frame(channel.number, requests.ack(1)))  # 406, unknown delivery tag
+        channel.upstream.write(methods.BasicAck(1).frame(channel.number))  # 406, unknown delivery tag
     while any(channel.closed is None for channel in idle):
         await asyncio.sleep(0.01)
     return len(idle)

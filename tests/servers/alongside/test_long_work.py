@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.wire.amqp09 import calls, methods, requests, tables
+from dtx.wire.amqp09 import calls, methods, tables
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
@@ -34,7 +34,7 @@ MANY: Final = 20_000
 """Deliveries, frames and consumers, for which RabbitMQ sets no limit."""
 TX_SELECT: Final = methods.TxSelect().encode()
 RECOVER: Final = methods.BasicRecover.HEAD + b"\x01"
-CLOSE: Final = requests.close(methods.ChannelClose.KEY, 200, b"")
+CLOSE: Final = methods.ChannelClose(200, b"").encode()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def publish_largest(peer: Peer, queue: bytes) -> None:
 
 
 def consume_largest(peer: Peer, queue: bytes) -> None:
-    peer.say(1, requests.consume(queue, b"all"))
+    peer.say(1, methods.BasicConsume(queue, b"all").encode())
     take(peer, BRANCH_MESSAGES)
 
 
@@ -115,12 +115,12 @@ def test_all_frames_of_a_read_are_little_work_together(peer: Peer, queue: bytes,
         select(peer)
     one = message(1, queue, b"")
     if mode == "mixed":
-        one += method_frame(2, methods.QueueDeclare(queue, passive=True).encode())
+        one += methods.QueueDeclare(queue, passive=True).frame(2)
     peer.send(one * MANY)
     if mode == "mixed":
         take(peer, MANY, methods.QueueDeclareOk.KEY)
     wait_until(lambda: settled(peer, queue) == MANY, seconds=PATIENCE, what="all messages, once")
-    peer.say(1, requests.consume(queue, b"all", no_ack=True))
+    peer.say(1, methods.BasicConsume(queue, b"all", no_ack=True).encode())
     take(peer, MANY)
 
 
@@ -135,7 +135,7 @@ def test_a_body_comes_in_very_many_frames(peer: Peer, queue: bytes, how: str, pa
     size = part * 200_000
     frames = body_frames(1, bytes(size), part + 8)
     header = header_frame(1, 60, size, NO_PROPERTIES)
-    peer.send(method_frame(1, requests.publish(b"", queue)), header, *frames)
+    peer.send(methods.BasicPublish(b"", queue).frame(1), header, *frames)
     wait_until(lambda: settled(peer, queue) == (how != "branch"), seconds=PATIENCE, what="the message")
 
 
@@ -154,7 +154,7 @@ def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: Peer, queue: 
     if kind == "nested":
         headers = entry(b"k", b"A", b"V" * (tables.MAX_ENTRIES - 2)) + b"\x01aV" * (tables.MAX_ENTRIES - 4)
     properties = build({Property.HEADERS: headers})
-    peer.send((method_frame(1, requests.publish(b"", queue)) + header_frame(1, 60, 0, properties)) * 20)
+    peer.send((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 20)
     end(peer, xid)
     ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=True)), DtxMethod.COMMIT_OK)
 
@@ -162,13 +162,13 @@ def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: Peer, queue: 
 @pytest.mark.parametrize("end_of_it", ["commit", "rollback"])
 def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, queue: bytes, end_of_it: str) -> None:
     properties = build({Property.HEADERS: b"\x01aV" * (tables.MAX_ENTRIES - 10)})
-    peer.send((method_frame(1, requests.publish(b"", queue)) + header_frame(1, 60, 0, properties)) * 50)
+    peer.send((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 50)
     settled(peer, queue)
     select(peer)
-    peer.say(1, requests.consume(queue, b"all"))
+    peer.say(1, methods.BasicConsume(queue, b"all").encode())
     take(peer, 50)
     xid = start(peer)
-    peer.say(1, requests.ack(0, multiple=True))
+    peer.say(1, methods.BasicAck(0, multiple=True).encode())
     end(peer, xid)
     ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
     conclude(peer, xid, end_of_it)
@@ -191,15 +191,15 @@ def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kin
     select(peer)
     if kind != "publish":
         consume_largest(peer, queue)
-        peer.say(1, requests.cancel(b"all"))
+        peer.say(1, methods.BasicCancel(b"all").encode())
         peer.wait(methods.BasicCancelOk.KEY)
     xid = start(peer)
     if kind == "publish":
         publish_largest(peer, queue)
     elif kind == "consume":
-        peer.say(1, requests.ack(0, multiple=True))
+        peer.say(1, methods.BasicAck(0, multiple=True).encode())
     else:
-        peer.say(1, requests.nack(0, multiple=True, requeue=False))
+        peer.say(1, methods.BasicNack(0, multiple=True, requeue=False).encode())
     end(peer, xid)
     if how in ("commit", "rollback"):
         ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
@@ -219,12 +219,12 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
         start(peer)
     if kind == "publish":
         publish_largest(peer, filled)
-        peer.send(method_frame(1, methods.QueueDeclare(filled, passive=True).encode()))
+        peer.send(methods.QueueDeclare(filled, passive=True).frame(1))
         peer.wait(methods.QueueDeclareOk.KEY)
     elif kind == "consume":
-        peer.say(1, requests.ack(0, multiple=True))
+        peer.say(1, methods.BasicAck(0, multiple=True).encode())
     elif kind == "reject":
-        peer.say(1, requests.nack(0, multiple=True, requeue=False))
+        peer.say(1, methods.BasicNack(0, multiple=True, requeue=False).encode())
     if how == "channel":
         ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
         peer.open(1)
@@ -236,12 +236,12 @@ def test_a_client_leaves_the_largest_branch(peer: Peer, filled: bytes, kind: str
 def test_very_many_deliveries_are_settled_outside_a_branch(peer: Peer, filled: bytes, how: str) -> None:
     select(peer)
     consume_largest(peer, filled)
-    peer.say(1, requests.cancel(b"all"))
+    peer.say(1, methods.BasicCancel(b"all").encode())
     peer.wait(methods.BasicCancelOk.KEY)
     said = {
-        "ack": requests.ack(0, multiple=True),
-        "nack": requests.nack(0, multiple=True),
-        "reject": requests.nack(0, multiple=True, requeue=False),
+        "ack": methods.BasicAck(0, multiple=True).encode(),
+        "nack": methods.BasicNack(0, multiple=True).encode(),
+        "reject": methods.BasicNack(0, multiple=True, requeue=False).encode(),
         "recover": RECOVER,
     }
     peer.say(1, said[how])
@@ -264,19 +264,19 @@ def overfull(shared_rabbitmq: RabbitNode, queue: bytes) -> bytes:
 def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfull: bytes, how: str) -> None:
     """One is held by a branch, so that each of the others is settled by a method of its own."""
     peer.open(2)
-    peer.say(2, requests.get(overfull, no_ack=True))
+    peer.say(2, methods.BasicGet(overfull, no_ack=True).encode())
     peer.wait(methods.BasicGetOk.KEY, channel=2)
     select(peer)
-    peer.say(1, requests.consume(overfull, b"all"))
+    peer.say(1, methods.BasicConsume(overfull, b"all").encode())
     take(peer, MAX_UNSETTLED)
     xid = start(peer)
-    peer.say(1, requests.ack(MAX_UNSETTLED // 2))
+    peer.say(1, methods.BasicAck(MAX_UNSETTLED // 2).encode())
     end(peer, xid)
     if how == "disconnect":
         peer.socket.close()
         return
     if how == "ack":
-        peer.say(1, requests.ack(0, multiple=True))
+        peer.say(1, methods.BasicAck(0, multiple=True).encode())
         assert settled(peer, overfull) == 0
     ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
     peer.open(1)
@@ -290,18 +290,18 @@ def test_channels_have_very_many_unsettled_deliveries_and_their_client_leaves(pe
         peer.open(channel)
         select(peer, channel)
     for channel in range(2, 12):
-        peer.say(channel, requests.consume(overfull, b"all"))
+        peer.say(channel, methods.BasicConsume(overfull, b"all").encode())
     take(peer, MAX_UNSETTLED)
     peer.socket.close()
 
 
 def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Peer, overfull: bytes) -> None:
     select(peer)
-    peer.say(1, requests.consume(overfull, b"all"))
+    peer.say(1, methods.BasicConsume(overfull, b"all").encode())
     close = peer.refusal(1)
     assert close.reply_code == ReplyCode.RESOURCE_ERROR
     assert close.reply_text == b"more than 200000 deliveries are not settled: consume with a prefetch (basic.qos)"
-    peer.say(1, requests.CHANNEL_CLOSE_OK)
+    peer.say(1, methods.ChannelCloseOk().encode())
     peer.open(1)
     wait_until(
         lambda: settled(peer, overfull) == MAX_UNSETTLED + 1, seconds=PATIENCE, what="all messages in the queue again"
@@ -315,7 +315,7 @@ def test_a_channel_with_more_unsettled_deliveries_than_may_be_is_closed(peer: Pe
 @pytest.mark.parametrize("mode", ["passing", "selected"])
 def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str) -> None:
     numbers = range(2, min(peer.offered.channel_max, 1022) + 1)
-    peer.send(*(method_frame(number, requests.CHANNEL_OPEN) for number in numbers))
+    peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
     take(peer, len(numbers), methods.ChannelOpenOk.KEY)
     if mode == "selected":
         peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
@@ -332,7 +332,7 @@ def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str
 def test_a_channel_has_very_many_consumers(peer: Peer, queue: bytes, mode: str, how: str) -> None:
     if mode == "selected":
         select(peer)
-    peer.send(*(method_frame(1, requests.consume(queue, b"%d" % number, no_wait=True)) for number in range(MANY // 4)))
+    peer.send(*(methods.BasicConsume(queue, b"%d" % number, no_wait=True).frame(1) for number in range(MANY // 4)))
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
     if how == "close":
         ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
@@ -355,7 +355,7 @@ def test_the_broker_leaves_the_largest_branch(
             select(peer)
             consume_largest(peer, filled)
             start(peer)
-            peer.say(1, requests.ack(0, multiple=True))
+            peer.say(1, methods.BasicAck(0, multiple=True).encode())
             between.cut()
             peer.end()
     postgres.drop_database(database)

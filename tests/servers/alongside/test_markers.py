@@ -14,8 +14,7 @@ from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumer
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import Content, OwnChannel, UpstreamLost
-from dtx.wire.amqp09 import methods, requests, tables
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods, tables
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
 
@@ -52,7 +51,7 @@ async def made(connection: ServiceConnection, identity: Identity) -> Receipts:
 
 
 def commit(channel: OwnChannel) -> bytes:
-    return method_frame(channel.number, requests.TX_COMMIT)
+    return methods.TxCommit().frame(channel.number)
 
 
 async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
@@ -66,7 +65,7 @@ async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
 
 async def tx(connection: ServiceConnection) -> OwnChannel:
     channel = await OwnChannel(connection).open()
-    await channel.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+    await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
     return channel
 
 
@@ -115,7 +114,7 @@ async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: Rabbit
     other = await connected(rabbitmq)
     for queue in receipts.queues:
         channel = await OwnChannel(other).open()
-        await channel.call(requests.consume(queue, b"", exclusive=True), methods.BasicConsumeOk.KEY)
+        await channel.call(methods.BasicConsume(queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
     await turn_on(receipts, control)
     other.end("it has seen all")
     async with asyncio.timeout(30):

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.client.pika_methods import Method
 from dtx.server.alongside import queries
-from dtx.wire.amqp09 import content, methods, requests, tables
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from tests.conftest import ServiceFactory
@@ -115,11 +115,11 @@ def read_mark(peer: Peer, channel: int = 1) -> int:
     return Execution.Complete().decode(frame.payload[4:]).cumulative_execution_mark
 
 
-def refusal(peer: Peer, *payloads: bytes, channel: int = 1) -> content.Close:
+def refusal(peer: Peer, *payloads: bytes, channel: int = 1) -> methods.ChannelClose:
     """How the channel ends; it is opened again, by which the connection shows that it lives on."""
     peer.say(channel, *payloads)
     close = peer.refusal(channel)
-    peer.say(channel, requests.CHANNEL_CLOSE_OK)
+    peer.say(channel, methods.ChannelCloseOk().encode())
     peer.open(channel)
     return close
 
@@ -169,7 +169,7 @@ def test_a_name_is_a_name_and_no_path(peer: Peer, rabbitmq: RabbitNode, name: st
         channel.exchange_delete(name)
     assert answer is not None
     if name in (".", ".."):  # the API cannot name these
-        assert (answer.key, content.close(answer.payload).reply_code) == (methods.ChannelClose.KEY, 540)
+        assert (answer.key, methods.ChannelClose.decode(answer.payload).reply_code) == (methods.ChannelClose.KEY, 540)
     else:
         assert Exchange.QueryOk().decode(answer.payload[4:]).kind == b"topic"
 
@@ -226,7 +226,7 @@ def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected
         peer.say(1, encode_call(Select()))
         peer.wait(DtxMethod.SELECT_OK)
     close = refusal(peer, query)
-    assert (close.reply_code, close.key) == (403, int.from_bytes(query[:4], "big"))
+    assert (close.reply_code, close.failed) == (403, int.from_bytes(query[:4], "big"))
     assert b"with ticket 1, which this channel was not given" in close.reply_text
 
 
@@ -311,7 +311,7 @@ def test_a_client_may_close_its_channel_behind_a_query(peer: Peer, there: Names,
     if selected:
         peer.say(1, encode_call(Select()))
         peer.wait(DtxMethod.SELECT_OK)
-    peer.say(1, exchange_query(there.exchange), requests.close(methods.ChannelClose.KEY, 200, b""))
+    peer.say(1, exchange_query(there.exchange), methods.ChannelClose(200, b"").encode())
     while (frame := peer.frame()) is not None and frame.key != methods.ChannelCloseOk.KEY:
         assert frame.key == methods.ExchangeBindOk.KEY
     assert frame is not None
@@ -360,7 +360,7 @@ def test_who_may_not_see_does_not_learn(
         rabbitmq.delete_user(user)
     assert answer is not None
     if code:
-        close = content.close(answer.payload)
+        close = methods.ChannelClose.decode(answer.payload)
         assert (answer.key, close.reply_code) == (methods.ChannelClose.KEY, code)
         assert b"refused for user" in close.reply_text
     else:
@@ -419,7 +419,7 @@ def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -
     """Those too that wait for what went before them: a message, then a get."""
     peer.say(1, encode_call(Select()))
     peer.send(message(1, there.other.encode(), b"one"))
-    get = requests.get(there.other.encode())
+    get = methods.BasicGet(there.other.encode()).encode()
     peer.say(1, get)
     peer.send(message(1, there.other.encode(), b"two"))
     peer.say(1, FLUSH, get, FLUSH)
@@ -427,7 +427,7 @@ def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -
     assert read_mark(peer) == 4
     peer.wait(methods.BasicGetOk.KEY)
     assert read_mark(peer) == 5
-    peer.say(1, requests.ack(1), requests.ack(2))
+    peer.say(1, methods.BasicAck(1).encode(), methods.BasicAck(2).encode())
     assert mark(peer) == 7
 
 

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from dtx.client import XaFlag, XAResource, Xid
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, SetTimeout, Start, encode_call
-from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import body_frames, header_frame
 from tests.servers.branches.conftest import MakeScene
 from tests.support.broker import Mode, only_alongside
 from tests.support.client import new_xid
@@ -104,7 +104,7 @@ def test_deliveries_that_are_not_settled_count_as_well(stage: Stage, client: Mak
     assert tag is not None
     doomed = new_xid()
     second.ask(1, Start(xid=doomed))
-    refusal = second.refusal_of(1, requests.ack(tag))
+    refusal = second.refusal_of(1, methods.BasicAck(tag).encode())
     assert refusal.code == 506
     assert "--max-held-bytes" in refusal.text
     assert second.ask(1, Rollback(xid=doomed)) is XaFlag.OK
@@ -128,7 +128,7 @@ def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Mak
     other = first.idle(1, new_xid(), queue="out", body=bytes(HELD - 4000))
     xid = new_xid()
     second.ask(1, Start(xid=xid))
-    second.send(1, requests.ack(tag))
+    second.send(1, methods.BasicAck(tag).encode())
     assert second.ask(1, End(xid=xid)) is XaFlag.OK
     for each in (xid, other):
         assert second.ask(1, Rollback(xid=each)) is XaFlag.OK
@@ -293,7 +293,7 @@ class Load:
             client.send_frames(
                 b"".join(
                     (
-                        method_frame(1, requests.publish(b"", b"out", 0)),
+                        methods.BasicPublish(b"", b"out", 0).frame(1),
                         header_frame(1, 60, len(body) + 1, b"\x00\x00"),
                         *body_frames(1, body, 4096),
                     )
@@ -321,7 +321,7 @@ class Load:
         client = self.any()
         tags = [client.get(1, "in") for _ in range(KEPT // 2048 + 1)]
         assert tags[-1] is not None
-        client.send(1, requests.nack(tags[-1], multiple=True))
+        client.send(1, methods.BasicNack(tags[-1], multiple=True).encode())
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, NackError
 
 from dtx.client import XAER_RMERR, XAER_RMFAIL, Coordinator, XaFlag
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import Lock, refusing
@@ -231,7 +231,7 @@ def test_who_asks_for_the_same_is_not_answered_before_it_is_durable(
             one.send(1, first)
             lock.wait_felt()
             other.send(1, second)
-            other.send(2, requests.get(b"none"))
+            other.send(2, methods.BasicGet(b"none").encode())
             assert other.refused(2).code == 404  # all that came before it has been handled
             assert other.unheard(1) == 0
         answers = [one.next_method(1), other.next_method(1)]

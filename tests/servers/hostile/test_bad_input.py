@@ -12,7 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import content, handshake, methods, requests
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from tests.servers.amqp10.raw import Raw
@@ -25,7 +25,7 @@ from tests.support.processes import resident, wait_until
 from tests.support.service import DtxService
 
 SELECT = method_frame(1, DtxMethod.SELECT.to_bytes(4, "big"))
-PUBLISH = method_frame(1, requests.publish(b"", b"nowhere"))
+PUBLISH = methods.BasicPublish(b"", b"nowhere").frame(1)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def frame(kind: int, channel: int, payload: bytes, end: int = 0xCE) -> bytes:
 _DROPPED = (320, 501, 503, 540)
 MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "unknown frame type": (frame(9, 1, b"abcd"), (501,)),
-    "bad frame end": (frame(1, 1, requests.CHANNEL_OPEN, 0), (501,)),
+    "bad frame end": (frame(1, 1, methods.ChannelOpen().encode(), 0), (501,)),
     "longer than frame-max": (struct.pack(">BHI", 3, 1, 131073), (501,)),
     "four gigabytes": (struct.pack(">BHI", 3, 1, 0xFFFFFFFF), (501,)),
     "heartbeat on a channel": (frame(8, 1, b""), (501,)),
@@ -69,9 +69,9 @@ MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "unknown class": (frame(1, 1, b"\x12\x34\x00\x0a"), _DROPPED),
     "class between the dtx classes": (frame(1, 1, b"\x00\x66\x00\x0a"), _DROPPED),
     "method on a channel that is not open": (frame(1, 77, methods.QueueDeclare(b"").encode()), (504,)),
-    "channel opened twice": (method_frame(1, requests.CHANNEL_OPEN), (504,)),
-    "close-ok without a close": (frame(1, 78, requests.CHANNEL_CLOSE_OK), (504,)),
-    "channel.open on channel 0": (frame(1, 0, requests.CHANNEL_OPEN), (503, 504)),
+    "channel opened twice": (methods.ChannelOpen().frame(1), (504,)),
+    "close-ok without a close": (frame(1, 78, methods.ChannelCloseOk().encode()), (504,)),
+    "channel.open on channel 0": (frame(1, 0, methods.ChannelOpen().encode()), (503, 504)),
     "dtx select on channel 0": (frame(1, 0, DtxMethod.SELECT.to_bytes(4, "big")), (503,)),
     "dtx recover on channel 0": (frame(1, 0, DtxMethod.RECOVER.to_bytes(4, "big") + bytes(7)), (503,)),
     "body on channel 0": (frame(3, 0, b"abc"), (503, 505)),
@@ -102,7 +102,7 @@ def test_malformed_input_closes_the_connection_with_a_reason(
     "data",
     [
         PUBLISH + header_frame(1, 60, 3, NO_PROPERTIES) + frame(3, 1, b"abcdef"),
-        frame(1, 1, requests.deliver(b"tag", 1, False, b"", b"")),
+        frame(1, 1, methods.BasicDeliver(b"tag", 1, False, b"", b"").encode()),
     ],
     ids=["more body than announced", "a method of servers"],
 )
@@ -139,7 +139,7 @@ def test_bad_dtx_methods_close_the_channel_alone(service: DtxService, broker: Br
         peer.open(2)
         peer.say(1, payload)
         assert peer.refusal(1).reply_code == code
-        peer.say(1, requests.CHANNEL_CLOSE_OK)
+        peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
         peer.say(2, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(methods.QueueDeclareOk.KEY)
@@ -150,9 +150,9 @@ def test_frames_on_a_refused_channel_are_dropped_until_its_close_is_confirmed(se
         peer.send(method_frame(1, b"\x00\x65\x00\x63"), message(1, queue.encode(), b"dropped"))
         peer.refusal(1)
         peer.send(message(1, queue.encode(), b"dropped too"))
-        peer.say(1, requests.CHANNEL_CLOSE_OK)
+        peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
-        peer.say(1, requests.get(queue.encode()))
+        peer.say(1, methods.BasicGet(queue.encode()).encode())
         peer.wait(methods.BasicGetEmpty.KEY)
 
 
@@ -221,7 +221,7 @@ def test_a_client_that_never_reads_its_messages_costs_no_memory(
             channel.basic_publish("", queue, bytes(1 << 20))
     before = resident(service.pid)
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.consume(queue.encode(), b"deaf"))
+        peer.say(1, methods.BasicConsume(queue.encode(), b"deaf").encode())
         time.sleep(2)  # time to take in what must not be taken in
         assert resident(service.pid) - before < 32 << 20
     with broker.channel() as channel:
@@ -232,10 +232,10 @@ def test_a_deaf_client_s_socket_is_not_kept_for_ever(start_service: StartService
     service = start_service("--max-connections", "1")
     with logged_in(service.url()) as peer:
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-        queue = content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
+        queue = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
         for _ in range(50):
             peer.send(message(1, queue, bytes(1 << 20)))
-        peer.say(1, requests.consume(queue, b"deaf"), b"\x12\x34\x00\x0a")
+        peer.say(1, methods.BasicConsume(queue, b"deaf").encode(), b"\x12\x34\x00\x0a")
         wait_until(lambda: works(service.url()), seconds=60, what="room for another client")
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import pika
 import pytest
 
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import methods
 from tests.support.peer import HEADER_0_9_1, Peer
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -66,7 +66,7 @@ def busy(service: DtxService) -> float:
 def use(peer: Peer) -> None:
     """A queue of its own, a message there and back."""
     peer.say(1, methods.QueueDeclare(b"", exclusive=True, auto_delete=True).encode())
-    queue = content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
+    queue = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
     peer.say(1, methods.QueueDelete(queue).encode())
     peer.wait(methods.QueueDeleteOk.KEY)
 

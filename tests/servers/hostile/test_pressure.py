@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, requests, tables
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.frames import HEADER
 from tests.support.broker import Mode, only_standalone
 from tests.support.peer import Peer, logged_in, message
@@ -38,7 +38,7 @@ def own_service(mode: Mode, database_server: PostgresServer) -> Iterator[DtxServ
 
 def exclusive_queue(peer: Peer) -> bytes:
     peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
-    return content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
+    return methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload).queue
 
 
 def push(peer: Peer, data: bytes, most: int, patience: float = 1.0) -> int:
@@ -59,7 +59,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
     size = 64 * 1024
     with logged_in(own_service.url()) as peer, logged_in(own_service.url()) as other:
         queue = exclusive_queue(peer)
-        peer.say(1, requests.CONFIRM_SELECT)
+        peer.say(1, methods.ConfirmSelect().encode())
         peer.wait(methods.ConfirmSelectOk.KEY)
         whole = message(1, queue, bytes(size))
         before = resident(own_service.pid)
@@ -69,7 +69,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
             assert sent < LIMIT
             assert resident(own_service.pid) - before < LIMIT
             # nobody else needs to wait for what needs no database
-            other.say(1, requests.qos(1))
+            other.say(1, methods.BasicQos(0, 1).encode())
             other.wait(methods.BasicQosOk.KEY)
         finally:
             database_server.resume()
@@ -77,7 +77,7 @@ def test_a_publisher_that_is_faster_than_the_database_waits_for_it(
         peer.send(whole[sent % len(whole) :] if sent % len(whole) else b"")
         confirmed = 0
         while confirmed < count:
-            settle = content.ack(peer.wait(methods.BasicAck.KEY).payload)
+            settle = methods.BasicAck.decode(peer.wait(methods.BasicAck.KEY).payload)
             confirmed = settle.delivery_tag if settle.multiple else confirmed + 1
         peer.say(1, methods.QueueDelete(queue).encode())
         assert peer.wait(methods.QueueDeleteOk.KEY).payload[4:] == count.to_bytes(4, "big")
@@ -115,7 +115,7 @@ def test_many_publishers_together_have_a_limit(own_service: DtxService, database
             database_server.resume()
         for peer, whole, octets in zip(peers, wholes, sent, strict=True):
             peer.send(whole[octets % len(whole) :] if octets % len(whole) else b"")
-            peer.say(1, requests.qos(1))
+            peer.say(1, methods.BasicQos(0, 1).encode())
             peer.wait(methods.BasicQosOk.KEY)
 
 
@@ -128,8 +128,8 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
         before = resident(service.pid)
         for number in range(count):
             slow.send(message(1, queue, number.to_bytes(4, "big") * (MEGABYTE // 4)))
-        slow.say(1, requests.consume(queue, b"slow"))
-        quick.say(1, requests.consume(own, b"quick", no_ack=True))
+        slow.say(1, methods.BasicConsume(queue, b"slow").encode())
+        quick.say(1, methods.BasicConsume(own, b"quick", no_ack=True).encode())
         started = time.monotonic()
         for number in range(20):
             quick.send(message(1, own, b"%d" % number))
@@ -142,7 +142,7 @@ def test_a_reader_that_is_slow_gets_everything_in_the_end(service: DtxService) -
             while len(body) < MEGABYTE:
                 body += slow.wait(3).payload
             assert body[:4] == number.to_bytes(4, "big")
-        slow.say(1, requests.ack(0, multiple=True))
+        slow.say(1, methods.BasicAck(0, multiple=True).encode())
 
 
 def test_clients_that_die_in_the_midst_of_a_frame_leave_nothing(own_service: DtxService) -> None:

@@ -8,9 +8,9 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
-from dtx.wire.amqp09.frames import BODY, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.frames import BODY, body_frames, header_frame
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import select
 from tests.support.client import bodies, connected, new_xid
@@ -121,7 +121,7 @@ def test_a_question_to_a_missing_exchange_costs_its_channel_alone(
 
 def question(channel: int, queue: str, body: bytes, properties: bytes = WANTS_REPLY) -> bytes:
     parts = (
-        method_frame(channel, requests.publish(b"", queue.encode())),
+        methods.BasicPublish(b"", queue.encode()).frame(channel),
         header_frame(channel, 60, len(body), properties),
         *body_frames(channel, body, 1024),
     )
@@ -129,7 +129,9 @@ def question(channel: int, queue: str, body: bytes, properties: bytes = WANTS_RE
 
 
 def waiting_for_replies(peer: Peer) -> None:
-    peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.consume(REPLY_TO.encode(), b"tag", no_ack=True))
+    peer.say(
+        1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicConsume(REPLY_TO.encode(), b"tag", no_ack=True).encode()
+    )
     peer.wait(methods.BasicConsumeOk.KEY)
 
 
@@ -141,17 +143,17 @@ def test_questions_count_when_a_close_comes_behind_them(
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
     expected: list[bytes] = []
     for number, (close_of, branch) in enumerate([(0, True), (1, True), (0, False), (1, False)] * 2):
-        key = methods.ChannelClose.KEY if close_of else methods.ConnectionClose.KEY
+        row = methods.ChannelClose if close_of else methods.ConnectionClose
         xid, body = new_xid(), b"%d" % number
         with logged_in(service.url()) as peer:
             waiting_for_replies(peer)
             if branch:
-                peer.say(1, requests.get(filled.encode()))
+                peer.say(1, methods.BasicGet(filled.encode()).encode())
                 peer.wait(methods.BasicGetOk.KEY)
-                peer.say(1, encode_call(Start(xid=xid)), requests.ack(1), encode_call(End(xid=xid)))
+                peer.say(1, encode_call(Start(xid=xid)), methods.BasicAck(1).encode(), encode_call(End(xid=xid)))
                 peer.wait(DtxMethod.END_OK)
             before = question(1, target, b"before", b"\x00\x00") if number < 4 else b""
-            close = method_frame(close_of, requests.close(key, 200, b"bye"))
+            close = row(200, b"bye").frame(close_of)
             peer.send(before, question(1, target, body * 3000), close)
             peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
             expected += ([b"before"] if before else []) + [body * 3000]
@@ -168,7 +170,7 @@ def test_half_a_question_harms_nobody(service: DtxService, queue: str, rabbitmq:
     """Content that never comes, comes twice, or is another's."""
     whole = question(1, queue, b"question")
     header = header_frame(1, 60, 8, WANTS_REPLY)
-    method = method_frame(1, requests.publish(b"", queue.encode()))
+    method = methods.BasicPublish(b"", queue.encode()).frame(1)
     for data in (method, method + header, method + header * 2, method + method, method + body_frames(1, b"x", 0)[0]):
         with logged_in(service.url()) as peer:
             waiting_for_replies(peer)
@@ -178,5 +180,5 @@ def test_half_a_question_harms_nobody(service: DtxService, queue: str, rabbitmq:
         waiting_for_replies(peer)
         peer.send(whole)
         wait_until(lambda: rabbitmq.count(queue) == 1, what="the question")
-        peer.say(1, requests.get(queue.encode(), no_ack=True))
+        peer.say(1, methods.BasicGet(queue.encode(), no_ack=True).encode())
         assert peer.wait(BODY).payload == b"question"

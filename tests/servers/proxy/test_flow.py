@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod
-from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.wire.amqp09.frames import BODY, HEADER
 from tests.conftest import ServiceFactory
 from tests.support.peer import Peer, logged_in, message
 from tests.support.processes import wait_until
@@ -65,7 +65,7 @@ def test_a_message_of_200_mb_passes_through(
             peer.wait(DtxMethod.SELECT_OK)
         body = b"".join(pieces(size))
         peer.send(message(1, queue.encode(), body))
-        peer.say(1, requests.get(queue.encode(), no_ack=not selected))
+        peer.say(1, methods.BasicGet(queue.encode(), no_ack=not selected).encode())
         peer.wait(methods.BasicGetOk.KEY)
         peer.wait(HEADER)
         digest, received = hashlib.sha256(), 0
@@ -75,7 +75,7 @@ def test_a_message_of_200_mb_passes_through(
             received += len(payload)
         assert digest.digest() == hashlib.sha256(body).digest()
         if selected:
-            peer.say(1, requests.ack(1))
+            peer.say(1, methods.BasicAck(1).encode())
         peer.close()
     assert rabbitmq.count(queue) == 0
     # A selected channel keeps what is not settled, up to --max-kept-bytes (this message is larger than that).
@@ -113,7 +113,7 @@ def test_a_slow_consumer_gets_everything(service: DtxService, queue: str, memory
         for number in range(100):
             channel.basic_publish("", queue, number.to_bytes(4, "big") * (MIB // 4))
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.consume(queue.encode(), b"slow", no_ack=True))
+        peer.say(1, methods.BasicConsume(queue.encode(), b"slow", no_ack=True).encode())
         time.sleep(1.5)  # the broker would send all of it meanwhile
         assert memory.growth < 16 * MIB
         for number in range(100):
@@ -128,7 +128,7 @@ def test_a_slow_consumer_gets_everything(service: DtxService, queue: str, memory
 def test_both_directions_at_full_speed(service: DtxService, queue: str, memory: Memory) -> None:
     count, size = 4000, 16384
     with logged_in(service.url()) as producer, logged_in(service.url()) as consumer:
-        consumer.say(1, requests.consume(queue.encode(), b"fast", no_ack=True))
+        consumer.say(1, methods.BasicConsume(queue.encode(), b"fast", no_ack=True).encode())
         consumer.wait(methods.BasicConsumeOk.KEY)
         one = message(1, queue.encode(), bytes(size))
         sender = threading.Thread(target=producer.send, args=(one,) * count)
@@ -159,7 +159,7 @@ def test_a_blocked_publisher_waits_for_the_answer_to_its_close(
     with logged_in(service.url()) as peer:
         rabbitmq.memory_alarm(on=True)
         peer.send(message(1, queue.encode(), b"blocked"))
-        peer.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
+        peer.say(0, methods.ConnectionClose(200, b"bye").encode())
         peer.socket.settimeout(7)
         with pytest.raises(TimeoutError):
             peer.frame()
@@ -191,12 +191,12 @@ def test_what_waits_behind_a_commit_of_acks_is_bounded(
     between = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=f"amqp://guest:guest@127.0.0.1:{between.port}/", env={"DTX_UPSTREAM_HEARTBEAT": "60"})
     with logged_in(service.url()) as peer:
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.get(queue.encode()))
+        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicGet(queue.encode()).encode())
         peer.wait(BODY)
         between.stall("up")
         memory = Memory(service.pid)
-        peer.say(1, requests.ack(1))
-        asking = method_frame(1, methods.QueuePurge(b"x" * 250, no_wait=True).encode()) * 4000
+        peer.say(1, methods.BasicAck(1).encode())
+        asking = methods.QueuePurge(b"x" * 250, no_wait=True).frame(1) * 4000
         peer.socket.settimeout(1)
         sent = 0
         with contextlib.suppress(TimeoutError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.calls import DtxMethod, End, Recover, Start, encode_call
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from tests.support.client import new_xid
@@ -26,7 +26,7 @@ def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
         if selected:
             peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(DtxMethod.SELECT_OK)
-        peer.say(1, requests.consume(queue.encode(), b"tag"))
+        peer.say(1, methods.BasicConsume(queue.encode(), b"tag").encode())
         whole = left = asked = 0
         between = []
         while whole < MESSAGES:

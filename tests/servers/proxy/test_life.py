@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -101,7 +101,7 @@ def test_deaf_clients_do_not_delay_the_end_for_long(
             channel.basic_publish("", queue, bytes(1 << 20))
     service = dtx_service()
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.consume(queue.encode(), b"deaf"))
+        peer.say(1, methods.BasicConsume(queue.encode(), b"deaf").encode())
         begun = time.monotonic()
         assert service.stop() == 0
         assert time.monotonic() - begun < 12
@@ -113,7 +113,7 @@ def test_what_clients_sent_before_the_end_arrives(
     service = dtx_service()
     with logged_in(service.url()) as peer:
         peer.send(*(message(1, queue.encode(), b"%d" % number) for number in range(2000)))
-        peer.say(1, requests.qos(1))
+        peer.say(1, methods.BasicQos(0, 1).encode())
         peer.wait(methods.BasicQosOk.KEY)
         service.signal(signal.SIGTERM)
         assert peer.end() is not None

@@ -9,7 +9,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
-from dtx.wire.amqp09 import content, handshake, methods, requests, tables
+from dtx.wire.amqp09 import handshake, methods, tables
 from dtx.wire.amqp09.calls import DtxMethod, End, Rollback, Select, Start, encode_call
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
 from tests.conftest import ServiceFactory
@@ -125,7 +125,7 @@ def test_any_frame_size_can_be_agreed(url: str, frame_max: int) -> None:
         name = queue[: len(queue) - 8]
         body = bytes(range(256)) * 1200
         peer.send(message(1, name, body, size=frame_max))
-        peer.say(1, requests.get(name, no_ack=True))
+        peer.say(1, methods.BasicGet(name, no_ack=True).encode())
         peer.wait(methods.BasicGetOk.KEY)
         received = bytearray()
         while len(received) < len(body):
@@ -172,7 +172,7 @@ def test_one_channel_too_many_is_refused(url: str) -> None:
     with Peer(url) as peer:
         peer.log_in(channel_max=10)
         peer.open(*range(1, 11))
-        peer.say(11, requests.CHANNEL_OPEN)
+        peer.say(11, methods.ChannelOpen().encode())
         end = peer.end()
         assert end is not None
         assert end.reply_code == 530
@@ -187,10 +187,12 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
         for _ in range(3):
             peer.open(1)
             xids.append(new_xid())
-            peer.say(1, encode_call(Select()), encode_call(Start(xid=xids[-1])), requests.get(filled.encode()))
-            tag = content.get_ok(peer.wait(methods.BasicGetOk.KEY).payload).delivery_tag
-            peer.say(1, requests.ack(tag), encode_call(End(xid=xids[-1])))
-            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"done"))
+            peer.say(
+                1, encode_call(Select()), encode_call(Start(xid=xids[-1])), methods.BasicGet(filled.encode()).encode()
+            )
+            tag = methods.BasicGetOk.decode(peer.wait(methods.BasicGetOk.KEY).payload).delivery_tag
+            peer.say(1, methods.BasicAck(tag).encode(), encode_call(End(xid=xids[-1])))
+            peer.say(1, methods.ChannelClose(200, b"done").encode())
             peer.wait(methods.ChannelCloseOk.KEY)
         peer.open(*range(2, most + 1))
         for channel in range(2, most):
@@ -200,7 +202,7 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
         refusal = peer.refusal(most)
         assert refusal.reply_code == 506
         assert b"a selected channel needs two" in refusal.reply_text
-        peer.say(most, requests.CHANNEL_CLOSE_OK)
+        peer.say(most, methods.ChannelCloseOk().encode())
         peer.open(1, most)
         for xid in xids:
             peer.say(1, encode_call(Rollback(xid=xid)))
@@ -266,7 +268,7 @@ def test_a_silent_broker_is_noticed(
         lambda peer: (method_frame(0, handshake.encode_open(b"/")),),
         lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.start_ok())),
         lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.tune_ok(2047, 131072))),
-        lambda peer: (method_frame(1, requests.CHANNEL_OPEN),),
+        lambda peer: (methods.ChannelOpen().frame(1),),
         lambda peer: (method_frame(0, (101 << 16 | 10).to_bytes(4, "big")),),
         lambda peer: (method_frame(1, (105 << 16 | 50).to_bytes(4, "big") + bytes(7)),),
     ],

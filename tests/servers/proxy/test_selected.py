@@ -7,9 +7,8 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod
-from dtx.wire.amqp09.frames import method_frame
 from tests.servers.proxy.channels import fill, get, get_body, numbers
 from tests.support.client import bodies, new_xid
 from tests.support.peer import logged_in, message
@@ -171,8 +170,8 @@ def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxServ
         peer.wait(DtxMethod.SELECT_OK)
         for number in range(100):
             name = b"pipelined-%d" % number
-            declare = method_frame(1, methods.QueueDeclare(name, exclusive=True).encode())
-            peer.send(declare, message(1, name, b"body"), method_frame(1, requests.get(name, no_ack=True)))
+            declare = methods.QueueDeclare(name, exclusive=True).frame(1)
+            peer.send(declare, message(1, name, b"body"), methods.BasicGet(name, no_ack=True).frame(1))
             peer.wait(methods.QueueDeclareOk.KEY)
             answer = peer.wait(methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY)
             assert answer.key == methods.BasicGetOk.KEY, number

@@ -9,7 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAError, XAResource
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod, End, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.codes import XaFlag
@@ -115,11 +115,11 @@ def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) 
             peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(DtxMethod.SELECT_OK)
             missing = methods.QueueDeclare(b"no such queue", passive=True).encode()
-            peer.say(1, missing, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
+            peer.say(1, missing, methods.ChannelClose(200, b"bye").encode())
             frame = peer.frame()
             assert frame is not None
             if frame.key == methods.ChannelClose.KEY:
-                peer.say(1, requests.CHANNEL_CLOSE_OK)
+                peer.say(1, methods.ChannelCloseOk().encode())
             else:
                 assert frame.key == methods.ChannelCloseOk.KEY
             peer.open(1 if frame.key == methods.ChannelCloseOk.KEY else 2)
@@ -128,12 +128,12 @@ def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) 
 def test_everything_sent_before_a_close_counts(service: DtxService, queue: str, rabbitmq: RabbitNode) -> None:
     """What is pipelined behind a call that is still under way, and before the close, is done."""
     for close_of in (1, 0):
-        key = methods.ChannelClose.KEY if close_of else methods.ConnectionClose.KEY
+        row = methods.ChannelClose if close_of else methods.ConnectionClose
         with logged_in(service.url()) as peer:
             peer.send(
                 method_frame(1, DtxMethod.SELECT.to_bytes(4, "big")),
                 message(1, queue.encode(), b"body"),
-                method_frame(close_of, requests.close(key, 200, b"bye")),
+                row(200, b"bye").frame(close_of),
             )
             peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
     assert rabbitmq.count(queue) == 2
@@ -158,17 +158,17 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
     with logged_in(service.url()) as peer:
         peer.open(2)
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), requests.get(filled.encode()))
+        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)
         patience = encode_call(SetTimeout(xid=xid, timeout=3600))  # where much else runs an alarm may take a minute
-        peer.say(1, encode_call(Start(xid=xid)), patience, requests.ack(1), encode_call(End(xid=xid)))
+        peer.say(1, encode_call(Start(xid=xid)), patience, methods.BasicAck(1).encode(), encode_call(End(xid=xid)))
         peer.wait(DtxMethod.END_OK)
         rabbitmq.memory_alarm(on=True)
         peer.send(message(publisher, target.encode(), b"blocked"))
         if closes != "connection":
-            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
+            peer.say(1, methods.ChannelClose(200, b"bye").encode())
         if closes != "channel":
-            peer.say(0, requests.close(methods.ConnectionClose.KEY, 200, b"bye"))
+            peer.say(0, methods.ConnectionClose(200, b"bye").encode())
         peer.socket.settimeout(1)
         with pytest.raises(TimeoutError):
             peer.wait(methods.ChannelCloseOk.KEY, methods.ConnectionCloseOk.KEY)
@@ -239,9 +239,9 @@ def consumers(node: RabbitNode, queue: str) -> int:
 def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
         for _ in range(50):
-            peer.say(2, requests.CHANNEL_OPEN, DtxMethod.SELECT.to_bytes(4, "big"))
+            peer.say(2, methods.ChannelOpen().encode(), DtxMethod.SELECT.to_bytes(4, "big"))
             peer.wait(methods.ChannelOpenOk.KEY)
-            peer.say(2, requests.close(methods.ChannelClose.KEY, 200, b"never mind"))
+            peer.say(2, methods.ChannelClose(200, b"never mind").encode())
             peer.wait(methods.ChannelCloseOk.KEY)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
         peer.wait(methods.QueueDeclareOk.KEY)
@@ -257,13 +257,13 @@ def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService
             for channel in (1, 2):
                 peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
                 peer.wait(DtxMethod.SELECT_OK)
-            peer.say(2, requests.consume(filled.encode(), b"tag"))
+            peer.say(2, methods.BasicConsume(filled.encode(), b"tag").encode())
             peer.wait(methods.BasicDeliver.KEY)
-            peer.say(1, requests.get(filled.encode()), requests.get(queue.encode()))
-            peer.say(2, requests.ack(1))
-            peer.say(2, encode_call(Start(xid=xid)), requests.ack(2), encode_call(End(xid=xid)))
+            peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(queue.encode()).encode())
+            peer.say(2, methods.BasicAck(1).encode())
+            peer.say(2, encode_call(Start(xid=xid)), methods.BasicAck(2).encode(), encode_call(End(xid=xid)))
             peer.wait(DtxMethod.END_OK)
-            peer.say(1, requests.close(methods.ChannelClose.KEY, 200, b"bye"))
+            peer.say(1, methods.ChannelClose(200, b"bye").encode())
         assert coordinator.prepare(xid) == XaFlag.OK
         assert coordinator.commit(xid) == XaFlag.OK
 
@@ -276,10 +276,10 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
             peer.wait(DtxMethod.SELECT_OK)
             peer.send(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
-                method_frame(1, methods.QueueDeclare(queue.encode(), passive=True).encode()),
+                methods.QueueDeclare(queue.encode(), passive=True).frame(1),
             )
             assert peer.refusal(1).reply_code == 404
-            peer.say(1, requests.CHANNEL_CLOSE_OK)
+            peer.say(1, methods.ChannelCloseOk().encode())
             peer.open(1)
 
 
@@ -291,7 +291,7 @@ def test_a_select_behind_a_publish_that_is_refused_costs_its_channel_alone(servi
                 method_frame(1, DtxMethod.SELECT.to_bytes(4, "big")),
             )
             assert peer.refusal(1).reply_code == 404
-            peer.say(1, requests.CHANNEL_CLOSE_OK)
+            peer.say(1, methods.ChannelCloseOk().encode())
             peer.open(1)
 
 

@@ -6,7 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from dtx.client import XAError, XAResource
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod, encode_call
 from dtx.wire.amqp09.calls import Select as SelectCall
 from dtx.xa.codes import XaFlag
@@ -130,13 +130,13 @@ def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, r
     """What is not answered counts as open; what was settled in the same packet does not."""
     select = encode_call(SelectCall())
     with logged_in(service.url()) as peer:
-        peer.say(1, requests.get(filled.encode()), select)
+        peer.say(1, methods.BasicGet(filled.encode()).encode(), select)
         assert b"not answered yet" in peer.refusal(1).reply_text
-        peer.say(1, requests.CHANNEL_CLOSE_OK)
+        peer.say(1, methods.ChannelCloseOk().encode())
         peer.open(1)
-        peer.say(1, requests.get(filled.encode()), requests.get(filled.encode()))
+        peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)
         peer.wait(methods.BasicGetOk.KEY)
-        peer.say(1, requests.ack(2), requests.ack(1), select)
+        peer.say(1, methods.BasicAck(2).encode(), methods.BasicAck(1).encode(), select)
         peer.wait(DtxMethod.SELECT_OK)
     assert bodies(rabbitmq, filled) == numbers(3, 4, 5, 6)

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED
-from dtx.wire.amqp09 import calls, methods, requests, tables
-from dtx.wire.amqp09.frames import BODY, header_frame, method_frame
+from dtx.wire.amqp09 import calls, methods, tables
+from dtx.wire.amqp09.frames import BODY, header_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
 from tests.support.client import new_xid
@@ -44,7 +44,10 @@ def consume_often(peer: Peer, queue: Callable[[int], bytes], priority: Callable[
     for number in range(MAX_CONSUMERS):
         table = arguments(priority=priority(number)) if priority(number) else b""
         peer.say(
-            1, requests.consume(queue(number), b"%d" % number, no_wait=number < MAX_CONSUMERS - 1, arguments=table)
+            1,
+            methods.BasicConsume(
+                queue(number), b"%d" % number, no_wait=number < MAX_CONSUMERS - 1, arguments=table
+            ).encode(),
         )
     peer.wait(methods.BasicConsumeOk.KEY)
 
@@ -55,7 +58,7 @@ def test_many_consumers_of_a_queue_end(service: WatchedService, peer: Peer, kind
     queue = a_queue(peer, arguments=SINGLE if kind == "single" else b"")
     consume_often(peer, lambda _: queue, lambda number: number if kind == "priorities" else 0)
     if end == "close":
-        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
+        ask(peer, methods.ChannelClose(200, b"").encode(), methods.ChannelCloseOk.KEY)
     elif end == "disconnect":
         peer.socket.close()
     else:
@@ -67,16 +70,16 @@ def test_the_next_active_consumer_gets_messages_in_order(service: WatchedService
     """Those that the former one had first, however long it takes until all that were behind it have left."""
     had, left = 1000, 1000
     queue = a_queue(peer, arguments=SINGLE)
-    ask(peer, requests.qos(had), methods.BasicQosOk.KEY)
+    ask(peer, methods.BasicQos(0, had).encode(), methods.BasicQosOk.KEY)
     consume_often(peer, lambda _: queue, lambda _: 0)
     with Peer(service.url(), patience=PATIENCE) as other:
         other.log_in()
         other.open(1)
-        ask(other, requests.consume(queue, b"next"), methods.BasicConsumeOk.KEY)
+        ask(other, methods.BasicConsume(queue, b"next").encode(), methods.BasicConsumeOk.KEY)
         for number in range(had + left):
             other.send(message(1, queue, b"%d" % number))
         take(peer, had)
-        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
+        ask(peer, methods.ChannelClose(200, b"").encode(), methods.ChannelCloseOk.KEY)
         assert [int(other.wait(BODY).payload) for _ in range(had + left)] == list(range(had + left))
         ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
@@ -91,13 +94,13 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
         fill(peer, queue, MAX_UNACKED)
     recover = methods.BasicRecover.HEAD + b"\x01"
     ways: tuple[tuple[str, bytes, int], ...] = (
-        ("nack", requests.nack(0, multiple=True), MAX_UNACKED),
+        ("nack", methods.BasicNack(0, multiple=True).encode(), MAX_UNACKED),
         ("recover", recover, MAX_UNACKED),
-        ("close", requests.close(methods.ChannelClose.KEY, 200, b""), MAX_UNACKED),
+        ("close", methods.ChannelClose(200, b"").encode(), MAX_UNACKED),
         ("disconnect", b"", MAX_UNACKED),
-        ("ack some", requests.ack(MAX_UNACKED // 2, multiple=True), MAX_UNACKED // 2),
-        ("reject", requests.nack(MAX_UNACKED // 4, multiple=True, requeue=False), MAX_UNACKED // 4),
-        ("ack", requests.ack(0, multiple=True), 0),
+        ("ack some", methods.BasicAck(MAX_UNACKED // 2, multiple=True).encode(), MAX_UNACKED // 2),
+        ("reject", methods.BasicNack(MAX_UNACKED // 4, multiple=True, requeue=False).encode(), MAX_UNACKED // 4),
+        ("ack", methods.BasicAck(0, multiple=True).encode(), 0),
     )
     ready = MAX_UNACKED
     for how, said, left in ways:
@@ -105,10 +108,10 @@ def test_very_many_deliveries_are_settled_or_return(service: WatchedService) -> 
         with not_held(service), Peer(service.url(), patience=PATIENCE) as peer:
             peer.log_in()
             peer.open(1)
-            peer.say(1, requests.consume(queue, b"all"))
+            peer.say(1, methods.BasicConsume(queue, b"all").encode())
             take(peer, ready)
             if how not in ("close", "disconnect"):
-                ask(peer, requests.cancel(b"all"), methods.BasicCancelOk.KEY)
+                ask(peer, methods.BasicCancel(b"all").encode(), methods.BasicCancelOk.KEY)
                 peer.say(1, said)
                 ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
             elif said:
@@ -131,25 +134,23 @@ def test_very_many_messages_are_removed(service: WatchedService, peer: Peer, how
 
 def test_all_frames_of_a_read_are_little_work_together(service: WatchedService, peer: Peer) -> None:
     queue = a_queue(peer)
-    many = method_frame(1, requests.consume(queue, b"one", no_wait=True)) + method_frame(
-        1, requests.cancel(b"one", True)
-    )
-    peer.send(many * 20_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
+    many = methods.BasicConsume(queue, b"one", no_wait=True).frame(1) + methods.BasicCancel(b"one", True).frame(1)
+    peer.send(many * 20_000, methods.QueueDeclare(queue, passive=True).frame(1))
     peer.wait(methods.QueueDeclareOk.KEY)
-    peer.send(message(1, queue, b"") * 30_000, method_frame(1, methods.QueueDeclare(queue, passive=True).encode()))
+    peer.send(message(1, queue, b"") * 30_000, methods.QueueDeclare(queue, passive=True).frame(1))
     peer.wait(methods.QueueDeclareOk.KEY)
 
 
 def test_frames_that_wait_behind_a_method_are_little_work_together(service: WatchedService, peer: Peer) -> None:
     queue = a_queue(peer)
     one = message(1, queue, b"")
-    get = method_frame(1, methods.QueueDeclare(queue, passive=True).encode())
+    get = methods.QueueDeclare(queue, passive=True).frame(1)
     for _ in range(5):
         peer.send(
             one,
             get,
-            method_frame(1, requests.consume(queue, b"one", no_wait=True))
-            + method_frame(1, requests.cancel(b"one", True)) * 30_000,
+            methods.BasicConsume(queue, b"one", no_wait=True).frame(1)
+            + methods.BasicCancel(b"one", True).frame(1) * 30_000,
         )
     for _ in range(5):
         peer.wait(methods.QueueDeclareOk.KEY)
@@ -166,12 +167,12 @@ def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str,
     ask(peer, calls.encode_call(calls.Select()), calls.DtxMethod.SELECT_OK)
     if kind == "consume":
         fill(peer, queue, BRANCH_MESSAGES)
-        peer.say(1, requests.consume(queue, b"all"))
+        peer.say(1, methods.BasicConsume(queue, b"all").encode())
         take(peer, BRANCH_MESSAGES)
     ask(peer, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)), calls.DtxMethod.START_OK)
     if kind == "consume":
         service.reset()
-        peer.say(1, requests.ack(0, multiple=True))
+        peer.say(1, methods.BasicAck(0, multiple=True).encode())
     else:
         peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
     ask(peer, calls.encode_call(calls.End(xid=xid, fail=False, suspend=False)), calls.DtxMethod.END_OK)
@@ -197,18 +198,23 @@ def test_the_largest_local_transaction_ends(service: WatchedService, peer: Peer,
     if how == "publish":
         peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
     else:
-        peer.say(1, requests.consume(queue, b"all"))
+        peer.say(1, methods.BasicConsume(queue, b"all").encode())
         take(peer, BRANCH_MESSAGES)
-        peer.say(1, requests.cancel(b"all"))
+        peer.say(1, methods.BasicCancel(b"all").encode())
         peer.wait(methods.BasicCancelOk.KEY)
         service.reset()
-        peer.say(1, requests.ack(0, multiple=True) if how == "ack" else requests.nack(0, multiple=True))
+        peer.say(
+            1,
+            methods.BasicAck(0, multiple=True).encode()
+            if how == "ack"
+            else methods.BasicNack(0, multiple=True).encode(),
+        )
     if end == "commit":
         ask(peer, methods.TxCommit().encode(), methods.TxCommitOk.KEY)
     elif end == "rollback":
         ask(peer, methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
     else:
-        ask(peer, requests.close(methods.ChannelClose.KEY, 200, b""), methods.ChannelCloseOk.KEY)
+        ask(peer, methods.ChannelClose(200, b"").encode(), methods.ChannelCloseOk.KEY)
     with logged_in(service.url()) as other:
         ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 
@@ -220,7 +226,7 @@ def with_headers(queue: bytes, exchange: bytes, headers: bytes) -> bytes:
     properties = build({Property.HEADERS: headers})
     return b"".join(
         (
-            method_frame(1, requests.publish(exchange, queue)),
+            methods.BasicPublish(exchange, queue).frame(1),
             header_frame(1, 60, 0, properties),
         )
     )
@@ -277,7 +283,7 @@ def test_a_message_goes_to_very_many_queues(service: WatchedService, peer: Peer)
     for name in names:
         peer.say(1, methods.QueueDeclare(name, exclusive=True, no_wait=True).encode())
         peer.say(1, methods.QueueBind(name, b"amq.fanout", b"").encode())
-        peer.say(1, requests.consume(name, name, no_ack=True, no_wait=True))
+        peer.say(1, methods.BasicConsume(name, name, no_ack=True, no_wait=True).encode())
     for _ in names:
         peer.wait(methods.QueueBindOk.KEY)
     service.reset()
@@ -294,9 +300,9 @@ def test_very_many_messages_leave_their_queue(service: WatchedService, peer: Pee
     queue = a_queue(peer, arguments=arguments(**options))
     fill(peer, queue, MANY)
     if why != "expired":
-        peer.say(1, requests.consume(queue, b"all"))
+        peer.say(1, methods.BasicConsume(queue, b"all").encode())
         take(peer, MANY)
-        peer.say(1, requests.nack(0, multiple=True, requeue=False))
+        peer.say(1, methods.BasicNack(0, multiple=True, requeue=False).encode())
     service.reset()
     wait_until(lambda: count(service, grave) == MANY, seconds=100, what="the dead letters")
 

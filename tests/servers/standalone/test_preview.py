@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import (
     Call,
     Commit,
@@ -84,11 +84,11 @@ def asked(peer: Peer, payload: bytes, answer: int) -> bytes:
     return peer.wait(answer, channel=1).payload[4:]
 
 
-def refusal(peer: Peer, *payloads: bytes) -> content.Close:
+def refusal(peer: Peer, *payloads: bytes) -> methods.ChannelClose:
     """How channel 1 ends; it is open again afterwards."""
     peer.say(1, *payloads)
     close = peer.refusal(1)
-    peer.say(1, requests.CHANNEL_CLOSE_OK)
+    peer.say(1, methods.ChannelCloseOk().encode())
     peer.open(1)
     return close
 
@@ -172,7 +172,7 @@ def test_who_may_not_see_does_not_learn(
     users.remove(user)
     assert answer is not None
     if code:
-        close = content.close(answer.payload)
+        close = methods.ChannelClose.decode(answer.payload)
         assert (answer.key, close.reply_code) == (methods.ChannelClose.KEY, code)
         assert b"refused for user" in close.reply_text
     else:
@@ -216,14 +216,14 @@ def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
         peer.send(message(1, queue, b"%d" % number))
     peer.say(1, encode_call(Select()), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 5)
-    declared = content.declare_ok(peer.wait(methods.QueueDeclareOk.KEY).payload)
+    declared = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload)
     assert declared.message_count == 3
     assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 6)
 
 
 def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
     peer.open(2)
-    peer.say(1, requests.qos(1), requests.qos(2), FLUSH)
+    peer.say(1, methods.BasicQos(0, 1).encode(), methods.BasicQos(0, 2).encode(), FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY, channel=1).payload[4:] == struct.pack(">I", 2)
     peer.say(2, FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY, channel=2).payload[4:] == bytes(4)
@@ -277,7 +277,7 @@ def granted(peer: Peer) -> int:
     return int.from_bytes(asked(peer, ACCESS, methods.AccessRequestOk.KEY), "big")
 
 
-def ticket_refused(close: content.Close, name: str) -> bool:
+def ticket_refused(close: methods.ChannelClose, name: str) -> bool:
     return close.reply_code == 403 and close.reply_text.startswith(b"ACCESS_REFUSED - " + name.encode())
 
 

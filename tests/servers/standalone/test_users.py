@@ -15,7 +15,7 @@ from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError,
 
 from dtx.auth.editing import AccountEditor
 from dtx.cli import run
-from dtx.wire.amqp09 import content, methods, properties, requests
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
@@ -162,9 +162,9 @@ def test_tags_count_for_who_is_connected(users: StandaloneUsers, clerk: str) -> 
     def may_pretend() -> bool:
         client.open(1)
         client.publish(1, "nowhere", properties=raw)
-        client.send(1, requests.qos(0))
+        client.send(1, methods.BasicQos(0, 0).encode())
         refused = client.next_method(1).startswith(methods.ChannelClose.HEAD)
-        client.send(1, requests.CHANNEL_CLOSE_OK) if refused else client.close_channel(1)
+        client.send(1, methods.ChannelCloseOk().encode()) if refused else client.close_channel(1)
         return not refused
 
     with RawClient(users.url(clerk)) as client:
@@ -329,10 +329,10 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
 
 def may_get(client: RawClient, queue: str) -> bool:
     """Whether channel 2, which is open afterwards, may get from an empty queue."""
-    client.send(2, requests.get(queue.encode()))
+    client.send(2, methods.BasicGet(queue.encode()).encode())
     if client.next_method(2).startswith(methods.BasicGetEmpty.HEAD):
         return True
-    client.send(2, requests.CHANNEL_CLOSE_OK)
+    client.send(2, methods.ChannelCloseOk().encode())
     client.open(2)
     return False
 
@@ -344,14 +344,14 @@ def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUse
         client.open(1, select=True)
         client.open(2)
         guest.open(1)
-        client.send(1, requests.consume(queue.encode(), b"tag"))
+        client.send(1, methods.BasicConsume(queue.encode(), b"tag").encode())
         client.read_method(1, methods.BasicConsumeOk.KEY)
         users.permit(clerk, configure="", write="", read="")
         wait_until(lambda: not may_get(client, queue), what="the refusal")
         guest.publish(1, queue)
-        tag = content.deliver(client.read_method(1, methods.BasicDeliver.KEY)).delivery_tag
+        tag = methods.BasicDeliver.decode(client.read_method(1, methods.BasicDeliver.KEY)).delivery_tag
         client.ask(1, Start(xid=xid))
-        client.send(1, requests.ack(tag))
+        client.send(1, methods.BasicAck(tag).encode())
         assert client.ask(1, End(xid=xid)) is XaFlag.OK
         assert client.ask(1, Prepare(xid=xid)) is XaFlag.OK
         assert client.ask(1, Commit(xid=xid)) is XaFlag.OK

@@ -9,7 +9,7 @@ import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dtx.wire.amqp09 import methods, properties, requests, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, method_frame
 from dtx.wire.amqp09.properties import Property
 from tests.evidence.fuzz import amqp10, server
@@ -108,22 +108,22 @@ def test_a_frame_in_pieces_is_held_once(size: int, count: int) -> None:
 
 
 CROWDED: dict[str, list[bytes]] = {
-    "channels": [method_frame(number, requests.CHANNEL_OPEN) for number in range(3, 101)],
+    "channels": [methods.ChannelOpen().frame(number) for number in range(3, 101)],
     "consumers": [
-        method_frame(1, methods.QueueDeclare(b"q").encode()),
-        *(method_frame(1, requests.consume(b"q", b"%d" % number)) for number in range(900)),
+        methods.QueueDeclare(b"q").frame(1),
+        *(methods.BasicConsume(b"q", b"%d" % number).frame(1) for number in range(900)),
     ],
     "bindings": [
-        method_frame(1, methods.QueueDeclare(b"q").encode()),
-        *(method_frame(1, methods.QueueBind(b"q", b"amq.topic", b"%d.*.#" % number).encode()) for number in range(600)),
+        methods.QueueDeclare(b"q").frame(1),
+        *(methods.QueueBind(b"q", b"amq.topic", b"%d.*.#" % number).frame(1) for number in range(600)),
     ],
     "the longest patterns": [
-        method_frame(1, methods.QueueDeclare(b"q").encode()),
-        *(method_frame(1, methods.QueueBind(b"q", b"amq.topic", b"%d" % n + b"." * 250).encode()) for n in range(100)),
+        methods.QueueDeclare(b"q").frame(1),
+        *(methods.QueueBind(b"q", b"amq.topic", b"%d" % n + b"." * 250).frame(1) for n in range(100)),
     ],
     "questions": [
-        method_frame(1, methods.QueueDeclare(b"q").encode()),
-        *[method_frame(1, requests.get(b"q"))] * 1000,
+        methods.QueueDeclare(b"q").frame(1),
+        *[methods.BasicGet(b"q").frame(1)] * 1000,
     ],
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame as pika_frame
 
-from dtx.wire.amqp09 import handshake, methods, requests
+from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.xa.xid import Xid
@@ -18,7 +18,7 @@ from tests.evidence.fuzz import server
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation
 
 SELECT = method_frame(1, encode_call(Select()))
-DECLARED = method_frame(1, methods.QueueDeclare(b"q", durable=True).encode())
+DECLARED = methods.QueueDeclare(b"q", durable=True).frame(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -90,7 +90,7 @@ def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
         ([SELECT], 1),
         ([SELECT, SELECT], 1),
         ([SELECT, method_frame(1, encode_call(Forget(xid=Xid(1, b"unknown"))))], 0),  # 404: the channel is closed
-        ([SELECT, method_frame(1, requests.close(methods.ChannelClose.KEY, 200, b""))], 0),
+        ([SELECT, methods.ChannelClose(200, b"").frame(1)], 0),
         ([SELECT, method_frame(2, SELECT[7:-1])], 2),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dtx.server.standalone.connection.replies.channel_open_ok", fail)
+    monkeypatch.setattr("dtx.server.standalone.connection.methods.ChannelOpenOk.frame", fail)
     with pytest.raises(server.Complaint, match="connection failed"):
         talk(server.TWO_CHANNELS)
 

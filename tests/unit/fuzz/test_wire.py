@@ -17,13 +17,12 @@ from dtx.wire.amqp09 import (
     handshake,
     methods,
     properties,
-    replies,
-    requests,
     tables,
 )
 from dtx.wire.amqp09.answers import recover_ok, split_recover
 from dtx.wire.amqp09.calls import Call, decode_call, encode_call
 from dtx.wire.amqp09.closes import reply_text
+from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame, protocol_header
 from dtx.wire.amqp09.properties import Property
@@ -127,9 +126,12 @@ def test_reading_anything_raises_nothing_but_a_syntax_error(reader: Callable[[by
 
 
 VALID: list[tuple[Callable[[bytes], object], bytes]] = [
-    (content.publish, requests.publish(b"exchange", b"key", 1)),
-    (content.deliver, requests.deliver(b"tag", 7, True, b"exchange", b"key")),
-    (content.consume, requests.consume(b"queue", b"tag", arguments=b"\x01aS\x00\x00\x00\x01b")),
+    (methods.BasicPublish.decode, methods.BasicPublish(b"exchange", b"key", 1).encode()),
+    (methods.BasicDeliver.decode, methods.BasicDeliver(b"tag", 7, True, b"exchange", b"key").encode()),
+    (
+        methods.BasicConsume.decode,
+        methods.BasicConsume(b"queue", b"tag", arguments=b"\x01aS\x00\x00\x00\x01b").encode(),
+    ),
     (methods.QueueDeclare.decode, methods.QueueDeclare(b"queue", arguments=b"\x01aS\x00\x00\x00\x01b").encode()),
     (
         methods.QueueBind.decode,
@@ -228,12 +230,13 @@ def test_client_and_server_agree_about_every_delivery(
     body: bytes,
     frame_max: int,
 ) -> None:
-    where = replies.address(exchange, key)
-    tag = tables.put_short(consumer_tag)
-    octets = replies.delivery(channel, tag, delivery_tag, redelivered, where, b"\x00\x00" + raw, body, frame_max)
-    assert octets == b"".join(
+    method = methods.BasicDeliver(consumer_tag, delivery_tag, redelivered, exchange, key)
+    assert packer(methods.BasicDeliver)(channel, consumer_tag, delivery_tag, redelivered, exchange, key) == (
+        method.frame(channel)
+    )
+    assert content.message(method.frame(channel), channel, b"\x00\x00" + raw, body, frame_max) == b"".join(
         (
-            method_frame(channel, requests.deliver(consumer_tag, delivery_tag, redelivered, exchange, key)),
+            method.frame(channel),
             header_frame(channel, methods.BasicDeliver.KEY >> 16, len(body), b"\x00\x00" + raw),
             *body_frames(channel, body, frame_max),
         )

@@ -15,7 +15,7 @@ from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.frames import Protocol, method_frame
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
@@ -82,7 +82,10 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
         client_frame=fail, takes=lambda _: True, let_go=lambda: None, mode=ChannelMode.PLAIN, tally=None, number=1
     )
     session.channels[1] = broken
-    frames = [(methods.BasicQos.KEY, requests.qos(1)), (methods.BasicGet.KEY, requests.get(b"queue"))]
+    frames = [
+        (methods.BasicQos.KEY, methods.BasicQos(0, 1).encode()),
+        (methods.BasicGet.KEY, methods.BasicGet(b"queue").encode()),
+    ]
     if waited:
         backlog = Backlog()
         for key, payload in frames:
@@ -91,7 +94,7 @@ async def test_an_unforeseen_error_is_logged_and_the_client_hears_internal_error
     else:
         session.client_data(b"".join(method_frame(1, payload) for _, payload in frames))
     assert came == [methods.BasicQos.KEY, methods.BasicGet.KEY]
-    said = content.close(socket.sent[7:-1])
+    said = methods.ConnectionClose.decode(socket.sent[7:-1])
     assert (said.reply_code, said.reply_text) == (541, b"INTERNAL_ERROR - internal error")
     assert "a secret of ours" in capsys.readouterr().out
 

@@ -12,13 +12,13 @@ from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
-from dtx.wire.amqp09 import answers, methods, requests
+from dtx.wire.amqp09 import answers, methods
 from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame, method_frame
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
-CLOSE = requests.close(methods.ChannelClose.KEY, 403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY)
+CLOSE = methods.ChannelClose(403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY).encode()
 ANSWER = answers.flags_ok(1, DtxMethod.PREPARE_OK, XaFlag.RBROLLBACK)
 P = 9
 """The channel at the broker that publishes."""
@@ -117,18 +117,18 @@ def test_an_answer_comes_before_the_end_of_its_channel(rig: Rig, number: int) ->
 def test_a_channel_that_is_gone_can_be_closed_before_its_answer(rig: Rig) -> None:
     """The client waits no longer, and there is nothing left to close but what it publishes on."""
     rig.broker(1, CLOSE)
-    rig.client(requests.close(methods.ChannelClose.KEY, 200, b"never mind"))
-    rig.broker(P, requests.CHANNEL_CLOSE_OK)
+    rig.client(methods.ChannelClose(200, b"never mind").encode())
+    rig.broker(P, methods.ChannelCloseOk().encode())
     rig.finish(ANSWER)
     assert rig.keys == [methods.ChannelCloseOk.KEY]
 
 
 SETTLEMENTS = {
-    "ack": requests.ack(7),
-    "ack up to": requests.ack(7, multiple=True),
-    "ack all": requests.ack(0, multiple=True),
-    "nack": requests.nack(7),
-    "reject": requests.reject(7),
+    "ack": methods.BasicAck(7).encode(),
+    "ack up to": methods.BasicAck(7, multiple=True).encode(),
+    "ack all": methods.BasicAck(0, multiple=True).encode(),
+    "nack": methods.BasicNack(7).encode(),
+    "reject": methods.BasicReject(7).encode(),
     "recover": methods.BasicRecover.HEAD + b"\x01",
 }
 
@@ -137,7 +137,7 @@ SETTLEMENTS = {
 def getting() -> Rig:
     """A channel whose client has the method of a delivery with the tag 7, and asked for what comes behind that."""
     rig = Rig()
-    rig.client(requests.get(b"queue"))
+    rig.client(methods.BasicGet(b"queue").encode())
     rig.broker(1, methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + bytes(7))
     rig.sent.clear()
     return rig
@@ -147,7 +147,7 @@ def getting() -> Rig:
 async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, settlement: bytes) -> None:
     """RabbitMQ takes it as soon as it has sent the method."""
     getting.client(settlement)
-    getting.client(requests.qos(1))
+    getting.client(methods.BasicQos(0, 1).encode())
     getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ async def test_a_settlement_waits_until_its_delivery_is_whole(getting: Rig, sett
 @pytest.mark.parametrize("name", ["ack all", "recover"])
 async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, name: str) -> None:
     """A queue that never runs dry would hold it for ever."""
-    getting.client(requests.get(b"queue"))
+    getting.client(methods.BasicGet(b"queue").encode())
     getting.client(SETTLEMENTS[name])
     getting.broker_frame(1, HEADER, header_frame(1, 60, 2, b"\x00\x00"))
     (body,) = body_frames(1, b"ab", 4096)
@@ -181,12 +181,12 @@ async def test_a_settlement_waits_for_none_that_begins_meanwhile(getting: Rig, n
 
 
 async def test_a_settlement_of_another_delivery_does_not_wait(getting: Rig) -> None:
-    getting.client(requests.ack(8))
+    getting.client(methods.BasicAck(8).encode())
     assert getting.keys[-1] == methods.ChannelClose.KEY
 
 
 async def test_nobody_waits_for_a_delivery_whose_channel_has_ended(getting: Rig) -> None:
-    getting.client(requests.ack(7))
+    getting.client(methods.BasicAck(7).encode())
     getting.broker(1, CLOSE)
     for _ in range(3):
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dtx.server.alongside import unsettled
 from dtx.server.alongside.unsettled import Tally, Unsettled
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 
 NUMBER = 1
@@ -22,6 +22,7 @@ def answer(key: int, *rest: bytes) -> bytes:
 
 
 CONSUME_OK = answer(methods.BasicConsumeOk.KEY, b"\x03tag")
+_SETTLE = {"ack": methods.BasicAck, "nack": methods.BasicNack, "reject": methods.BasicReject}
 CANCEL_OK = answer(methods.BasicCancelOk.KEY, b"\x03tag")
 CANCEL = answer(methods.BasicCancel.KEY, b"\x03tag\x00")
 RECOVER_OK = answer(methods.BasicRecoverOk.KEY)
@@ -65,12 +66,12 @@ class Watched:
 
     def consume(self, *, no_ack: bool = False, tag: bytes = TAG) -> None:
         """A consumer, and the answer to it."""
-        self.ask(requests.consume(QUEUE, tag, no_ack=no_ack))
+        self.ask(methods.BasicConsume(QUEUE, tag, no_ack=no_ack).encode())
         self.hear(answer(methods.BasicConsumeOk.KEY, bytes((len(tag),)), tag))
 
     def deliver(self, *tags: int) -> None:
         """Deliveries that come at once."""
-        self.hear(*(requests.deliver(TAG, tag, False, b"", QUEUE) for tag in tags))
+        self.hear(*(methods.BasicDeliver(TAG, tag, False, b"", QUEUE).encode() for tag in tags))
 
 
 @pytest.fixture
@@ -121,22 +122,23 @@ def test_it_says_that_nothing_is_open_when_and_only_when_that_is_so(steps: list[
             case "get" | "get without ack":
                 last += 1
                 kept += [last] if step == "get" else []
-                channel.ask(requests.get(QUEUE, no_ack=step != "get"))
+                channel.ask(methods.BasicGet(QUEUE, no_ack=step != "get").encode())
                 channel.hear(get_ok(last))
             case "get nothing":
-                channel.ask(requests.get(QUEUE))
+                channel.ask(methods.BasicGet(QUEUE).encode())
                 channel.hear(GET_EMPTY)
             case "ack" | "nack" | "reject" if chosen:
                 kept.remove(chosen)
-                channel.settle({"ack": requests.ack, "nack": requests.nack, "reject": requests.reject}[step](chosen))
+                channel.settle(_SETTLE[step](chosen).encode())
             case "ack up to" | "nack up to" if chosen:
                 kept = [tag for tag in kept if tag > chosen]
-                channel.settle((requests.ack if step == "ack up to" else requests.nack)(chosen, multiple=True))
+                row = methods.BasicAck if step == "ack up to" else methods.BasicNack
+                channel.settle(row(chosen, multiple=True).encode())
             case "ack all":
                 kept = []
-                channel.settle(requests.ack(0, multiple=True))
+                channel.settle(methods.BasicAck(0, multiple=True).encode())
             case "ack unknown":
-                channel.settle(requests.ack(last + 1), requests.ack(last + 5, multiple=True))
+                channel.settle(methods.BasicAck(last + 1).encode(), methods.BasicAck(last + 5, multiple=True).encode())
             case "recover":
                 kept = []
                 channel.hear(RECOVER_OK)
@@ -148,11 +150,11 @@ def test_it_says_that_nothing_is_open_when_and_only_when_that_is_so(steps: list[
 
 
 def test_what_is_not_answered_may_still_bring_a_delivery(watched: Watched) -> None:
-    watched.ask(requests.get(QUEUE))
+    watched.ask(methods.BasicGet(QUEUE).encode())
     assert watched.open() == "with a basic.get that is not answered yet"
     watched.hear(GET_EMPTY)
     assert watched.open() is None
-    watched.ask(requests.consume(QUEUE, TAG))
+    watched.ask(methods.BasicConsume(QUEUE, TAG).encode())
     assert watched.open() is not None
     watched.hear(CONSUME_OK, CANCEL)
     assert watched.open() is None
@@ -160,7 +162,7 @@ def test_what_is_not_answered_may_still_bring_a_delivery(watched: Watched) -> No
 
 def test_a_consumer_without_an_answer_is_one(watched: Watched) -> None:
     """no-wait: "the server will not respond to the method"."""
-    watched.ask(requests.consume(QUEUE, TAG, no_wait=True))
+    watched.ask(methods.BasicConsume(QUEUE, TAG, no_wait=True).encode())
     assert watched.open() is not None
     watched.hear(CANCEL_OK)
     assert watched.open() is None
@@ -168,7 +170,7 @@ def test_a_consumer_without_an_answer_is_one(watched: Watched) -> None:
 
 def test_what_needs_no_acknowledgement_is_not_watched(watched: Watched) -> None:
     watched.consume(no_ack=True)
-    watched.ask(requests.get(QUEUE, no_ack=True))
+    watched.ask(methods.BasicGet(QUEUE, no_ack=True).encode())
     watched.hear(get_ok(5))
     assert not watched.unsettled.by_number
     watched.hear(CANCEL_OK)
@@ -191,10 +193,15 @@ def test_tags_that_are_settled_out_of_order_are_remembered_up_to_a_limit(
     monkeypatch.setattr(unsettled, "_MOST_BEYOND", 3)
     watched.consume()
     watched.deliver(*range(1, 10))
-    watched.settle(requests.ack(4), requests.ack(3), requests.ack(2), requests.ack(1))
+    watched.settle(
+        methods.BasicAck(4).encode(),
+        methods.BasicAck(3).encode(),
+        methods.BasicAck(2).encode(),
+        methods.BasicAck(1).encode(),
+    )
     watched.hear(CANCEL_OK)
     assert watched.open() == "with 5 unacknowledged deliveries: settle them first"
-    watched.settle(*(requests.ack(tag) for tag in range(9, 4, -1)))
+    watched.settle(*(methods.BasicAck(tag).encode() for tag in range(9, 4, -1)))
     assert watched.open() == "that has consumed in ways of which dtx keeps no account: select one before it consumes"
 
 
@@ -205,9 +212,9 @@ def test_settling_up_to_one_tag_after_the_other_looks_at_each_tag_once() -> None
         channel = Watched()
         channel.consume()
         channel.deliver(22_000)
-        channel.settle(*map(requests.ack, remembered))
+        channel.settle(*(methods.BasicAck(tag).encode() for tag in remembered))
         began = time.thread_time()
-        channel.settle(*(requests.ack(tag, multiple=True) for tag in range(1, 3_001)))
+        channel.settle(*(methods.BasicAck(tag, multiple=True).encode() for tag in range(1, 3_001)))
         seconds.append(time.thread_time() - began)
         channel.hear(CANCEL_OK)
         assert channel.open() == f"with {19_000 - len(remembered)} unacknowledged deliveries: settle them first"
@@ -223,8 +230,10 @@ def test_what_only_the_broker_could_read_is_kept_no_account_of(watched: Watched,
 def test_malformed_settlements_settle_nothing(watched: Watched) -> None:
     watched.consume()
     watched.deliver(1)
-    watched.settle(requests.ack(1) + b"\x00", requests.ack(1)[:-1], requests.qos(1))
-    watched.settle(requests.ack(1), channel=NUMBER + 1)
+    watched.settle(
+        methods.BasicAck(1).encode() + b"\x00", methods.BasicAck(1).encode()[:-1], methods.BasicQos(0, 1).encode()
+    )
+    watched.settle(methods.BasicAck(1).encode(), channel=NUMBER + 1)
     watched.hear(CANCEL_OK)
     assert watched.open() is not None
 
@@ -233,7 +242,7 @@ def test_a_recover_settles_only_what_was_delivered_before_it(watched: Watched) -
     """What came behind its answer, in the same breath, is a new delivery."""
     watched.consume()
     watched.deliver(1)
-    watched.hear(RECOVER_OK, requests.deliver(TAG, 2, True, b"", QUEUE))
+    watched.hear(RECOVER_OK, methods.BasicDeliver(TAG, 2, True, b"", QUEUE).encode())
     watched.hear(CANCEL_OK)
     assert watched.open() == "with 1 unacknowledged deliveries: settle them first"
 
@@ -242,9 +251,9 @@ def test_channels_are_told_apart() -> None:
     both = Unsettled()
     for number in (1, 2):
         tally = Tally()
-        tally.asked(methods.BasicConsume.KEY, requests.consume(QUEUE, TAG))
+        tally.asked(methods.BasicConsume.KEY, methods.BasicConsume(QUEUE, TAG).encode())
         both.sort(number, number, tally)
-    frames = (method_frame(2, requests.deliver(TAG, 1, False, b"", QUEUE)), method_frame(9, requests.ack(1)))
+    frames = (methods.BasicDeliver(TAG, 1, False, b"", QUEUE).frame(2), methods.BasicAck(1).frame(9))
     both.from_broker(*FrameSplitter().feed(b"".join(frames)))
     first, second = both.by_number[1], both.by_number[2]
     for tally in (first, second):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pika import frame, spec
 
 from dtx.server.standalone.confirms import Confirms
-from dtx.wire.amqp09 import replies
+from dtx.wire.amqp09 import methods
 
 
 def said(octets: bytes) -> list[tuple[str, int, bool]]:
@@ -29,7 +29,7 @@ def test_publishes_are_counted_from_one() -> None:
 def test_one_message_is_confirmed_by_itself() -> None:
     confirms = Confirms(7)
     confirms.settle(confirms.publish(), safe=True)
-    assert confirms.take() == replies.ack(7, 1, multiple=False)
+    assert confirms.take() == methods.BasicAck(1).frame(7)
     assert confirms.take() == b""
 
 

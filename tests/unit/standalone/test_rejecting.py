@@ -9,7 +9,7 @@ import pytest
 from dtx.log.api import LogError
 from dtx.server.standalone.connection import Connection
 from dtx.store.postgres.store import PostgresStore
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.answers import flags_ok
 from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
@@ -69,7 +69,7 @@ async def rig() -> AsyncIterator[Rig]:
         )
         await hear(connection, wire, message(1, b"dying", b"rejected"))
         await found.call(Select(), Start(xid=XID))
-        await found.say(requests.get(b"dying"))
+        await found.say(methods.BasicGet(b"dying").encode())
         assert found.ready(b"dying") == 0
         yield found
         await leave(connection, parts.manager, lambda: connection.writes)
@@ -90,7 +90,7 @@ def may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def test_the_end_of_the_branch_waits_for_its_dead_letter(rig: Rig, may: asyncio.Event) -> None:
-    assert await rig.say(requests.reject(1, requeue=False)) == b""
+    assert await rig.say(methods.BasicReject(1, requeue=False).encode()) == b""
     assert await rig.call(End(xid=XID), Prepare(xid=XID)) == b""
     may.set()
     assert await rig.say() == flags_ok(1, DtxMethod.END_OK, XaFlag.OK) + flags_ok(1, DtxMethod.PREPARE_OK, XaFlag.OK)
@@ -104,13 +104,13 @@ async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, mon
         raise LogError("the database is away")
 
     monkeypatch.setattr(rig.store, "dead_letters", fail)
-    await rig.say(requests.reject(1, requeue=False))
+    await rig.say(methods.BasicReject(1, requeue=False).encode())
     assert await rig.call(End(xid=XID)) == flags_ok(1, DtxMethod.END_OK, XaFlag.RBROLLBACK)
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)
 
 
 async def test_a_client_that_goes_meanwhile_leaves_the_message(rig: Rig, may: asyncio.Event) -> None:
-    await rig.say(requests.reject(1, requeue=False))
+    await rig.say(methods.BasicReject(1, requeue=False).encode())
     rig.connection.client_gone()
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)
     may.set()
@@ -123,5 +123,5 @@ async def test_a_branch_that_is_rolled_back_rejects_nothing(rig: Rig) -> None:
     entry = manager.known("/", XID)
     assert entry is not None
     manager.doom(entry, "part of its work is lost")
-    await rig.say(requests.reject(1, requeue=False))
+    await rig.say(methods.BasicReject(1, requeue=False).encode())
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)

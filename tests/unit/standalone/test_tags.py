@@ -3,16 +3,16 @@
 import pytest
 
 from dtx.server.standalone.tags import Unsettled
-from dtx.wire.amqp09.content import Settle
+from dtx.wire.amqp09.methods import BasicAck
 from dtx.xa.codes import ReplyCode, XaError
 
 
-def one(tag: int) -> Settle:
-    return Settle(tag, multiple=False, requeue=False)
+def one(tag: int) -> BasicAck:
+    return BasicAck(tag)
 
 
-def up_to(tag: int) -> Settle:
-    return Settle(tag, multiple=True, requeue=False)
+def up_to(tag: int) -> BasicAck:
+    return BasicAck(tag, multiple=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_tag_zero_with_multiple_means_all(unsettled: Unsettled[str]) -> None:
 
 
 @pytest.mark.parametrize("settle", [one(5), one(0), up_to(5)])
-def test_a_tag_that_is_not_outstanding_is_refused(unsettled: Unsettled[str], settle: Settle) -> None:
+def test_a_tag_that_is_not_outstanding_is_refused(unsettled: Unsettled[str], settle: BasicAck) -> None:
     """basic.ack: "The server MUST validate that a non-zero delivery-tag refers to a delivered message"."""
     with pytest.raises(XaError, match="unknown delivery tag") as caught:
         unsettled.take(settle)

@@ -7,9 +7,9 @@ import pytest
 
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09 import content, methods, properties, requests
-from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry
 
@@ -43,11 +43,15 @@ class Broker:
             self.handlers[CHANNEL].frame(key, frame, 0, len(frame))
 
     def confirm(self, tag: int, *, multiple: bool = False, taken: bool = True) -> None:
-        settle = requests.ack(tag, multiple) if taken else requests.nack(tag, multiple, requeue=False)
+        settle = (
+            methods.BasicAck(tag, multiple).encode()
+            if taken
+            else methods.BasicNack(tag, multiple, requeue=False).encode()
+        )
         self.say(method_frame(CHANNEL, settle))
 
     def give_back(self, message: HeldPublish) -> None:
-        returned = requests.returned(312, b"NO_ROUTE", message.exchange, message.routing_key)
+        returned = methods.BasicReturn(312, b"NO_ROUTE", message.exchange, message.routing_key).encode()
         header = header_frame(CHANNEL, methods.BasicReturn.KEY >> 16, len(message.body), message.properties)
         self.say(method_frame(CHANNEL, returned), header, *body_frames(CHANNEL, message.body, 0))
 
@@ -57,12 +61,12 @@ class Owner:
 
     def __init__(self) -> None:
         self.heard: list[tuple[list[object], Fate]] = []
-        self.close: Close | None = None
+        self.close: ChannelClose | None = None
 
     def told(self, names: Sequence[object], fate: Fate) -> None:
         self.heard.append((list(names), fate))
 
-    def closed(self, close: Close) -> None:
+    def closed(self, close: ChannelClose) -> None:
         self.close = close
 
 
@@ -108,8 +112,8 @@ def test_numbers_are_those_of_the_messages_in_their_order(
 def test_a_message_is_published_as_mandatory(channel: ConfirmChannel, broker: Broker) -> None:
     """Else nobody would hear that no queue took it."""
     channel.publish("one", a_message())
-    publish = content.publish(broker.sent[0][7 : 7 + int.from_bytes(broker.sent[0][3:7], "big")])
-    assert publish == (b"x", b"k", content.MANDATORY)
+    publish = methods.BasicPublish.decode(broker.sent[0][7 : 7 + int.from_bytes(broker.sent[0][3:7], "big")])
+    assert publish == methods.BasicPublish(b"x", b"k", methods.MANDATORY)
 
 
 @pytest.mark.parametrize("other", [a_message(b"other"), a_message(key=b"j"), a_message(kept=b"subject")])
@@ -148,10 +152,8 @@ def test_a_return_of_nothing_that_was_sent_ends_the_connection(
 
 def test_the_broker_closes_the_channel(channel: ConfirmChannel, broker: Broker, owner: Owner) -> None:
     channel.publish("one", a_message())
-    broker.say(
-        method_frame(CHANNEL, requests.close(methods.ChannelClose.KEY, 404, b"no exchange", methods.BasicPublish.KEY))
-    )
-    assert owner.close == (404, b"no exchange", methods.BasicPublish.KEY)
+    broker.say(methods.ChannelClose(404, b"no exchange", methods.BasicPublish.KEY).frame(CHANNEL))
+    assert owner.close == methods.ChannelClose(404, b"no exchange", methods.BasicPublish.KEY)
     assert broker.freed
     before = len(broker.sent)
     channel.publish("two", a_message())
@@ -167,7 +169,7 @@ def test_the_end_waits_for_what_was_sent(channel: ConfirmChannel, broker: Broker
     channel.close(lambda: done.append(True))
     broker.confirm(1)
     assert (owner.heard, done) == ([(["one"], Fate.CONFIRMED)], [])
-    broker.say(method_frame(CHANNEL, methods.ChannelCloseOk().encode()))
+    broker.say(methods.ChannelCloseOk().frame(CHANNEL))
     assert done == [True]
     assert broker.freed
 

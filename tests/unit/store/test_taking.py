@@ -16,7 +16,7 @@ from dtx.store.rabbitmq.capture import check_consume
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
-from dtx.wire.amqp09 import content, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import HEADER, FrameSplitter, header_frame, method_frame
 from dtx.wire.amqp09.properties import EMPTY, Property, build
 from dtx.wire.amqp09.tables import MAX_DEPTH, entry, put_short
@@ -54,7 +54,7 @@ class Upstream:
 
 def delivery(consumer: bytes, tag: int) -> list[tuple[int, bytes]]:
     """A message without a body, as frames with their keys."""
-    method = requests.deliver(consumer, tag, redelivered=False, exchange=b"", routing_key=b"q")
+    method = methods.BasicDeliver(consumer, tag, redelivered=False, exchange=b"", routing_key=b"q").encode()
     return [(methods.BasicDeliver.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, EMPTY))]
 
 
@@ -71,18 +71,18 @@ def test_what_still_comes_for_a_client_that_has_left_is_given_back_unless_it_nee
         for key, frame in frames:
             taking.frame(key, frame, 0, len(frame))
 
-    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"held"))
-    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"late", no_ack=no_ack))
+    taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"held").encode())
+    taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"late", no_ack=no_ack).encode())
     for tag in (b"held", b"late"):
         payload = methods.BasicConsumeOk.HEAD + put_short(tag)
         say((methods.BasicConsumeOk.KEY, method_frame(1, payload)))
     say(*delivery(b"held", 1))
-    taking.hold(taking.select(content.ack(requests.ack(1))), "a branch")
+    taking.hold(taking.select(methods.BasicAck.decode(methods.BasicAck(1).encode())), "a branch")
     taking.detach()
     upstream.written.clear()
     say(*delivery(b"late", 2))
     assert [payload for payload in upstream.written if payload[:4] == methods.BasicNack.HEAD] == (
-        [] if no_ack else [requests.nack(2, requeue=True)]
+        [] if no_ack else [methods.BasicNack(2, requeue=True).encode()]
     )
 
 
@@ -103,7 +103,7 @@ def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_lat
         say(methods.BasicConsumeOk.KEY, methods.BasicConsumeOk.HEAD + put_short(tag))
 
     def consume(tag: bytes) -> None:
-        taking.request(methods.BasicConsume.KEY, requests.consume(b"", tag))
+        taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"", tag).encode())
 
     consume(b"a")
     taking.request(methods.QueueDeclare.KEY, methods.QueueDeclare(b"").encode())
@@ -122,7 +122,9 @@ def test_a_consumer_of_the_last_queue_knows_the_name_that_the_broker_chooses_lat
     for tag, consumer in enumerate((b"a", b"b", b"c", b"d", b"e"), 1):
         for key, frame in delivery(consumer, tag):
             taking.frame(key, frame, 0, len(frame))
-    found = {tag: taking.select(content.ack(requests.ack(tag)))[0].queue for tag in range(1, 6)}
+    found = {
+        tag: taking.select(methods.BasicAck.decode(methods.BasicAck(tag).encode()))[0].queue for tag in range(1, 6)
+    }
     assert found == {1: b"before", 2: b"amq.gen-1", 3: b"named", 4: b"named", 5: b"named"}
 
 
@@ -139,18 +141,18 @@ def test_what_dtx_cannot_read_is_given_back_like_everything_else(raw: bytes) -> 
     upstream: Any = Upstream()
     taking = TakingChannel(upstream, 1, 10_000, Budget(10_000), b"q", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
-    taking.request(methods.BasicGet.KEY, requests.get(b"q"))
+    taking.request(methods.BasicGet.KEY, methods.BasicGet(b"q").encode())
     method = methods.BasicGetOk.HEAD + (7).to_bytes(8, "big") + b"\x00" + put_short(b"") * 2 + bytes(4)
     for key, frame in [(methods.BasicGetOk.KEY, method_frame(1, method)), (HEADER, header_frame(1, 60, 0, raw))]:
         taking.frame(key, frame, 0, len(frame))
-    (found,) = taking.select(content.ack(requests.ack(7)))
+    (found,) = taking.select(methods.BasicAck.decode(methods.BasicAck(7).encode()))
     lane: Any = SimpleNamespace(frame_max=1 << 17, impersonates=True, broker=SimpleNamespace(user="guest"))
     with pytest.raises(XaError, match="cannot be put back") as refused:
         check_consume(lane, found)
     assert refused.value.code is ReplyCode.RESOURCE_ERROR
     upstream.written.clear()
     taking.detach()
-    assert requests.nack(7, requeue=True) in upstream.written
+    assert methods.BasicNack(7, requeue=True).encode() in upstream.written
 
 
 def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
@@ -159,7 +161,7 @@ def consuming(max_kept: int) -> tuple[Any, TakingChannel]:
     upstream.hold_client = upstream.release_client = lambda _: None
     taking = TakingChannel(upstream, 1, max_kept, Budget(1 << 30), b"other", upstream)
     taking.owner = SimpleNamespace(forward=lambda *_: None)
-    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"c"))
+    taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"c").encode())
     answer = method_frame(1, methods.BasicConsumeOk.HEAD + put_short(b"c"))
     taking.frame(methods.BasicConsumeOk.KEY, answer, 0, len(answer))
     return upstream, taking
@@ -176,7 +178,7 @@ def test_what_is_too_much_to_keep_is_not_kept_in_part() -> None:
     """--max-kept-bytes: properties are limited by a frame alone."""
     _, taking = consuming(max_kept=1000)
     deliver(taking, 1, build({Property.HEADERS: b"\x01aV" * 1_000}))
-    (kept,) = taking.select(content.Settle(1, multiple=False, requeue=False))
+    (kept,) = taking.select(methods.BasicAck(1))
     assert (kept.properties, kept.body) == (b"", None)
     with pytest.raises(XaError, match="unsettled deliveries exceed --max-kept-bytes"):
         check_consume(SimpleNamespace(), kept)  # type: ignore[arg-type]
@@ -191,7 +193,7 @@ def test_thousands_of_headers_do_not_hold_up_a_recover() -> None:
     began = time.process_time()
     taking.recover()
     assert time.process_time() - began < 0.05
-    assert requests.nack(200, multiple=True) in upstream.written
+    assert methods.BasicNack(200, multiple=True).encode() in upstream.written
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -201,12 +203,14 @@ def test_many_deliveries_are_settled_with_one_method_unless_a_branch_holds_some(
     for tag in range(1, 6):
         deliver(taking, tag, EMPTY)
     if held:
-        taking.hold(taking.select(content.Settle(2, multiple=False, requeue=False)), "a branch")
+        taking.hold(taking.select(methods.BasicAck(2)), "a branch")
     upstream.written.clear()
-    taking.ack(taking.select(content.Settle(4, multiple=True, requeue=False)), multiple=True)
+    taking.ack(taking.select(methods.BasicAck(4, multiple=True)), multiple=True)
     acks = [payload for payload in upstream.written if payload[:4] == methods.BasicAck.HEAD]
-    assert acks == ([requests.ack(tag) for tag in (1, 3, 4)] if held else [requests.ack(4, multiple=True)])
-    assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [5]
+    assert acks == (
+        [methods.BasicAck(tag).encode() for tag in (1, 3, 4)] if held else [methods.BasicAck(4, multiple=True).encode()]
+    )
+    assert [each.tag for each in taking.select(methods.BasicAck(0, multiple=True))] == [5]
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["one by one", "with one method for each part"])
@@ -218,22 +222,22 @@ def test_thousands_of_deliveries_are_settled_in_parts_and_what_follows_comes_beh
     for tag in range(1, count + 1):
         deliver(taking, tag, EMPTY)
     if held:
-        taking.hold(taking.select(content.Settle(7, multiple=False, requeue=False)), "a branch")
+        taking.hold(taking.select(methods.BasicAck(7)), "a branch")
     upstream.written.clear()
-    taking.ack(taking.select(content.Settle(0, multiple=True, requeue=False)), multiple=True)
+    taking.ack(taking.select(methods.BasicAck(0, multiple=True)), multiple=True)
     done = list[bool]()
     taking.then(lambda: done.append(True))
     deliver(taking, count + 1, EMPTY)
     assert taking.unsettled == 1 + held
     with pytest.raises(XaError, match="unknown delivery tag 1"):
-        taking.select(content.Settle(1, multiple=False, requeue=False))
-    commit_ok = method_frame(1, methods.TxCommitOk().encode())
+        taking.select(methods.BasicAck(1))
+    commit_ok = methods.TxCommitOk().frame(1)
     settled = set[int]()
     for _ in range(parts):
         assert not done
         *acks, commit = upstream.written
         upstream.written.clear()
-        assert commit == requests.TX_COMMIT, "nothing may follow it before commit-ok"
+        assert commit == methods.TxCommit().encode(), "nothing may follow it before commit-ok"
         tags = {int.from_bytes(payload[4:12], "big") for payload in acks}
         assert len(tags) <= most
         settled = settled | tags if held else set(range(1, max(tags) + 1))
@@ -248,13 +252,13 @@ def test_what_a_branch_gives_back_is_settled_in_the_order_of_its_tag() -> None:
     upstream, taking = consuming(max_kept=1000)
     for tag in range(1, 6):
         deliver(taking, tag, EMPTY)
-    (second,) = taking.select(content.Settle(2, multiple=False, requeue=False))
+    (second,) = taking.select(methods.BasicAck(2))
     taking.hold([second], "a branch")
     assert taking.unhold(second)
     upstream.written.clear()
-    taking.ack(taking.select(content.Settle(3, multiple=True, requeue=False)), multiple=True)
-    assert upstream.written[0] == requests.ack(3, multiple=True)
-    assert [each.tag for each in taking.select(content.Settle(0, multiple=True, requeue=False))] == [4, 5]
+    taking.ack(taking.select(methods.BasicAck(3, multiple=True)), multiple=True)
+    assert upstream.written[0] == methods.BasicAck(3, multiple=True).encode()
+    assert [each.tag for each in taking.select(methods.BasicAck(0, multiple=True))] == [4, 5]
 
 
 def take(taking: TakingChannel, held: list[Delivery], unit: Unit) -> "asyncio.Future[UnitOutcome | None]":
@@ -273,16 +277,16 @@ async def test_a_branch_takes_its_deliveries_with_one_commit_and_its_receipt(rec
     """Without a receipt the unit's row says so: then nothing may be left in the queue of receipts."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
-    held = taking.select(content.Settle(1, multiple=False, requeue=False))
+    held = taking.select(methods.BasicAck(1))
     taking.hold(held, "a branch")
     upstream.written.clear()
     unit = Unit(number=1, lock="", nonce=uuid4(), receipt=receipt)
     outcome = take(taking, held, unit)
-    published = [requests.publish(b"", b"receipts")] if receipt else []
+    published = [methods.BasicPublish(b"", b"receipts").encode()] if receipt else []
     sent = [payload for payload in upstream.written if int.from_bytes(payload[:4], "big") in SENT]
-    assert sent == [requests.ack(1), *published, requests.TX_COMMIT]
+    assert sent == [methods.BasicAck(1).encode(), *published, methods.TxCommit().encode()]
     assert not outcome.done()
-    commit_ok = method_frame(1, methods.TxCommitOk().encode())
+    commit_ok = methods.TxCommitOk().frame(1)
     taking.frame(methods.TxCommitOk.KEY, commit_ok, 0, len(commit_ok))
     assert await outcome is UnitOutcome.HAPPENED
 
@@ -291,7 +295,7 @@ async def test_a_delivery_that_the_channel_does_not_hold_is_never_taken() -> Non
     """It went back to its queue meanwhile; an acknowledgement would take another message, or close the channel."""
     upstream, taking = consuming(max_kept=1000)
     deliver(taking, 1, EMPTY)
-    (delivery,) = taking.select(content.Settle(1, multiple=False, requeue=False))
+    (delivery,) = taking.select(methods.BasicAck(1))
     taking.hold([delivery], "a branch")
     taking.release([delivery])
     upstream.written.clear()
@@ -321,10 +325,10 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
     upstream.taking_ended = lambda: None
     taking.owner = SimpleNamespace(forward=lambda *_: None, upstream_closed=lambda _: None)
     deliver(taking, 1, EMPTY)
-    held = taking.select(content.Settle(1, multiple=False, requeue=False))
+    held = taking.select(methods.BasicAck(1))
     taking.hold(held, "a branch")
     outcome = take(taking, held, Unit(number=1, lock="", nonce=uuid4()))
-    close = method_frame(1, requests.close(methods.ChannelClose.KEY, 406, b"PRECONDITION_FAILED", failed))
+    close = methods.ChannelClose(406, b"PRECONDITION_FAILED", failed).frame(1)
     taking.frame(methods.ChannelClose.KEY, close, 0, len(close))
     assert await outcome is expected
     assert (upstream.aborted is not None) == (expected is None)

@@ -7,14 +7,14 @@ import pytest
 
 from dtx.store.rabbitmq import validation
 from dtx.store.rabbitmq.validation import Judgement, Validator
-from dtx.wire.amqp09 import methods, properties, requests
-from dtx.wire.amqp09.content import IMMEDIATE, MANDATORY, Close, Publish
+from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish, ChannelClose
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import entry
 
 CHANNEL = 7
-PUBLISH = Publish(b"x", b"key", 0)
+PUBLISH = BasicPublish(b"x", b"key", 0)
 PLAIN = properties.build({})
 
 
@@ -31,7 +31,7 @@ class Broker:
         self.asked = 0
 
     def write(self, data: bytes) -> None:
-        self.asked += data.count(method_frame(CHANNEL, requests.TX_ROLLBACK))
+        self.asked += data.count(methods.TxRollback().frame(CHANNEL))
 
     def _say(self, payload: bytes) -> None:
         frame = method_frame(CHANNEL, payload)
@@ -41,7 +41,7 @@ class Broker:
         self._say(methods.TxRollbackOk().encode())
 
     def refuse(self, code: int = 403) -> None:
-        self._say(requests.close(methods.ChannelClose.KEY, code, b"no"))
+        self._say(methods.ChannelClose(code, b"no").encode())
 
     def reopen(self) -> None:
         self._say(methods.TxSelectOk().encode())
@@ -72,7 +72,7 @@ async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def judged_good(validator: Validator, broker: Broker, publish: Publish = PUBLISH, raw: bytes = PLAIN) -> bool:
+def judged_good(validator: Validator, broker: Broker, publish: BasicPublish = PUBLISH, raw: bytes = PLAIN) -> bool:
     """Whether *publish* is known to be good; else the broker is asked, and approves."""
     judgement = validator.judge(publish, raw)
     if judgement is None:
@@ -91,9 +91,9 @@ async def test_what_was_judged_good_is_not_asked_again(validator: Validator, bro
 @pytest.mark.parametrize(
     ("publish", "raw"),
     [
-        (Publish(b"y", b"key", 0), PLAIN),
-        (Publish(b"x", b"other", 0), PLAIN),
-        (Publish(b"x", b"key", IMMEDIATE), PLAIN),
+        (BasicPublish(b"y", b"key", 0), PLAIN),
+        (BasicPublish(b"x", b"other", 0), PLAIN),
+        (BasicPublish(b"x", b"key", IMMEDIATE), PLAIN),
         (PUBLISH, properties.build({Property.USER_ID: b"somebody"})),
         (PUBLISH, properties.build({Property.EXPIRATION: b"1000"})),
         (PUBLISH, headers(CC="k")),
@@ -102,7 +102,7 @@ async def test_what_was_judged_good_is_not_asked_again(validator: Validator, bro
     ids=["exchange", "routing key", "immediate", "user-id", "expiration", "CC", "BCC"],
 )
 async def test_what_the_broker_judges_by_is_asked_apart(
-    validator: Validator, broker: Broker, publish: Publish, raw: bytes
+    validator: Validator, broker: Broker, publish: BasicPublish, raw: bytes
 ) -> None:
     """Design: "cached per (exchange, routing key, user-id, checked headers)"."""
     assert not judged_good(validator, broker)
@@ -114,14 +114,14 @@ async def test_what_the_broker_judges_by_is_asked_apart(
 @pytest.mark.parametrize(
     ("publish", "raw"),
     [
-        (Publish(b"x", b"key", MANDATORY), PLAIN),
+        (BasicPublish(b"x", b"key", MANDATORY), PLAIN),
         (PUBLISH, properties.build({Property.DELIVERY_MODE: b"\x02", Property.CONTENT_TYPE: b"text/plain"})),
         (PUBLISH, properties.build({Property.MESSAGE_ID: b"one of its own"})),
     ],
     ids=["mandatory", "content type", "message id"],
 )
 async def test_what_it_does_not_judge_by_is_not(
-    validator: Validator, broker: Broker, publish: Publish, raw: bytes
+    validator: Validator, broker: Broker, publish: BasicPublish, raw: bytes
 ) -> None:
     assert not judged_good(validator, broker)
     assert judged_good(validator, broker, publish, raw)
@@ -153,7 +153,7 @@ async def test_a_refusal_is_never_remembered(validator: Validator, broker: Broke
         broker.refuse(code)
         broker.reopen()
         close = judgement.result()
-        assert isinstance(close, Close)
+        assert isinstance(close, ChannelClose)
         assert close.reply_code == code
     assert not judged_good(validator, broker)
     assert broker.asked == 3
@@ -163,9 +163,9 @@ async def test_a_refusal_ends_the_validity_of_what_was_judged_before_for_nobody_
     validator: Validator, broker: Broker
 ) -> None:
     """The channel is closed by one; those behind it are asked again on the next, in their order."""
-    other = Publish(b"y", b"key", 0)
+    other = BasicPublish(b"y", b"key", 0)
     assert not judged_good(validator, broker, other)
-    refused, waiting = validator.judge(PUBLISH, PLAIN), validator.judge(Publish(b"z", b"key", 0), PLAIN)
+    refused, waiting = validator.judge(PUBLISH, PLAIN), validator.judge(BasicPublish(b"z", b"key", 0), PLAIN)
     assert isinstance(refused, Judgement)
     assert isinstance(waiting, Judgement)
     broker.refuse()
@@ -196,7 +196,7 @@ async def test_the_oldest_of_too_many_judgements_is_forgotten(
     validator: Validator, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "_CACHE", 3)
-    targets = [Publish(b"x", b"%d" % number, 0) for number in range(4)]
+    targets = [BasicPublish(b"x", b"%d" % number, 0) for number in range(4)]
     for target in targets:
         assert not judged_good(validator, broker, target)
     assert [judged_good(validator, broker, target) for target in reversed(targets)] == [True, True, True, False]

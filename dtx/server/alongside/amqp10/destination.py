@@ -19,7 +19,7 @@ from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.work import HeldPublish
-from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
@@ -109,7 +109,7 @@ class BrokerDestination:
             if judgement is None or (not judgement.cancelled() and judgement.result() is None):
                 self._publish(delivery, message)
             elif not judgement.cancelled():
-                self._sender.reject(delivery, broker_error(cast("Close", judgement.result())))
+                self._sender.reject(delivery, broker_error(cast("ChannelClose", judgement.result())))
         if self._octets <= _MAX_WAITING:
             self._nodes.home.release(self)
         if self._closing and not line:
@@ -142,7 +142,7 @@ class BrokerDestination:
         elif name.delivery is not None:
             self._sender.answer((name.delivery,), RELEASED)
 
-    def closed(self, close: Close) -> None:
+    def closed(self, close: ChannelClose) -> None:
         """See :class:`~dtx.store.rabbitmq.confirming.Owner`."""
         self._sender.fail(broker_error(close))
 

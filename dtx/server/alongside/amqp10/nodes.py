@@ -32,9 +32,9 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import content, handshake, methods, properties, requests, tables
-from dtx.wire.amqp09.content import Publish
+from dtx.wire.amqp09 import handshake, methods, properties, tables
 from dtx.wire.amqp09.handshake import Credentials
+from dtx.wire.amqp09.methods import BasicPublish
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import SaslCode
 from dtx.wire.amqp10.sasl import PLAIN, Login
@@ -125,7 +125,7 @@ class BrokerNodes:
         try:
             await self.upstream.open(vhost)
             side = await OwnChannel(self.upstream).open()
-            await side.call(requests.TX_SELECT, methods.TxSelectOk.KEY)
+            await side.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         except LoginRefused as error:
             missing = "not found" in str(error)
             raise AmqpError(Condition.NOT_FOUND if missing else Condition.UNAUTHORIZED_ACCESS, str(error)) from error
@@ -187,7 +187,7 @@ class BrokerNodes:
             if address is not None:
                 await self._check_target(address)
             channel = await OwnChannel(self.upstream).open()
-            await channel.call(requests.CONFIRM_SELECT, methods.ConfirmSelectOk.KEY)
+            await channel.call(methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
         except ChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
@@ -289,7 +289,7 @@ class BrokerNodes:
         return found
 
     async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:
-        impossible = requests.consume(queue, b"type", arguments=tables.entry(OFFSET, b"S", b"next"))
+        impossible = methods.BasicConsume(queue, b"type", arguments=tables.entry(OFFSET, b"S", b"next")).encode()
         try:
             await self._ask(impossible, methods.BasicConsumeOk.KEY)
         except ChannelClosed as closed:
@@ -342,7 +342,7 @@ class BrokerNodes:
             methods.QueueDeclare(b"", exclusive=True).encode(), methods.QueueDeclareOk.KEY
         )
         await channel.close()
-        queue = content.declare_ok(payload).queue
+        queue = methods.QueueDeclareOk.decode(payload).queue
         self.upstream.exclusive.add(queue)
         return queue
 
@@ -401,7 +401,7 @@ class BrokerNodes:
         Raises:
             WireError: 502, the properties are malformed.
         """
-        judgement = self._validator.judge(Publish(exchange, routing_key, 0), raw)
+        judgement = self._validator.judge(BasicPublish(exchange, routing_key, 0), raw)
         (self._metrics.validation_hits if judgement is None else self._metrics.validation_misses).inc()
         return judgement
 

@@ -26,7 +26,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp10.states import Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -153,7 +153,7 @@ class BrokerOrigin(Reader):
         if self._phase is Phase.GETTING:
             while receiver.draining and not self._empty and self._gets < min(wanted, _GETS) and not receiver.full:
                 self._gets += 1
-                self._taking.request(methods.BasicGet.KEY, requests.get(self._queue))
+                self._taking.request(methods.BasicGet.KEY, methods.BasicGet(self._queue).encode())
             if self._gets == 0 and not (receiver.draining and wanted > 0 and not self._empty):
                 self._phase = Phase.IDLE
         if self._phase is not Phase.IDLE:

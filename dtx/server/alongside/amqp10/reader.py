@@ -8,8 +8,8 @@ from dtx.server.amqp10.nodes import Receiver
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import content, methods, requests
-from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.xa.codes import ReplyCode
 
@@ -66,9 +66,10 @@ class Reader(ABC):
     def _begin_consumer(self, prefetch: int, arguments: bytes = b"") -> None:
         self._consumer += 1
         self._awaits_consumer = True
-        self._taking.request(methods.BasicQos.KEY, requests.qos(prefetch))
+        self._taking.request(methods.BasicQos.KEY, methods.BasicQos(0, prefetch).encode())
         self._taking.request(
-            methods.BasicConsume.KEY, requests.consume(self._queue, b"%d" % self._consumer, arguments=arguments)
+            methods.BasicConsume.KEY,
+            methods.BasicConsume(self._queue, b"%d" % self._consumer, arguments=arguments).encode(),
         )
 
     def _end_consumer(self) -> None:
@@ -77,11 +78,11 @@ class Reader(ABC):
             self._ends_consumer = True
             return
         self._ends_consumer = False
-        self._taking.request(methods.BasicCancel.KEY, requests.cancel(b"%d" % self._consumer))
+        self._taking.request(methods.BasicCancel.KEY, methods.BasicCancel(b"%d" % self._consumer).encode())
 
     def _is_present(self, payload: bytes) -> bool:
         """Whether an answer of the broker is about the present consumer."""
-        return content.consumer_tag(payload) == b"%d" % self._consumer
+        return methods.BasicConsumeOk.decode(payload).consumer_tag == b"%d" % self._consumer
 
     def _detach(self) -> None:
         """Leave the channel to itself: it goes when nothing is held on it any more. Its consumer goes before."""
@@ -117,7 +118,7 @@ class Reader(ABC):
     def _answered(self, key: int, payload: bytes) -> None:
         """The broker has answered a request."""
 
-    def upstream_closed(self, close: Close) -> None:
+    def upstream_closed(self, close: ChannelClose) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
         if close.reply_code == ReplyCode.NOT_FOUND:  # it was there when the link was attached
             self._deleted()

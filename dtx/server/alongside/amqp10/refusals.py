@@ -3,14 +3,14 @@
 from dtx.server.amqp10.addresses import Address, ExchangeAddress
 from dtx.server.amqp10.errors import amqp_error
 from dtx.store.rabbitmq.upstream import words
-from dtx.wire.amqp09.content import Close
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.xa.codes import ReplyCode, XaError
 
 _KNOWN = frozenset(ReplyCode)
 
 
-def broker_error(close: Close) -> AmqpError:
+def broker_error(close: ChannelClose) -> AmqpError:
     """The broker's own words, with the condition that says the same as its reply code."""
     if close.reply_code not in _KNOWN:
         return AmqpError(Condition.INTERNAL_ERROR, words(close))

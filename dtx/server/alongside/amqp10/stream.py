@@ -27,8 +27,8 @@ from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
 from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.tables import Entry
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.states import Modified, Outcome
@@ -193,7 +193,7 @@ class StreamOrigin(Reader):
         else:
             super()._fail(error)
 
-    def upstream_closed(self, close: Close) -> None:
+    def upstream_closed(self, close: ChannelClose) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Owner`."""
         if not self._taken.done():
             self._taken.set_exception(ChannelClosed(close))

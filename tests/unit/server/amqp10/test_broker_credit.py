@@ -11,7 +11,7 @@ from dtx.server.alongside.amqp10.origin import BrokerOrigin
 from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp09.tables import put_short
@@ -73,16 +73,16 @@ class Broker:
     def _do(self, key: int, payload: bytes) -> None:
         match key:
             case methods.BasicQos.KEY:
-                self._prefetch = content.qos(payload).prefetch_count
+                self._prefetch = methods.BasicQos.decode(payload).prefetch_count
                 assert self._prefetch > 0, "that would be no limit"
             case methods.BasicConsume.KEY:
                 assert self._consumer is None, "two consumers"
-                self._consumer = content.consume(payload).consumer_tag
+                self._consumer = methods.BasicConsume.decode(payload).consumer_tag
                 self.consumers += 1
                 self._room = self._prefetch
                 self._say(methods.BasicConsumeOk.HEAD + put_short(self._consumer))
             case methods.BasicCancel.KEY:
-                tag = content.cancel(payload).consumer_tag
+                tag = methods.BasicCancel.decode(payload).consumer_tag
                 assert tag == self._consumer
                 self._consumer = None
                 self._say(methods.BasicCancelOk.HEAD + put_short(tag))

@@ -5,7 +5,7 @@ from typing import Any
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget, Delivery
-from dtx.wire.amqp09 import methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp09.tables import put_short
@@ -36,7 +36,7 @@ def test_the_queue_of_a_delivery_behind_cancel_ok_is_known() -> None:
         frame = method_frame(1, key.to_bytes(4, "big") + payload)
         taking.frame(key, frame, 0, len(frame))
 
-    taking.request(methods.BasicConsume.KEY, requests.consume(b"q", b"7"))
+    taking.request(methods.BasicConsume.KEY, methods.BasicConsume(b"q", b"7").encode())
     say(methods.BasicConsumeOk.KEY, put_short(b"7"))
     say(methods.BasicCancelOk.KEY, put_short(b"7"))
     say(methods.BasicDeliver.KEY, put_short(b"7") + (1).to_bytes(8, "big") + b"\x00" + put_short(b"") + put_short(b"q"))

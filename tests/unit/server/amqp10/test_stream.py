@@ -11,15 +11,15 @@ from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, UpstreamLost
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.content import Close
 from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import put_short
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.values import Timestamp, Value
 
-GONE = Close(404, b"no stream", 0)
-REFUSED = Close(403, b"no", 0)
+GONE = ChannelClose(404, b"no stream", 0)
+REFUSED = ChannelClose(403, b"no", 0)
 
 
 class Channel:
