@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from dtx.client.errors import XAER_NOTA
-from dtx.client.tm import DtxResource, Pep249Resource, Transaction, TransactionManager, points
-from dtx.client.tm.points import Point
+from dtx.client.tm import DtxResource, Pep249Resource, Transaction, TransactionManager, steps
+from dtx.client.tm.steps import Point
 from tests.support.postgres import PostgresServer
 from tests.support.rabbitmq import RabbitNode
 from tests.support.service import ADMIN, DtxService
@@ -219,15 +219,15 @@ def left_at(tm: TransactionManager, point: Point, *names: str) -> Transaction:
 
     def reached(here: Point) -> None:
         if here is point:
-            points.arm(None)
+            steps.arm(None)
             raise Died
 
     tx = tm.begin()
     write(tx, new_id(), *(names or ALL))
-    points.arm(reached)
+    steps.arm(reached)
     try:
         with pytest.raises(Died):
             tx.commit()
     finally:
-        points.arm(None)
+        steps.arm(None)
     return tx

@@ -17,7 +17,7 @@ from typing import Any
 import aio_pika
 import psycopg
 
-from dtx.client.tm import DtxResource, OutcomeUnknown, Pep249Resource, RolledBack, TransactionManager, points
+from dtx.client.tm import DtxResource, OutcomeUnknown, Pep249Resource, RolledBack, TransactionManager, steps
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
 from tests.support.tm import write
 
@@ -38,12 +38,12 @@ def arm(fates: list[list[int]]) -> None:
     """Die when one of these points is reached for the so-manieth time."""
     seen = Counter[int]()
 
-    def reached(here: points.Point) -> None:
+    def reached(here: steps.Point) -> None:
         seen[here] += 1
         if [int(here), seen[here]] in fates:
             os._exit(DIED_AT + here)
 
-    points.arm(reached)
+    steps.arm(reached)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ in recovery, wherever                                 the next round goes on
 """
 
 from dtx.client.tm.commitment import Outcome
-from dtx.client.tm.core import open_log
+from dtx.client.tm.databases import open_log
 from dtx.client.tm.decisions import Decision, DecisionLog, DecisionRow
 from dtx.client.tm.errors import (
     HeuristicCommit,

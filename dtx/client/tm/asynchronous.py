@@ -14,10 +14,10 @@ from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.core import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.decisions import DecisionLog
-from dtx.client.tm.driving import Work, drive_async
 from dtx.client.tm.pool import ANSWER_SECONDS, Pool
 from dtx.client.tm.recovery import RecoveryReport
 from dtx.client.tm.sessions import AsyncDrivenSession, AsyncSession, DtxCore
+from dtx.client.tm.steps import Work, drive_async
 from dtx.xa.xid import Xid
 
 _log: Final = logging.getLogger("dtx.client.tm")

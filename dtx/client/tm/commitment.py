@@ -50,8 +50,7 @@ from dtx.client.tm.errors import (
     TransactionError,
     heuristic_error,
 )
-from dtx.client.tm.points import Point
-from dtx.client.tm.steps import Acquire, Ask, Reach, Release, Steps, Write
+from dtx.client.tm.steps import Acquire, Ask, Point, Reach, Release, Steps, Write
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import State
 from dtx.xa.xid import Xid

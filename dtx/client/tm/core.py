@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from dtx.client.tm import commitment, points
+from dtx.client.tm import commitment, steps
 from dtx.client.tm.commitment import Branch, Outcome, Plan
+from dtx.client.tm.databases import open_log
 from dtx.client.tm.decisions import Decision, DecisionLog
-from dtx.client.tm.driving import Work
 from dtx.client.tm.errors import (
     HeuristicOutcome,
     Misuse,
@@ -31,9 +31,8 @@ from dtx.client.tm.errors import (
     TransactionError,
 )
 from dtx.client.tm.names import FORMAT_ID, Gtrid, Identity
-from dtx.client.tm.points import Point
 from dtx.client.tm.recovery import RecoveryReport, Round
-from dtx.client.tm.steps import Steps, calls
+from dtx.client.tm.steps import Point, Steps, Work, calls
 from dtx.xa.xid import Xid
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -352,7 +351,7 @@ class BaseTransaction:
             session = known.around(handle)
             yield partial(session.start, xid)
         self._branches[known.name] = Branch(known, session, xid)
-        points.at(Point.BEGUN)
+        steps.reach(Point.BEGUN)
         return session.handle
 
     def _committing(self) -> Work[Outcome]:
@@ -409,24 +408,3 @@ class BaseTransaction:
             self._manager.leave(self._token)
             self._token = None
         return self.state is TransactionState.ACTIVE
-
-
-def open_log(where: str | Path | DecisionLog) -> DecisionLog:
-    """A log.
-
-    Args:
-        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log itself.
-
-    Raises:
-        LogFailed: it cannot be opened.
-    """
-    if isinstance(where, DecisionLog):
-        return where
-    text = str(where)
-    if text.startswith(("postgresql://", "postgres://")):
-        from dtx.client.tm.postgres import PostgresLog
-
-        return PostgresLog(text)
-    from dtx.client.tm.sqlite import SqliteLog
-
-    return SqliteLog(Path(text.removeprefix("sqlite://")) if text.startswith("sqlite:///") else Path(text))

@@ -10,19 +10,33 @@ commit what was rolled back behind its back; nor can a commit that is stuck in a
                resources (JSON: the names of the resources with a branch that votes, which are the bquals),
                recoveries (how often recovery took it up)
     heuristic  gtrid, resource (together the primary key), outcome, decision, reason, at, forgotten (null: not yet)
+
+:class:`DecisionLog` has the statements, their order, and what a row means. :mod:`dtx.client.tm.databases` says how a
+database is reached, what a transaction is there, and how it writes times and the schema of a table.
 """
 
+import json
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final, Self
+from functools import wraps
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 from dtx.client.tm.errors import HeuristicReport, LogFailed
+from dtx.xa.codes import Heuristic
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_L = TypeVar("_L", bound="DecisionLog")
 _FINISHED_KEPT: Final = 200
 """Finished decisions that wait for the next write, which takes them along without an fsync of their own."""
+_COLUMNS: Final = "gtrid, format_id, node, decision, at, finished, resources, recoveries"
+_KNOWN_AT_ONCE: Final = 400
+"""Keys in one query: SQLite has had a limit of 999 values."""
 
 
 class Decision(StrEnum):
@@ -65,12 +79,50 @@ class Batch:
     finished: list[tuple[bytes, datetime]] = field(default_factory=list)
 
 
+class Statements(Protocol):
+    """An open transaction of the log."""
+
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a query; all its rows."""
+
+    def change(self, statement: str, values: Sequence[object] = ()) -> int:
+        """Run a statement; how many rows it changed."""
+
+    def each(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """Run a statement with one row of values after the other."""
+
+
+def twice(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L, _P], _R]:
+    """Once more on a new connection where the connection was lost: the server may have restarted since the last call.
+
+    Nothing here does harm when it is done twice: a decision that came in the first time is found, and stands.
+    """
+
+    @wraps(method)
+    def retried(log: _L, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(log, *args, **kwargs)
+        except LogFailed as error:
+            if not log.lost(error):
+                raise
+        return method(log, *args, **kwargs)
+
+    return retried
+
+
 class DecisionLog(ABC):
-    """A log of decisions. Several threads may use it, and several processes of one node.
+    """A log of decisions in two tables of a database. Several threads may use it, and several processes of one node.
 
     Every method raises :class:`~dtx.client.tm.errors.LogFailed` where the log cannot be used. After that of
     :meth:`decide` or :meth:`fence` it is *not known* whether the row was written: :meth:`fence` finds out.
+
+    Statements are written with ``%s`` for values, and with ``tm.`` before the names of tables.
     """
+
+    tables: ClassVar[str]
+    """What stands before the name of a table."""
+    placeholder: ClassVar[str]
+    """What stands for a value."""
 
     def __init__(self) -> None:
         self._queue = threading.Lock()
@@ -145,43 +197,98 @@ class DecisionLog(ABC):
             for entry in batch.entries:
                 entry.settled = True
 
-    @abstractmethod
+    @twice
     def write(self, batch: Batch) -> None:
         """Write *batch* in one transaction, durable when this returns; fill in what stands."""
+        # In the order of their keys, so that two processes never wait for each other.
+        entries = sorted(batch.entries, key=lambda entry: entry.row.gtrid)
+        stands: dict[bytes, Decision] = {}
+        with self.transaction() as tm:
+            tm.each(
+                self.sql(
+                    "INSERT INTO tm.decision (gtrid, format_id, node, decision, at, resources)"
+                    " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid) DO NOTHING"
+                ),
+                [self._values(entry.row) for entry in entries],
+            )
+            tm.each(
+                self.sql("UPDATE tm.decision SET finished = %s WHERE gtrid = %s AND finished IS NULL"),
+                [(self.when(at), gtrid) for gtrid, at in sorted(batch.finished)],
+            )
+            for some in _portions([entry.row.gtrid for entry in entries]):
+                # A statement of its own: it sees a row of somebody else that the insert had to wait for.
+                marks = ", ".join(["%s"] * len(some))
+                query = f"SELECT gtrid, decision FROM tm.decision WHERE gtrid IN ({marks})"  # noqa: S608 - only marks
+                stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(self.sql(query), some)}
+        for entry in entries:  # only now is it durable
+            entry.stands = stands[entry.row.gtrid]
 
-    @abstractmethod
+    def _values(self, row: DecisionRow) -> tuple[object, ...]:
+        return row.gtrid, row.format_id, row.node, row.decision.value, self.when(row.at), json.dumps(row.resources)
+
+    @twice
     def read(self, gtrid: bytes) -> DecisionRow | None:
         """The decision about a transaction, ``None``: there is none, so it is rolled back."""
+        found = self._decisions("WHERE gtrid = %s", (gtrid,))
+        return found[0] if found else None
 
-    @abstractmethod
+    @twice
     def unfinished(self, node: str, decision: Decision = Decision.COMMIT) -> list[DecisionRow]:
         """Decisions of a node that are not finished, the oldest first."""
+        where = "WHERE node = %s AND finished IS NULL AND decision = %s ORDER BY at"
+        return self._decisions(where, (node, decision.value))
 
-    @abstractmethod
+    def _decisions(self, where: str, values: Sequence[object]) -> list[DecisionRow]:
+        with self.transaction() as tm:
+            found = tm.rows(self.sql(f"SELECT {_COLUMNS} FROM tm.decision {where}"), values)  # noqa: S608 - our words
+        return [_decision(*row) for row in found]
+
+    @twice
     def take_up(self, gtrid: bytes) -> None:
         """Count, durably, that recovery is about to complete the branches of a transaction."""
+        self._change("UPDATE tm.decision SET recoveries = recoveries + 1 WHERE gtrid = %s", gtrid)
 
-    @abstractmethod
+    @twice
     def withdraw(self, gtrid: bytes) -> None:
         """Remove a decision to roll back that turned out to be none of ours: the branch decided alone, in one phase."""
+        self._change("DELETE FROM tm.decision WHERE gtrid = %s AND decision = 'rollback'", gtrid)
 
-    @abstractmethod
+    @twice
     def prune(self, older: timedelta) -> int:
         """Remove decisions that were finished so long ago; how many. Heuristic outcomes are kept."""
+        before = self.when(now() - older)
+        return self._change(
+            "DELETE FROM tm.decision WHERE finished < %s OR (decision = 'rollback' AND at < %s)", before, before
+        )
 
     # -- heuristic outcomes -------------------------------------------------------------------------------------------
 
-    @abstractmethod
+    @twice
     def record(self, report: HeuristicReport) -> None:
         """Make a heuristic outcome durable; a second report of the same branch changes nothing."""
+        values = report.gtrid, report.resource, report.outcome.value, report.decision, report.reason, self.when(now())
+        self._change(
+            "INSERT INTO tm.heuristic (gtrid, resource, outcome, decision, reason, at)"
+            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid, resource) DO NOTHING",
+            *values,
+        )
 
-    @abstractmethod
+    @twice
     def forgotten(self, gtrid: bytes, resource: str) -> None:
         """The resource has forgotten it."""
+        self._change(
+            "UPDATE tm.heuristic SET forgotten = %s WHERE gtrid = %s AND resource = %s AND forgotten IS NULL",
+            *(self.when(now()), gtrid, resource),
+        )
 
-    @abstractmethod
+    @twice
     def heuristics(self, *, unforgotten: bool = False) -> list[tuple[HeuristicReport, datetime, datetime | None]]:
         """Reports with the times at which they were recorded and forgotten, the oldest first."""
+        query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM tm.heuristic"
+        query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
+        with self.transaction() as tm:
+            found = tm.rows(self.sql(query))
+        return [_heuristic(*row) for row in found]
 
     # -- who lives ----------------------------------------------------------------------------------------------------
 
@@ -203,7 +310,66 @@ class DecisionLog(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # -- the database -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[Statements]:
+        """One transaction, durable when it is left; after any error its connection is not used again.
+
+        Raises:
+            LogFailed: it failed. Whether it is durable all the same is not known.
+        """
+
+    def lost(self, error: LogFailed) -> bool:  # noqa: ARG002 - a file is no connection that is lost
+        """Whether a connection was lost, and trying once more on another one may do."""
+        return False
+
+    @abstractmethod
+    def when(self, at: datetime) -> object:
+        """A time, as a value of a statement."""
+
+    def sql(self, statement: str) -> str:
+        """*statement* as this database wants it."""
+        return statement.replace("tm.", self.tables).replace("%s", self.placeholder)
+
+    def _change(self, statement: str, *values: object) -> int:
+        with self.transaction() as tm:
+            return tm.change(self.sql(statement), values)
+
 
 def now() -> datetime:
     """This moment, UTC."""
     return datetime.now(UTC)
+
+
+def _portions(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[first : first + _KNOWN_AT_ONCE] for first in range(0, len(keys), _KNOWN_AT_ONCE))
+
+
+def _decision(
+    gtrid: Any, format_id: int, node: str, decision: str, at: Any, finished: Any, resources: Any, recoveries: int
+) -> DecisionRow:
+    return DecisionRow(
+        gtrid=bytes(gtrid),
+        format_id=format_id,
+        node=node,
+        decision=Decision(decision),
+        at=_time(at),
+        finished=finished and _time(finished),
+        resources=tuple(json.loads(resources) if isinstance(resources, str) else resources),
+        recoveries=recoveries,
+    )
+
+
+def _heuristic(
+    gtrid: Any, resource: str, outcome: str, decision: str, reason: str, at: Any, forgotten: Any
+) -> tuple[HeuristicReport, datetime, datetime | None]:
+    report = HeuristicReport(
+        gtrid=bytes(gtrid), resource=resource, outcome=Heuristic(outcome), decision=decision, reason=reason
+    )
+    return report, _time(at), forgotten and _time(forgotten)
+
+
+def _time(found: datetime | str) -> datetime:
+    """A time, as a query found it: SQLite has ISO 8601."""
+    return datetime.fromisoformat(found) if isinstance(found, str) else found

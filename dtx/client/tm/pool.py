@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, Final
 
 from dtx.client.errors import XAER_RMFAIL
-from dtx.client.tm.driving import Work
 from dtx.client.tm.names import check_resource_name
+from dtx.client.tm.steps import Work
 from dtx.xa.xid import Xid
 
 IDLE_SESSIONS: Final = 16

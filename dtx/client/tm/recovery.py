@@ -21,8 +21,7 @@ from dtx.client.tm.commitment import Branch, Completion, complete
 from dtx.client.tm.decisions import Decision, DecisionRow, now
 from dtx.client.tm.errors import HeuristicReport, TransactionError
 from dtx.client.tm.names import Gtrid, Identity
-from dtx.client.tm.points import Point
-from dtx.client.tm.steps import Acquire, Ask, Reach, Release, Steps, Write
+from dtx.client.tm.steps import Acquire, Ask, Point, Reach, Release, Steps, Write
 from dtx.xa.xid import Xid
 
 

@@ -17,9 +17,9 @@ from pika.exceptions import AMQPError
 from dtx.client.blocking import Coordinator, XAResource
 from dtx.client.connections import alive, unreachable
 from dtx.client.errors import XAER_RMFAIL
-from dtx.client.tm.driving import drive
 from dtx.client.tm.pool import ANSWER_SECONDS, Pool
 from dtx.client.tm.sessions import DrivenSession, DtxCore, Handle, Session
+from dtx.client.tm.steps import drive
 from dtx.xa.xid import Xid
 
 

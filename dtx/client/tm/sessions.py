@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dtx.client.errors import XAException, XARollback
-from dtx.client.tm.driving import Work, drive, drive_async
+from dtx.client.tm.steps import Work, drive, drive_async
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 

@@ -1,23 +1,116 @@
-"""What the two-phase commit asks its shell to do. The algorithms are generators that yield steps, and get answers.
+"""What the two-phase commit asks its shell to do, and how threads and asyncio do it.
 
-So there is one algorithm for threads and for asyncio, and it can be tested without any resource. An answer is what was
-asked for, or the XAException or TransactionError that came instead: nothing is raised into an algorithm.
+There is one algorithm for threads and for asyncio, and it can be tested without any resource. It has two layers, both
+generators:
+
+- Commitment and recovery yield *steps*. The answer to a step is what was asked for, or the XAException or
+  TransactionError that came instead: nothing is raised into these algorithms.
+- *Work* yields calls, and whoever drives it makes them, or awaits them. What a call returns or raises comes back from
+  its ``yield``, so ``try`` and ``finally`` mean what they always mean. :func:`calls` turns steps into work.
+
+:class:`Point` names the instants at which tests let a transaction manager die. Nothing happens there unless a test
+armed them.
 """
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 from dtx.client.errors import XAER_RMFAIL, XAException
-from dtx.client.tm import points
 from dtx.client.tm.decisions import DecisionLog
-from dtx.client.tm.driving import Work, drive
 from dtx.client.tm.errors import LogFailed, TransactionError
-from dtx.client.tm.points import Point
 from dtx.xa.xid import Xid
 
 T = TypeVar("T")
+Work = Generator[Callable[[], Any], Any, T]
+"""Calls in their order, and a result."""
+
+
+def drive(work: Work[T]) -> T:
+    """Make the calls of *work* in this thread; its result."""
+    try:
+        call = next(work)
+        while True:
+            try:
+                answer = call()
+            except BaseException as error:  # noqa: BLE001 - it goes to where the call was made
+                call = work.throw(error)
+            else:
+                call = work.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def drive_async(work: Work[T]) -> T:
+    """Make the calls of *work* in this task, and await each; its result."""
+    try:
+        call = next(work)
+        while True:
+            try:
+                answer = await call()
+            except BaseException as error:  # noqa: BLE001 - it goes to where the call was made
+                call = work.throw(error)
+            else:
+                call = work.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class Point(IntEnum):
+    """Where a transaction is, and what dying there means. README has the table."""
+
+    BEGUN = 1
+    """The branches exist; work is done in them."""
+    ENDED = 2
+    """One more branch is dissociated from its channel."""
+    PREPARED = 3
+    """One more branch is prepared."""
+    VOTED = 4
+    """All branches are prepared; nothing is decided."""
+    DECIDED = 5
+    """The decision to commit is durable; no branch was told."""
+    COMMITTED = 6
+    """One more branch is committed."""
+    COMPLETED = 7
+    """All branches are told; the log calls the decision unfinished."""
+    FINISHED = 8
+    """The log was told that all of it is done."""
+    ONE_PHASE_BEFORE = 9
+    """The only branch that has work is about to be committed in one phase."""
+    ONE_PHASE_AFTER = 10
+    """It is committed, or not; the application was not told."""
+    ROLLED_BACK = 11
+    """One more branch is rolled back."""
+    HEURISTIC_RECORDED = 12
+    """The log has a heuristic outcome; the resource has not forgotten it."""
+    HEURISTIC_FORGOTTEN = 13
+    """The resource has forgotten it; the log does not know that."""
+    RECOVERY_SCANNED = 14
+    """Recovery knows which branches one more resource has in doubt."""
+    RECOVERY_FENCED = 15
+    """Recovery has made it durable that an orphan will never commit; the branch is still there."""
+    RECOVERY_TAKEN_UP = 16
+    """Recovery has written that it completes an unfinished decision; no branch was told."""
+    RECOVERY_COMPLETED = 17
+    """Recovery has completed one more branch."""
+    RECOVERY_FINISHED = 18
+    """Recovery has told the log that a decision is finished."""
+
+
+_armed: Final[list[Callable[[Point], None]]] = []
+
+
+def reach(point: Point) -> None:
+    """Tell the test that armed the points, if any."""
+    for told in _armed:
+        told(point)
+
+
+def arm(reached: Callable[[Point], None] | None) -> None:
+    """From now on *reached* is called at each point, ``None``: nothing is; for tests."""
+    _armed[:] = [] if reached is None else [reached]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +186,7 @@ def calls(steps: Steps[T], write: Callable[[Callable[[DecisionLog], Any]], Any])
                 case Write(call=call):
                     answer = yield partial(write, call)
                 case Reach(point=point):
-                    points.at(point)
+                    reach(point)
                     answer = None
                 case _:
                     assert_never(step)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.support.broker import MODES
 from tests.support.nursery import Nursery
 from tests.support.rabbitmq import RabbitNode

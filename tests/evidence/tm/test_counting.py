@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.evidence.tm.campaign import IN_RECOVERY, IN_WORK, Ended, Tally, compare, count, ids, table
 from tests.support.tm import ALL
 from tests.support.tm_child import DIED_AT

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import pytest
 
 from dtx.client.tm import Decision, RolledBack
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.evidence.tm.campaign import nursery, play, program
 from tests.support.broker import MODES, Mode
 from tests.support.nursery import Nursery

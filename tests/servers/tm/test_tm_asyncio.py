@@ -25,9 +25,9 @@ from dtx.client import (
     XaFlag,
 )
 from dtx.client.aio import Coordinator, XAResource
-from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, TimedOut, points
+from dtx.client.tm import HeuristicMixed, Misuse, RolledBack, TimedOut, steps
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.support.client import new_xid
 from tests.support.tm import ALL, World, new_id
 
@@ -341,7 +341,7 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
     world: World, manager: AsyncTransactionManager, times: int
 ) -> None:
     reached = asyncio.Event()
-    points.arm(lambda point: reached.set() if point is Point.PREPARED else None)
+    steps.arm(lambda point: reached.set() if point is Point.PREPARED else None)
 
     async def work() -> None:
         async with manager.transaction() as tx:
@@ -356,7 +356,7 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
         with pytest.raises(asyncio.CancelledError):
             await task
     finally:
-        points.arm(None)
+        steps.arm(None)
     assert everywhere(world) == [{"one"}] * 4
     assert world.in_doubt() == []
 
@@ -364,12 +364,12 @@ async def test_a_cancelled_commit_comes_to_its_end_first(
 async def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(
     world: World, manager: AsyncTransactionManager
 ) -> None:
-    points.arm(lambda point: world.services["q2"].kill9() if point is Point.DECIDED else None)
+    steps.arm(lambda point: world.services["q2"].kill9() if point is Point.DECIDED else None)
     try:
         async with manager.transaction() as tx:
             await write(tx, "one", *ALL)
     finally:
-        points.arm(None)
+        steps.arm(None)
     assert tx.outcome is not None
     assert tx.outcome.unfinished == ("q2",)
     world.services["q2"].start()
@@ -384,14 +384,14 @@ async def test_a_heuristic_outcome_is_raised(world: World, manager: AsyncTransac
         if point is Point.DECIDED:
             world.decide("q1", "rollback")
 
-    points.arm(decided)
+    steps.arm(decided)
     try:
         tx = manager.transaction()
         await write(tx, "one", *ALL)
         with pytest.raises(HeuristicMixed):
             await tx.commit()
     finally:
-        points.arm(None)
+        steps.arm(None)
     assert world.in_doubt() == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from dtx.client.tm.asynchronous import AsyncDtxResource, AsyncPep249Resource, AsyncTransactionManager
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.support.processes import wait_until
 from tests.support.tm import ALL, World, left_at
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dtx.client.tm import DtxResource, Pep249Resource, RolledBack
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.support.tm import World, left_at
 
 psycopg2 = pytest.importorskip("psycopg2", reason="psycopg2 is not installed: pip install psycopg2-binary")

@@ -22,11 +22,11 @@ from dtx.client.tm import (
     OutcomeUnknown,
     Pep249Resource,
     RolledBack,
-    points,
+    steps,
 )
 from dtx.client.tm.decisions import DecisionRow, now
 from dtx.client.tm.names import Gtrid
-from dtx.client.tm.points import Point
+from dtx.client.tm.steps import Point
 from tests.support.broker import only_alongside
 from tests.support.processes import wait_until
 from tests.support.tm import ALL, World, left_at, new_id, write
@@ -110,16 +110,16 @@ def test_a_transaction_that_runs_in_this_process_is_left_alone(world: World) -> 
 
         def reached(here: Point) -> None:
             if here in (Point.VOTED, Point.DECIDED):
-                points.arm(None)
+                steps.arm(None)
                 seen.append(tm.recover())
-                points.arm(reached)
+                steps.arm(reached)
 
-        points.arm(reached)
+        steps.arm(reached)
         try:
             with tm.transaction() as tx:
                 write(tx, "one", *ALL)
         finally:
-            points.arm(None)
+            steps.arm(None)
         assert len(seen) == 2
         for report in seen:
             assert (report.committed, report.rolled_back, report.waiting) == ([], [], {})
@@ -133,12 +133,12 @@ def test_a_resource_that_is_down_in_the_second_phase_is_told_by_recovery(world: 
             if here is Point.DECIDED:
                 world.services["q1"].kill9()
 
-        points.arm(reached)
+        steps.arm(reached)
         try:
             with tm.transaction() as tx:
                 write(tx, "one", *ALL)
         finally:
-            points.arm(None)
+            steps.arm(None)
         assert tx.outcome is not None
         assert tx.outcome.unfinished == ("q1",)
         assert world.rows("db1") == world.rows("db2") == set(world.messages("q2")) == {"one"}
@@ -188,12 +188,12 @@ def test_a_heuristic_rollback_of_one_branch_is_damage_that_is_raised_and_logged(
 
         def reached(here: Point) -> None:
             if here is Point.DECIDED:
-                points.arm(None)
+                steps.arm(None)
                 world.decide("q1", "rollback")
 
         tx = tm.begin()
         write(tx, "one", *ALL)
-        points.arm(reached)
+        steps.arm(reached)
         with pytest.raises(HeuristicMixed) as raised:
             tx.commit()
         ((report, _, forgotten),) = tm.log.heuristics()
@@ -260,7 +260,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
 
         tx = tm.begin()
         write(tx, "one", *ALL)
-        points.arm(reached)
+        steps.arm(reached)
         try:
             with pytest.raises(OutcomeUnknown):
                 tx.commit()
@@ -268,7 +268,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
                 tm.recover()
             assert len(world.in_doubt()) == 4
         finally:
-            points.arm(None)
+            steps.arm(None)
             world.log.rmdir()
             real.rename(world.log)
         assert len(tm.recover().rolled_back) == 4

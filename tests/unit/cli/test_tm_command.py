@@ -7,8 +7,8 @@ import pytest
 from dtx.cli import run
 from dtx.cli.errors import Exit
 from dtx.client.tm import Decision, DecisionRow
+from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import now
-from dtx.client.tm.sqlite import SqliteLog
 
 
 @pytest.fixture

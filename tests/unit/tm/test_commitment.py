@@ -33,12 +33,11 @@ from dtx.client.tm import (
     OutcomeUnknown,
     RolledBack,
     TransactionError,
-    points,
+    steps,
 )
 from dtx.client.tm.commitment import Branch, Plan, commit, rollback
-from dtx.client.tm.points import Point
-from dtx.client.tm.sqlite import SqliteLog
-from dtx.client.tm.steps import run
+from dtx.client.tm.databases import SqliteLog
+from dtx.client.tm.steps import Point, run
 
 GTRID = b"n.0123456789ab.a.1"
 
@@ -345,12 +344,12 @@ def test_a_point_of_a_test_is_left_as_it_is(stage: Stage) -> None:
     def broken(_point: Point) -> None:
         raise Broken
 
-    points.arm(broken)
+    steps.arm(broken)
     try:
         with pytest.raises(Broken):
             stage.commit()
     finally:
-        points.arm(None)
+        steps.arm(None)
 
 
 # -- one phase --------------------------------------------------------------------------------------------------------

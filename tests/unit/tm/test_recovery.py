@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from dtx.client import XA_HEURCOM, XAER_NOTA, XAER_PROTO, XAER_RMFAIL, XAException, Xid
-from dtx.client.tm import Decision, points
+from dtx.client.tm import Decision, steps
+from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import DecisionRow, now
 from dtx.client.tm.names import Gtrid, Identity
-from dtx.client.tm.points import Point
 from dtx.client.tm.recovery import RecoveryReport, Round
-from dtx.client.tm.sqlite import SqliteLog
-from dtx.client.tm.steps import run
+from dtx.client.tm.steps import Point, run
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
 """A transaction of a process that is gone."""
@@ -111,7 +110,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     """Its queue has a branch in doubt, about which nothing was decided."""
     node = Node(tmp_path)
     yield node
-    points.arm(None)
+    steps.arm(None)
     node.log.close()
 
 
@@ -193,10 +192,10 @@ def test_a_fence_of_a_recovery_that_died_is_seen_to_though_no_resource_lists_the
         if here is Point.RECOVERY_FENCED:
             raise Died
 
-    points.arm(die)
+    steps.arm(die)
     with pytest.raises(Died):
         node.recover()
-    points.arm(None)
+    steps.arm(None)
     assert node.log.read(DEAD) is not None
     node.queue.in_doubt = []
     node.queue.answer = answer

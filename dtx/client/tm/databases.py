@@ -1,0 +1,371 @@
+"""Where a log of decisions is: in a SQLite file, for processes of one machine, or in PostgreSQL, for several."""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from dtx.client.tm.decisions import DecisionLog, Statements, twice
+from dtx.client.tm.errors import LogFailed
+
+_BUSY: Final = 30.0
+"""Seconds to wait for another process that writes: each holds the file for one fsync."""
+_SQLITE: Final = """
+CREATE TABLE IF NOT EXISTS decision (
+    gtrid      BLOB PRIMARY KEY,
+    format_id  INTEGER NOT NULL,
+    node       TEXT NOT NULL,
+    decision   TEXT NOT NULL CHECK (decision IN ('commit', 'rollback')),
+    at         TEXT NOT NULL,
+    finished   TEXT,
+    resources  TEXT NOT NULL,
+    recoveries INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS decision_unfinished ON decision (node) WHERE finished IS NULL;
+CREATE TABLE IF NOT EXISTS heuristic (
+    gtrid     BLOB NOT NULL,
+    resource  TEXT NOT NULL,
+    outcome   TEXT NOT NULL CHECK (outcome IN ('committed', 'rolled-back', 'mixed', 'hazard')),
+    decision  TEXT NOT NULL CHECK (decision IN ('commit', 'rollback')),
+    reason    TEXT NOT NULL,
+    at        TEXT NOT NULL,
+    forgotten TEXT,
+    PRIMARY KEY (gtrid, resource)
+) WITHOUT ROWID;
+"""
+_POSTGRES: Final = """
+SELECT pg_advisory_xact_lock(7240001);
+CREATE SCHEMA IF NOT EXISTS dtx_tm;
+CREATE TABLE IF NOT EXISTS dtx_tm.decision (
+    gtrid      bytea PRIMARY KEY,
+    format_id  bigint NOT NULL,
+    node       text NOT NULL,
+    decision   text NOT NULL CHECK (decision IN ('commit', 'rollback')),
+    at         timestamptz NOT NULL,
+    finished   timestamptz,
+    resources  jsonb NOT NULL,
+    recoveries integer NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS decision_unfinished ON dtx_tm.decision (node) WHERE finished IS NULL;
+CREATE TABLE IF NOT EXISTS dtx_tm.heuristic (
+    gtrid     bytea NOT NULL,
+    resource  text NOT NULL,
+    outcome   text NOT NULL CHECK (outcome IN ('committed', 'rolled-back', 'mixed', 'hazard')),
+    decision  text NOT NULL CHECK (decision IN ('commit', 'rollback')),
+    reason    text NOT NULL,
+    at        timestamptz NOT NULL,
+    forgotten timestamptz,
+    PRIMARY KEY (gtrid, resource)
+);
+"""
+
+
+def open_log(where: str | Path | DecisionLog) -> DecisionLog:
+    """A log.
+
+    Args:
+        where: ``postgresql://…``, ``sqlite:///path`` or the path of a SQLite file; or a log itself.
+
+    Raises:
+        LogFailed: it cannot be opened.
+    """
+    if isinstance(where, DecisionLog):
+        return where
+    text = str(where)
+    if text.startswith(("postgresql://", "postgres://")):
+        return PostgresLog(text)
+    return SqliteLog(Path(text.removeprefix("sqlite://")) if text.startswith("sqlite:///") else Path(text))
+
+
+class _SqliteTransaction:
+    """An open transaction."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query."""
+        return self._database.execute(statement, values).fetchall()
+
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement."""
+        return self._database.execute(statement, values).rowcount
+
+    def each(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
+        """Run it with each row of values."""
+        self._database.executemany(statement, values)
+
+
+class SqliteLog(DecisionLog):
+    """A log in a SQLite file, with ``synchronous=FULL``: a decision is on the disk before a branch is told.
+
+    The file must be on a local disk: SQLite's locks do not work over network file systems. Beside it, a file
+    ``….alive`` per living process shows the others who lives.
+
+    Args:
+        path: of the file; made where there is none. Its directory must be there.
+
+    Raises:
+        LogFailed: it cannot be opened, or is no such log.
+    """
+
+    tables = ""
+    placeholder = "?"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path.absolute()
+        self._database: sqlite3.Connection | None = None
+        self._claims: dict[Path, int] = {}
+        with self.transaction():
+            pass
+
+    def __repr__(self) -> str:
+        return f"SqliteLog({str(self._path)!r})"
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._database is not None:
+            return self._database
+        if not self._path.parent.is_dir():
+            raise LogFailed(f"the directory of the log of decisions is not there: {self._path.parent}")
+        new = not self._path.exists()
+        database = sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode=WAL").fetchone()
+            database.execute("PRAGMA synchronous=FULL")
+            if database.execute("PRAGMA synchronous").fetchone() != (2,):
+                raise LogFailed(f"SQLite does not take synchronous=FULL for {self._path}")
+            database.executescript(_SQLITE)
+        except BaseException:
+            database.close()
+            raise
+        if new:  # the file's name must survive as its content does
+            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        self._database = database
+        return database
+
+    @contextmanager
+    def transaction(self) -> Iterator[Statements]:
+        """One transaction: one fsync."""
+        with self._writing:
+            try:
+                database = self._connect()
+                database.execute("BEGIN IMMEDIATE")
+                yield _SqliteTransaction(database)
+                database.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._drop()
+                raise LogFailed(f"log of decisions {self._path}: {error}") from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def when(self, at: datetime) -> str:
+        """ISO 8601."""
+        return at.isoformat(timespec="microseconds")
+
+    def _drop(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(sqlite3.Error):
+                database.close()  # rolls back what is open
+
+    def claim(self, node: str, process: str) -> None:
+        """Hold a lock on a file that has the name of the process; the system lets go of it when the process ends."""
+        path = self._claim_path(node, process)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LogFailed(f"cannot lock {path}: {error.strerror}") from error
+        self._claims[path] = descriptor
+
+    def alive(self, node: str, process: str) -> bool:
+        """Whether somebody holds that lock."""
+        path = self._claim_path(node, process)
+        if path in self._claims:
+            return True
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise LogFailed(f"cannot look at {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            path.unlink(missing_ok=True)  # no process takes a dead one's name
+            return False
+        finally:
+            os.close(descriptor)
+
+    def _claim_path(self, node: str, process: str) -> Path:
+        return self._path.with_name(f"{self._path.name}-{node}.{process}.alive")
+
+    def close(self) -> None:
+        """Write what waits, and let go of the claim."""
+        try:
+            self.flush()
+        finally:
+            with self._writing:
+                self._drop()
+            claims, self._claims = self._claims, {}
+            for path, descriptor in claims.items():
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
+
+
+class _PostgresTransaction:
+    """An open transaction. What gives no rows is on its way until something does, or until the transaction ends."""
+
+    def __init__(self, database: psycopg.Connection, pipeline: psycopg.Pipeline) -> None:
+        self._database = database
+        self._pipeline = pipeline
+
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a query."""
+        return self._database.execute(statement.encode(), values).fetchall()
+
+    def change(self, statement: str, values: Sequence[object] = ()) -> int:
+        """Run a statement."""
+        cursor = self._database.execute(statement.encode(), values)
+        self._pipeline.sync()
+        return cursor.rowcount
+
+    def each(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """Run it with each row of values."""
+        if values:
+            with self._database.cursor() as cursor:
+                cursor.executemany(statement.encode(), values)
+
+
+class PostgresLog(DecisionLog):
+    """A log in the schema ``dtx_tm`` of a PostgreSQL database, over one connection that is made again when it is lost.
+
+    Not through a pooler that shares sessions between transactions (PgBouncer's transaction mode): a lock of the session
+    shows that the process lives.
+
+    Args:
+        url: of the database; the schema is made where there is none.
+
+    Raises:
+        LogFailed: it cannot be used, or the server does not write to disk what it commits (``fsync=off``).
+    """
+
+    tables = "dtx_tm."
+    placeholder = "%s"
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        try:
+            conninfo_to_dict(url)
+        except psycopg.Error:  # which repeats the password, if that is what is wrong
+            raise LogFailed("the log's URL is not one that PostgreSQL's client library understands") from None
+        self._url = url
+        self._database: psycopg.Connection | None = None
+        self._claims: set[int] = set()
+        with self._session() as database:
+            # looked at first: who may use the schema may not be allowed to make it
+            found = database.execute("SELECT to_regclass('dtx_tm.heuristic')").fetchone()
+            if found == (None,):
+                database.execute(_POSTGRES)
+
+    def __repr__(self) -> str:
+        return "PostgresLog(…)"  # the URL has a password in it
+
+    def _connect(self) -> psycopg.Connection:
+        if self._database is not None and not self._database.closed:
+            return self._database
+        database = psycopg.connect(self._url, application_name="dtx tm", connect_timeout=10)
+        try:
+            database.autocommit = True
+            # a server's or a role's defaults may be otherwise
+            database.execute("SET synchronous_commit = on; SET default_transaction_isolation = 'read committed'")
+            found = database.execute("SHOW fsync").fetchone()
+            if found != ("on",):
+                raise LogFailed("PostgreSQL runs with fsync=off: decisions would not survive a crash of its machine")
+            for key in self._claims:
+                database.execute("SELECT pg_try_advisory_lock(%s)", (key,))
+        except BaseException:
+            database.close()
+            raise
+        self._database = database
+        return database
+
+    @contextmanager
+    def _session(self) -> Iterator[psycopg.Connection]:
+        """The connection in a transaction; after any error it is not used again."""
+        with self._writing:
+            try:
+                database = self._connect()
+                with database.transaction():
+                    yield database
+            except psycopg.Error as error:
+                self._drop()
+                raise LogFailed(f"log of decisions in PostgreSQL: {error}") from error
+            except BaseException:
+                self._drop()
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Statements]:
+        """One transaction: one flush of PostgreSQL's log, and as few round trips as its queries leave."""
+        with self._session() as database, database.pipeline() as pipeline:
+            yield _PostgresTransaction(database, pipeline)
+
+    def lost(self, error: LogFailed) -> bool:
+        """Whether the server ended the connection, or could not be reached."""
+        return isinstance(error.__cause__, psycopg.OperationalError)
+
+    def when(self, at: datetime) -> datetime:
+        """As it is."""
+        return at
+
+    def _drop(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(psycopg.Error):
+                database.close()
+
+    def claim(self, node: str, process: str) -> None:
+        """Hold an advisory lock of the session."""
+        key = _key(node, process)
+        self._claims.add(key)
+        with self._session() as database:
+            database.execute("SELECT pg_try_advisory_lock(%s)", (key,))
+
+    @twice
+    def alive(self, node: str, process: str) -> bool:
+        """Whether somebody holds that lock."""
+        key = _key(node, process)
+        if key in self._claims:
+            return True
+        with self._session() as database:
+            return database.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone() == (False,)
+
+    def close(self) -> None:
+        """Write what waits, and let go of the claim."""
+        try:
+            self.flush()
+        finally:
+            self._claims.clear()
+            with self._writing:
+                self._drop()
+
+
+def _key(node: str, process: str) -> int:
+    return int.from_bytes(sha256(f"dtx.tm/{node}/{process}".encode()).digest()[:8], "big", signed=True)
