@@ -43,8 +43,7 @@ from dtx.client.tm.commitment import Branch, Outcome, Plan, decide, rollback
 from dtx.client.tm.decisions import Decision
 from dtx.client.tm.errors import RolledBack, TransactionError
 from dtx.client.tm.manager import TransactionManager
-from dtx.client.tm.resources import DtxResource
-from dtx.client.tm.sessions import Session
+from dtx.client.tm.resources import DtxResource, Session
 from dtx.client.tm.steps import Steps, run
 from dtx.xa.codes import XaFlag
 

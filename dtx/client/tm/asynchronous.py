@@ -14,9 +14,8 @@ from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.core import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.decisions import DecisionLog
-from dtx.client.tm.pool import ANSWER_SECONDS, Pool
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.sessions import AsyncDrivenSession, AsyncSession, DtxCore
+from dtx.client.tm.resources import ANSWER_SECONDS, AsyncSession, DtxCore, Pool
 from dtx.client.tm.steps import Work, drive_async
 from dtx.xa.xid import Xid
 
@@ -102,7 +101,7 @@ class AsyncDtxResource(AsyncResource):
         return AsyncDtxSession(handle, handle._connection, self._timeout, own=False)  # noqa: SLF001 - it has no other
 
 
-class AsyncDtxSession(AsyncDrivenSession):
+class AsyncDtxSession(AsyncSession):
     """A channel for work, and one beside it for outcomes; as :class:`~dtx.client.tm.resources.DtxSession`."""
 
     one_phase_repeatable = True
@@ -150,7 +149,7 @@ class AsyncPep249Resource(AsyncResource):
         return AsyncPep249Session(handle, own=False)
 
 
-class AsyncPep249Session(AsyncDrivenSession):
+class AsyncPep249Session(AsyncSession):
     """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`."""
 
     def __init__(self, connection: Any, *, own: bool) -> None:

@@ -10,8 +10,7 @@ from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.core import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.decisions import DecisionLog
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.resources import Resource
-from dtx.client.tm.sessions import Handle
+from dtx.client.tm.resources import Handle, Resource
 from dtx.client.tm.steps import drive
 
 _log: Final = logging.getLogger("dtx.client.tm")

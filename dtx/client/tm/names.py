@@ -21,7 +21,6 @@ FORMAT_ID: Final = 0x0D7C731
 """Of all transactions of this transaction manager, unless it is given another one."""
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _NODE: Final = re.compile(r"[A-Za-z0-9_-]{1,24}")
-_RESOURCE: Final = re.compile(r"[A-Za-z0-9_.-]{1,56}")
 _PROCESS_OCTETS: Final = 6
 
 
@@ -98,17 +97,6 @@ class Identity:
             return None
         parts = Gtrid.read(xid.gtrid)
         return parts if parts is not None and parts.node == self.node else None
-
-
-def check_resource_name(name: str) -> str:
-    """*name*, if it can stand in a bqual.
-
-    Raises:
-        Misuse: it cannot.
-    """
-    if not _RESOURCE.fullmatch(name):
-        raise Misuse(f"resource name {name!r} is not made of 1 to 56 letters, digits, ., - or _")
-    return name
 
 
 def _base36(number: int) -> str:

@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from dtx.client.errors import XA_RBROLLBACK, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, XAException
-from dtx.client.tm.resources import Resource
-from dtx.client.tm.sessions import DrivenSession, SessionCore
+from dtx.client.tm.resources import DrivenSession, Resource, SessionCore
 from dtx.client.tm.steps import Work
 from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.xid import Xid

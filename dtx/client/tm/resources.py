@@ -1,14 +1,20 @@
-"""Resources of transaction managers for threads; the one for dtx is here.
+"""Resources and their sessions, with threads and with asyncio; the resource for dtx with threads is here.
 
 A session is one connection that one transaction at a time works with. A resource keeps those that are free, so that
 a transaction need not connect; recovery gets its own in the same way. Whatever the kind, a session raises
 :class:`~dtx.client.errors.XAException`, and means by each what X/Open means.
+
+What a kind of resource does is written once, as a :class:`SessionCore`; :class:`DrivenSession` and
+:class:`AsyncSession` drive it.
 """
 
-from abc import abstractmethod
+import re
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -16,11 +22,274 @@ from pika.exceptions import AMQPError
 
 from dtx.client.blocking import Coordinator, XAResource
 from dtx.client.connections import alive, unreachable
-from dtx.client.errors import XAER_RMFAIL
-from dtx.client.tm.pool import ANSWER_SECONDS, Pool
-from dtx.client.tm.sessions import DrivenSession, DtxCore, Handle, Session
-from dtx.client.tm.steps import drive
+from dtx.client.errors import XAER_RMFAIL, XAException, XARollback
+from dtx.client.tm.errors import Misuse
+from dtx.client.tm.steps import Work, drive, drive_async
+from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
+
+IDLE_SESSIONS: Final = 16
+"""Free sessions that a resource keeps; further ones are closed when their transaction ends."""
+ANSWER_SECONDS: Final = 60.0
+"""How long a call of dtx is waited for, unless the resource is told otherwise."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,56}")
+Handle = TypeVar("Handle")
+
+
+class AnySession(ABC, Generic[Handle]):
+    """What sessions with threads and with asyncio have in common.
+
+    Args:
+        own: whether the connection is the resource's: one of the application's serves nobody else, and stays open.
+    """
+
+    one_phase_repeatable: ClassVar[bool] = False
+    """Whether a one-phase commit whose answer was lost can be asked for again, on another session."""
+
+    def __init__(self, *, own: bool) -> None:
+        self.own = own
+
+    @property
+    @abstractmethod
+    def handle(self) -> Handle:
+        """What the application works with."""
+
+
+class Session(AnySession[Handle]):
+    """One connection to a resource manager, used by one thread at a time."""
+
+    @abstractmethod
+    def start(self, xid: Xid) -> None:
+        """Work that follows belongs to the branch."""
+
+    @abstractmethod
+    def end(self, xid: Xid) -> None:
+        """Work that follows does not belong to the branch any more."""
+
+    @abstractmethod
+    def prepare(self, xid: Xid) -> XaFlag:
+        """OK, or RDONLY: there is nothing to commit and the branch is gone."""
+
+    @abstractmethod
+    def commit(self, xid: Xid) -> None:
+        """Second phase."""
+
+    @abstractmethod
+    def commit_one_phase(self, xid: Xid) -> None:
+        """The only phase. XARollback: it is rolled back. Everything else: its outcome is not known."""
+
+    @abstractmethod
+    def rollback(self, xid: Xid) -> None:
+        """Roll back, whether it is prepared or not, ended or not."""
+
+    @abstractmethod
+    def forget(self, xid: Xid) -> None:
+        """Discard the record of a heuristic outcome."""
+
+    @abstractmethod
+    def recover(self) -> list[Xid]:
+        """All branches that this resource has in doubt or heuristically completed, whoever's they are."""
+
+    @abstractmethod
+    def usable(self) -> bool:
+        """Whether it is good for another transaction."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; raises nothing."""
+
+
+class SessionCore(Protocol):
+    """What the methods of a session do, whoever drives them; their names and meanings are those of :class:`Session`."""
+
+    @property
+    def handle(self) -> Any: ...  # noqa: D102 - see Session; so are all others
+    def start(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def end(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def prepare(self, xid: Xid) -> Work[XaFlag]: ...  # noqa: D102
+    def commit(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def commit_one_phase(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def rollback(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def forget(self, xid: Xid) -> Work[None]: ...  # noqa: D102
+    def recover(self) -> Work[list[Xid]]: ...  # noqa: D102
+    def usable(self) -> Work[bool]: ...  # noqa: D102
+    def close(self) -> Work[None]: ...  # noqa: D102
+
+
+class DrivenSession(Session[Handle]):
+    """A session in a thread.
+
+    Args:
+        core: what it does.
+        own: whether the connection is to be closed with it.
+    """
+
+    def __init__(self, core: SessionCore, *, own: bool) -> None:
+        super().__init__(own=own)
+        self._core = core
+
+    @property
+    def handle(self) -> Handle:
+        """What the application works with."""
+        return self._core.handle  # type: ignore[no-any-return]
+
+    def start(self, xid: Xid) -> None:
+        """See :class:`Session`; so are all others."""
+        drive(self._core.start(xid))
+
+    def end(self, xid: Xid) -> None:  # noqa: D102 - see start
+        drive(self._core.end(xid))
+
+    def prepare(self, xid: Xid) -> XaFlag:  # noqa: D102
+        return drive(self._core.prepare(xid))
+
+    def commit(self, xid: Xid) -> None:  # noqa: D102
+        drive(self._core.commit(xid))
+
+    def commit_one_phase(self, xid: Xid) -> None:  # noqa: D102
+        drive(self._core.commit_one_phase(xid))
+
+    def rollback(self, xid: Xid) -> None:  # noqa: D102
+        drive(self._core.rollback(xid))
+
+    def forget(self, xid: Xid) -> None:  # noqa: D102
+        drive(self._core.forget(xid))
+
+    def recover(self) -> list[Xid]:  # noqa: D102
+        return drive(self._core.recover())
+
+    def usable(self) -> bool:  # noqa: D102
+        return drive(self._core.usable())
+
+    def close(self) -> None:  # noqa: D102
+        drive(self._core.close())
+
+
+class AsyncSession(AnySession[Any]):
+    """A session in a task; as :class:`Session`, and awaited.
+
+    Args:
+        core: what it does.
+        own: whether the connection is to be closed with it.
+    """
+
+    def __init__(self, core: SessionCore, *, own: bool) -> None:
+        super().__init__(own=own)
+        self._core = core
+
+    @property
+    def handle(self) -> Any:
+        """What the application works with."""
+        return self._core.handle
+
+    async def start(self, xid: Xid) -> None:
+        """See :class:`Session`; so are all others."""
+        await drive_async(self._core.start(xid))
+
+    async def end(self, xid: Xid) -> None:  # noqa: D102 - see start
+        await drive_async(self._core.end(xid))
+
+    async def prepare(self, xid: Xid) -> XaFlag:  # noqa: D102
+        return await drive_async(self._core.prepare(xid))
+
+    async def commit(self, xid: Xid) -> None:  # noqa: D102
+        await drive_async(self._core.commit(xid))
+
+    async def commit_one_phase(self, xid: Xid) -> None:  # noqa: D102
+        await drive_async(self._core.commit_one_phase(xid))
+
+    async def rollback(self, xid: Xid) -> None:  # noqa: D102
+        await drive_async(self._core.rollback(xid))
+
+    async def forget(self, xid: Xid) -> None:  # noqa: D102
+        await drive_async(self._core.forget(xid))
+
+    async def recover(self) -> list[Xid]:  # noqa: D102
+        return await drive_async(self._core.recover())
+
+    async def usable(self) -> bool:  # noqa: D102
+        return await drive_async(self._core.usable())
+
+    async def close(self) -> None:  # noqa: D102
+        await drive_async(self._core.close())
+
+
+class Pool(ABC):
+    """What resources with threads and with asyncio have in common.
+
+    Args:
+        name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = check_resource_name(name)
+        self._lock = threading.Lock()
+        self._free: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @abstractmethod
+    def open(self) -> Any:
+        """A new session."""
+
+    @abstractmethod
+    def around(self, handle: Any) -> Any:
+        """A session on a connection or channel of the application's own, which stays open when it is done."""
+
+    def acquiring(self) -> Work[Any]:
+        """A free session that is usable, or a new one."""
+        while True:
+            with self._lock:
+                free = self._free.pop() if self._free else None
+            if free is None:
+                return (yield self.open)
+            if (yield free.usable):
+                return free
+            yield free.close
+
+    def starting(self, xid: Xid) -> Work[Any]:
+        """A session that works for the branch *xid*.
+
+        A free session may have been lost since it was last used. Nothing was done in it, so a new one will do as well.
+
+        Raises:
+            XAException: the resource manager refuses, or is out of reach.
+        """
+        session = yield from self.acquiring()
+        try:
+            yield from _started(session, xid)
+        except XAER_RMFAIL:
+            session = yield self.open
+            yield from _started(session, xid)
+        return session
+
+    def releasing(self, session: Any) -> Work[None]:
+        """The transaction is over."""
+        if session.own and (yield session.usable):
+            with self._lock:
+                kept = len(self._free) < IDLE_SESSIONS
+                if kept:
+                    self._free.append(session)
+            if kept:
+                return
+        yield session.close
+
+    def closing(self) -> Work[None]:
+        """Close the free sessions."""
+        with self._lock:
+            free, self._free = self._free, []
+        for session in free:
+            yield session.close
+
+
+def _started(session: Any, xid: Xid) -> Work[None]:
+    """Start the branch; a session in which that fails is closed."""
+    try:
+        yield partial(session.start, xid)
+    except BaseException:
+        yield session.close
+        raise
 
 
 class Resource(Pool, Generic[Handle]):
@@ -47,7 +316,7 @@ class Resource(Pool, Generic[Handle]):
         return drive(self.acquiring())
 
     def started(self, xid: Xid) -> Session[Handle]:
-        """A session that works for the branch *xid*; see :meth:`~dtx.client.tm.pool.Pool.starting`."""
+        """A session that works for the branch *xid*; see :meth:`Pool.starting`."""
         return drive(self.starting(xid))
 
     def release(self, session: Session[Handle]) -> None:
@@ -99,6 +368,88 @@ class DtxResource(Resource[BlockingChannel]):
         return DtxSession(handle, self._timeout, own=False)
 
 
+class DtxCore(SessionCore):
+    """A channel for work, and one beside it for outcomes: a refused one must not cost the application its channel.
+
+    Args:
+        work: the channel's XAResource, of either kind.
+        outcomes: the Coordinator of its connection, of the same kind.
+        scan: all branches that the coordinator recovers.
+        alive: whether channel and connection are open.
+        leave: closes what is to be closed with the session; raises nothing.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        outcomes: Any,
+        *,
+        scan: Callable[[], Any],
+        alive: Callable[[], Any],
+        leave: Callable[[], Any],
+    ) -> None:
+        self._work, self._outcomes = work, outcomes
+        self._scan, self._alive, self._leave = scan, alive, leave
+        self._ended = True
+
+    @property
+    def handle(self) -> Any:
+        """The channel."""
+        return self._work.channel
+
+    def start(self, xid: Xid) -> Work[None]:
+        """Associate the channel."""
+        yield partial(self._work.start, xid)
+        self._ended = False
+
+    def end(self, xid: Xid) -> Work[None]:
+        """Dissociate the channel. What was published is on its way before: the channel keeps the order."""
+        self._ended = True
+        yield partial(self._work.end, xid)
+
+    def prepare(self, xid: Xid) -> Work[XaFlag]:
+        """First phase."""
+        vote: XaFlag = yield partial(self._outcomes.prepare, xid)
+        return vote
+
+    def commit(self, xid: Xid) -> Work[None]:
+        """Second phase."""
+        yield partial(self._outcomes.commit, xid)
+
+    def commit_one_phase(self, xid: Xid) -> Work[None]:
+        """The only phase."""
+        yield partial(self._outcomes.commit, xid, one_phase=True)
+
+    def rollback(self, xid: Xid) -> Work[None]:
+        """Roll back. A branch that was not ended is ended as failed; where that cannot be, its channel is gone."""
+        if not self._ended:
+            self._ended = True
+            with suppress(XAException):
+                yield partial(self._work.end, xid, fail=True)
+        with suppress(XARollback):
+            yield partial(self._outcomes.rollback, xid)
+
+    def forget(self, xid: Xid) -> Work[None]:
+        """Discard a heuristic outcome."""
+        yield partial(self._outcomes.forget, xid)
+
+    def recover(self) -> Work[list[Xid]]:
+        """One whole scan."""
+        found: list[Xid] = yield self._scan
+        return found
+
+    def usable(self) -> Work[bool]:
+        """Whether it is outside of a branch, and open."""
+        if not self._ended:
+            return False
+        alive: bool = yield self._alive
+        return alive
+
+    def close(self) -> Work[None]:
+        """Close the connection, if it is the session's."""
+        yield self._leave
+
+
 class DtxSession(DrivenSession[BlockingChannel]):
     """A channel for work, and one beside it for outcomes.
 
@@ -132,3 +483,14 @@ def _close(connection: BlockingConnection) -> None:
     # AttributeError: pika's own, where the server's close comes in while pika closes the channels one by one
     with suppress(AMQPError, OSError, AttributeError):
         connection.close()
+
+
+def check_resource_name(name: str) -> str:
+    """*name*, if it can stand in a bqual.
+
+    Raises:
+        Misuse: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise Misuse(f"resource name {name!r} is not made of 1 to 56 letters, digits, ., - or _")
+    return name
