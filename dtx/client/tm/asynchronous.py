@@ -12,8 +12,8 @@ from dtx.client.connections import unreachable
 from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome
-from dtx.client.tm.core import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.decisions import DecisionLog
+from dtx.client.tm.manager import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.recovery import RecoveryReport
 from dtx.client.tm.resources import ANSWER_SECONDS, AsyncSession, DtxCore, Pool
 from dtx.client.tm.steps import Work, drive_async

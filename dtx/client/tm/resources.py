@@ -233,10 +233,6 @@ class Pool(ABC):
     def open(self) -> Any:
         """A new session."""
 
-    @abstractmethod
-    def around(self, handle: Any) -> Any:
-        """A session on a connection or channel of the application's own, which stays open when it is done."""
-
     def acquiring(self) -> Work[Any]:
         """A free session that is usable, or a new one."""
         while True:
