@@ -6,9 +6,8 @@
 - :mod:`dtx.client.tpc`: the two-phase methods of PEP 249, as psycopg has them.
 """
 
-from dtx.client.asynchronous import AsyncCoordinator, AsyncXAResource
-from dtx.client.blocking import Coordinator, XAResource
-from dtx.client.channels import require_dtx, submit
+from dtx.client.calls import require_dtx, submit
+from dtx.client.coordination import AsyncCoordinator, AsyncXAResource, Coordinator, XAResource
 from dtx.client.errors import (
     XA_HEURCOM,
     XA_HEURHAZ,

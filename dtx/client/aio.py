@@ -28,10 +28,8 @@ from aiormq.exceptions import AMQPError
 from pamqp.base import Frame
 from pamqp.exceptions import PAMQPException
 
-from dtx.client import calls
-from dtx.client.asynchronous import AsyncCoordination
-from dtx.client.calls import DTX_CLASSES, Call, T
-from dtx.client.channels import CAPABILITY
+from dtx.client.calls import CAPABILITY, DTX_CLASSES, Call, T
+from dtx.client.coordination import AsyncCoordination, AsyncReplacing, AsyncWork
 from dtx.client.errors import (
     XAER_INVAL,
     XAER_OUTSIDE,
@@ -42,8 +40,6 @@ from dtx.client.errors import (
 )
 from dtx.client.pika_methods import METHODS, Method
 from dtx.wire.amqp09.errors import WireError
-from dtx.xa.codes import XaFlag
-from dtx.xa.xid import Xid
 
 AnyChannel = aio_pika.abc.AbstractChannel | aiormq.abc.AbstractChannel
 AnyConnection = aio_pika.abc.AbstractConnection | aiormq.abc.AbstractConnection
@@ -207,7 +203,14 @@ def require_dtx(connection: Any) -> None:
         raise PeerIsNotDtx(f"the peer is not dtx: {product} does not announce the capability {CAPABILITY!r}")
 
 
-class XAResource(AsyncCoordination):
+class _OnAiormq(AsyncCoordination):
+    """Calls are made on channels of aiormq."""
+
+    async def _send(self, channel: Any, call: Call[T]) -> T:
+        return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
+
+
+class XAResource(_OnAiormq, AsyncWork):
     """One channel as an XA resource; as :class:`dtx.client.XAResource`, which explains results and errors.
 
     A channel that is closed within a branch must stay closed: on a new one, publishes and acks take effect at once. So
@@ -252,27 +255,11 @@ class XAResource(AsyncCoordination):
         require_dtx(channel.connection)
         return _underlying(channel)
 
-    async def _do(self, call: Call[T]) -> T:
-        channel = await self._channel_for_calls()
-        return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
-
-    async def select(self) -> None:
-        """Set the channel to use distributed transactions. :meth:`start` does it when it has not been done."""
-        await self._do(calls.select())
-        (await self._channel_for_calls()).selected = True
-
-    async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
-        """Associate the channel with a branch: OK, else XA_RBROLLBACK or XAError."""
-        if not (await self._channel_for_calls()).selected:
-            await self.select()
-        return await self._do(calls.start(xid, join=join, resume=resume))
-
-    async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
-        """Dissociate the channel from a branch: OK, with *fail* RBROLLBACK or RBTIMEOUT, else XARollback or XAError."""
-        return await self._do(calls.end(xid, fail=fail, suspend=suspend))
+    async def _watched(self) -> Any:
+        return await self._channel_for_calls()
 
 
-class Coordinator(AsyncCoordination):
+class Coordinator(_OnAiormq, AsyncReplacing):
     """Completes branches, on a channel of its own that is opened when needed, and again after a refused call.
 
     Args:
@@ -281,16 +268,7 @@ class Coordinator(AsyncCoordination):
     """
 
     def __init__(self, connection: AnyConnection, *, timeout: float | None = None) -> None:
-        super().__init__(timeout)
-        self._connection = connection
-        self._channel: Underlying | None = None
-        self._opening = asyncio.Lock()
-
-    async def _channel_for_calls(self) -> Any:
-        async with self._opening:
-            if self._channel is None or not self._channel.is_open:
-                self._channel = await self._open()
-            return self._channel
+        super().__init__(connection, timeout)
 
     async def _open(self) -> Underlying:
         try:
@@ -306,10 +284,6 @@ class Coordinator(AsyncCoordination):
             raise XAER_RMFAIL(f"no channel within {self._timeout:g} s") from None
         except _LOST as error:
             raise XAER_RMFAIL(str(error) or type(error).__name__) from error
-
-    async def _do(self, call: Call[T]) -> T:
-        channel = await self._channel_for_calls()
-        return await channel.call(call, self._timeout)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """Close the channel, not the connection. Doing it again changes nothing; a later call opens a new one."""

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dtx.client.blocking import Coordinator, XAResource
+from dtx.client.coordination import Coordinator, XAResource
 from dtx.client.errors import (
     XAER_DUPID,
     XAER_INVAL,

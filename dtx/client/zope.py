@@ -37,7 +37,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from transaction.interfaces import IDataManagerSavepoint, ISavepointDataManager
 from zope.interface import implementer
 
-from dtx.client.connections import FAILURES
+from dtx.client.calls import FAILURES
 from dtx.client.errors import XAException
 from dtx.client.tm.commitment import Branch, Outcome, Plan, decide, rollback
 from dtx.client.tm.decisions import Decision

@@ -14,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import AMQPError, NackError
 
 from dtx.client import XAER_NOTA, XAER_PROTO, XAException, XaFlag, XAResource, XARollback, Xid
-from dtx.client.blocking import Coordinator
+from dtx.client.coordination import Coordinator
 from tests.support.client import connected, new_xid
 from tests.support.crash import PERSISTENT
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from dtx.client.connections import unreachable
+from dtx.client.calls import unreachable
 from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome

@@ -20,8 +20,8 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError
 
-from dtx.client.blocking import Coordinator, XAResource
-from dtx.client.connections import alive, unreachable
+from dtx.client.calls import alive, unreachable
+from dtx.client.coordination import Coordinator, XAResource
 from dtx.client.errors import XAER_RMFAIL, XAException, XARollback
 from dtx.client.tm.errors import Misuse
 from dtx.client.tm.steps import Work, drive, drive_async

@@ -9,7 +9,7 @@ from typing import Any
 
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from dtx.client.blocking import XAResource
+from dtx.client.coordination import XAResource
 from dtx.client.errors import XA_RBROLLBACK, XAER_RMFAIL, XAException
 from dtx.xa.xid import Xid
 

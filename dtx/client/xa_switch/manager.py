@@ -16,9 +16,8 @@ from typing import Any
 
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.client.blocking import Coordinator, XAResource
-from dtx.client.channels import open_channel, require_dtx
-from dtx.client.connections import FAILURES, alive, drop, limited, unreachable
+from dtx.client.calls import FAILURES, alive, drop, limited, open_channel, require_dtx, unreachable
+from dtx.client.coordination import Coordinator, XAResource
 from dtx.client.errors import (
     XA_RBROLLBACK,
     XAER_INVAL,

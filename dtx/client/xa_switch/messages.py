@@ -10,7 +10,7 @@ from typing import Any, Final
 import pika
 from pika.exceptions import AMQPError
 
-from dtx.client.connections import FAILURES, alive, limited
+from dtx.client.calls import FAILURES, alive, limited
 from dtx.client.errors import XAER_INVAL, XAException
 from dtx.client.xa_switch.association import Association
 

@@ -32,7 +32,7 @@ from dtx.client import (
     XARollback,
     Xid,
 )
-from dtx.client.blocking import Coordination
+from dtx.client.coordination import Coordination
 from dtx.failpoint import DIED
 from dtx.server.amqp10.work import LOCAL_FORMAT
 from dtx.wire.amqp10.states import ACCEPTED

@@ -22,7 +22,7 @@ from dtx.client import (
     Xid,
 )
 from dtx.client import calls as dtx_calls
-from dtx.client.channels import submit_and_wait
+from dtx.client.calls import submit_and_wait
 from dtx.client.pika_methods import DtxCoordination
 from tests.support.client import bodies, connected, new_xid
 from tests.support.rabbitmq import RabbitNode
