@@ -387,6 +387,11 @@ def open_channel(connection: BlockingConnection, timeout: float | None) -> Block
         raise XAER_RMFAIL(*_words(error)) from error
 
 
+def closing_reason(channel: BlockingChannel) -> Exception:
+    """Why *channel* is closed."""
+    return channel._impl._closing_reason or ConnectionError("the channel is closed")
+
+
 def _words(error: Exception | None) -> tuple[str, int | None]:
     """The text of what pika raises, and the reply code if there is one."""
     if isinstance(error, ChannelClosed | ConnectionClosed):

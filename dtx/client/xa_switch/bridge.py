@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dtx.client.errors import XAER_INVAL, XAException
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.codes import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, Call
+from dtx.client.xa_switch.interface import DTX_EMPTY, DTX_TRUNCATED, NULL_FORMAT, XA_OK, Call
 from dtx.client.xa_switch.messages import Taken, short, text
 from dtx.client.xa_switch.switch import Switch
 from dtx.xa.codes import XaError

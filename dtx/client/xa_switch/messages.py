@@ -1,4 +1,8 @@
-"""What a program does with messages within a branch: ``dtx_publish``, ``dtx_get``, ``dtx_ack``, ``dtx_reject``."""
+"""What a program does with messages within a branch: ``dtx_publish``, ``dtx_get``, ``dtx_ack``, ``dtx_reject``.
+
+A branch has a channel of its own while a thread of control is associated with it. The server closes a channel over a
+refused call, and all associations of that channel end with it. So a refused start costs no other branch anything.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -8,16 +12,60 @@ from decimal import Decimal
 from typing import Any, Final
 
 import pika
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import AMQPError
 
-from dtx.client.calls import FAILURES, alive, limited
-from dtx.client.errors import XAER_INVAL, XAException
-from dtx.client.xa_switch.association import Association
+from dtx.client.calls import FAILURES, alive, closing_reason, limited
+from dtx.client.coordination import XAResource
+from dtx.client.errors import XA_RBROLLBACK, XAER_INVAL, XAER_RMFAIL, XAException
+from dtx.xa.xid import Xid
 
 _PERSISTENT: Final = 2
 _SHORT: Final = 255
 """Octets of a short string, at most."""
 _MOST_PRIORITY: Final = 255
+
+
+class Association:
+    """A branch that a thread of control works for, or has suspended, and the channel that it works with.
+
+    Args:
+        xid: the branch.
+        resource: its channel, associated with it.
+        timeout: seconds to wait for answers of the channel, ``None``: no limit.
+    """
+
+    def __init__(self, xid: Xid, resource: XAResource, timeout: float | None) -> None:
+        self.xid = xid
+        self.resource = resource
+        self.timeout = timeout
+        self.suspended = False
+        self.unsettled: dict[int, Mapping[str, Any]] = {}
+        """Headers of the messages that were taken, and neither acknowledged nor given back, by delivery tag."""
+        self.waiting: dict[str, Any] = {}
+        """Messages that were taken and did not fit into the caller's buffer, by queue."""
+
+    @property
+    def channel(self) -> BlockingChannel:
+        """The channel."""
+        return self.resource.channel
+
+    @property
+    def connection(self) -> BlockingConnection:
+        """Its connection."""
+        return self.channel.connection
+
+    def lost(self, error: Exception) -> XAException:
+        """What a call gets whose channel has ended under it.
+
+        Where the server closed the channel alone it is there still, and has marked the branch rollback-only. Where the
+        connection is gone nobody knows what the server has heard.
+        """
+        code = getattr(error, "reply_code", None)
+        words = getattr(error, "reply_text", None) or getattr(error, "reason", None) or str(error)
+        if code is not None and self.connection.is_open:
+            return XA_RBROLLBACK(f"the server refused work of {self.xid}: {code} {words}", code)
+        return XAER_RMFAIL(f"{words or type(error).__name__} (branch {self.xid})", code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,15 +243,10 @@ def give_back(mine: Association) -> None:
 def _working(mine: Association) -> Iterator[None]:
     """Within it pika is asked for something on the channel of the branch."""
     if not mine.channel.is_open:
-        raise mine.lost(_reason(mine))
+        raise mine.lost(closing_reason(mine.channel))
     alive(mine.connection)
     try:
         with limited(mine.connection, mine.timeout):
             yield
     except FAILURES as error:
-        raise mine.lost(_reason(mine) if isinstance(error, AMQPError) else error) from error
-
-
-def _reason(mine: Association) -> Exception:
-    """Why the channel is closed."""
-    return mine.channel._impl._closing_reason or ConnectionError("the channel is closed")  # noqa: SLF001 - pika keeps it there
+        raise mine.lost(closing_reason(mine.channel) if isinstance(error, AMQPError) else error) from error

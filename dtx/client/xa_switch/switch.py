@@ -2,15 +2,39 @@
 
 A thread of control is a thread of the operating system, told from others by a number that ``entry.c`` gives it. Each
 has resource managers of its own, by the id that the transaction manager has chosen; no two threads share anything.
+:class:`Manager` is one of them: the states R1, T0, T1 and T2 of X/Open, chapter 6.
 
-Every method returns what the C function returns, or raises an XAException whose code that is.
+Theory of operation. What only the thread can know is decided here: whether it is associated, with what, and what is
+suspended. Everything about the branch (S0 to S5) is the server's to decide, for other threads and other processes work
+for it too, and its answers are given codes by :mod:`dtx.client.errors`. A call that would be refused for the thread's
+own state is refused before anything is sent.
+
+A connection is used by one thread alone, and made again when it was lost. Between two calls nobody reads from it, so
+before a call it is looked at: a connection that died meanwhile is noticed before anything is sent on it, and nothing is
+lost by taking a new one. One that dies under a call is another matter: then the outcome is not known, the call ends in
+XAER_RMFAIL, and the next one connects again.
+
+Every method of :class:`Switch` returns what the C function returns, or raises an XAException whose code that is.
 """
 
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
-from dtx.client.errors import XAER_INVAL, XAER_PROTO, XAER_RMERR, XAER_RMFAIL
-from dtx.client.xa_switch.association import Association
-from dtx.client.xa_switch.codes import (
+from pika.adapters.blocking_connection import BlockingConnection
+
+from dtx.client.calls import FAILURES, alive, drop, limited, open_channel, require_dtx, unreachable
+from dtx.client.coordination import Coordinator, XAResource
+from dtx.client.errors import (
+    XA_RBROLLBACK,
+    XAER_INVAL,
+    XAER_NOTA,
+    XAER_PROTO,
+    XAER_RMERR,
+    XAER_RMFAIL,
+    XAException,
+    XARollback,
+)
+from dtx.client.xa_switch.interface import (
     POSSIBLE,
     TMENDRSCAN,
     TMFAIL,
@@ -22,17 +46,337 @@ from dtx.client.xa_switch.codes import (
     TMRESUME,
     TMSTARTRSCAN,
     TMSUSPEND,
+    XA_NOMIGRATE,
     XA_OK,
+    XA_RDONLY,
     Call,
+    Info,
     check_flags,
     no_such_flags,
+    parse,
 )
-from dtx.client.xa_switch.info import parse
-from dtx.client.xa_switch.manager import Manager
+from dtx.client.xa_switch.messages import Association, give_back
+from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
 ANY: Final = -1
 """For :meth:`Switch.use`: the only resource manager that the thread is associated with."""
+
+
+class Link:
+    """A connection that is there when it is needed.
+
+    Args:
+        parameters: pika's.
+        timeout: seconds to wait for each answer, ``None``: no limit.
+    """
+
+    def __init__(self, parameters: Any, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._parameters = parameters
+        self._connection: BlockingConnection | None = None
+        self._coordinator: Coordinator | None = None
+
+    def connection(self) -> BlockingConnection:
+        """The connection, a new one where it was lost.
+
+        Raises:
+            XAER_RMFAIL: there is none to be had.
+            PeerIsNotDtx: the server is something else.
+        """
+        if self._connection is not None and not alive(self._connection):
+            self.drop()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> BlockingConnection:
+        where = f"{self._parameters.host}:{self._parameters.port}"
+        try:
+            connection = BlockingConnection(self._parameters)
+        except FAILURES as error:
+            raise unreachable(where, error) from error
+        try:
+            require_dtx(connection)
+        except XAER_RMERR:
+            drop(connection)
+            raise
+        return connection
+
+    def coordinator(self) -> Coordinator:
+        """What completes branches on this connection.
+
+        Raises:
+            XAER_RMFAIL: there is no connection to be had.
+        """
+        connection = self.connection()
+        if self._coordinator is None:
+            self._coordinator = Coordinator(connection, timeout=self.timeout)
+        return self._coordinator
+
+    def close(self) -> None:
+        """Say farewell; raises nothing."""
+        connection, self._connection = self._connection, None
+        self._coordinator = None
+        if connection is not None and connection.is_open:
+            try:
+                with limited(connection, self.timeout):
+                    connection.close()
+            except FAILURES:
+                drop(connection)
+
+    def drop(self) -> None:
+        """Be gone, at once and without a farewell; raises nothing. What was associated there is rolled back."""
+        connection, self._connection = self._connection, None
+        self._coordinator = None
+        if connection is not None:
+            drop(connection)
+
+
+class Manager:
+    """What a thread has after ``xa_open``.
+
+    Args:
+        text: the open string.
+        info: what it says.
+    """
+
+    def __init__(self, text: str, info: Info) -> None:
+        self.text = text
+        self._info = info
+        self._work = Link(info.work, info.answer_timeout)
+        self._outcomes = self._work if info.coordination is None else Link(info.coordination, info.answer_timeout)
+        self._free: list[XAResource] = []
+        self._associations: dict[Xid, Association] = {}
+        self._scan: list[Xid] | None = None
+
+    def connect(self) -> None:
+        """Have both connections.
+
+        Raises:
+            XAER_RMFAIL: one is not to be had.
+            PeerIsNotDtx: the server is something else.
+        """
+        self._work.connection()
+        self._outcomes.connection()
+
+    @property
+    def active(self) -> Association | None:
+        """The branch that the thread is associated with (T1)."""
+        return next((found for found in self._associations.values() if not found.suspended), None)
+
+    def close(self) -> None:
+        """End both connections.
+
+        X/Open lets no thread close that is associated with a branch. A suspended one counts here, as in other switches
+        (Berkeley DB's): the work would be lost with the connection, and nobody would be told.
+
+        Raises:
+            XAER_PROTO: the thread is associated with a branch, or has one suspended: xa_end comes before xa_close. One
+                whose connection is lost is no association any more.
+        """
+        held = [found.xid for found in self._associations.values() if alive(found.connection)]
+        if held:
+            raise XAER_PROTO(f"xa_close while this thread is associated with {held[0]}")
+        self._associations.clear()
+        for link in {self._work, self._outcomes}:
+            link.close()
+
+    def drop(self) -> None:
+        """End both at once: the thread is gone, or nobody knows what state this is in."""
+        self._associations.clear()
+        self._scan = None
+        for link in {self._work, self._outcomes}:
+            link.drop()
+
+    # -- association ---------------------------------------------------------------------------------------------------
+
+    def start(self, xid: Xid, *, join: bool, resume: bool) -> int:
+        """Associate the thread (T0 to T1, or T2 to T1).
+
+        Raises:
+            XAER_PROTO: it is associated; or its own suspended branch is to be joined.
+            XARollback: the branch is rollback-only, and the thread is not associated with it.
+            XAException: as the server says.
+        """
+        busy = self.active
+        if busy is not None:
+            raise XAER_PROTO(f"xa_start of {xid} while this thread is associated with {busy.xid}")
+        mine = self._associations.get(xid)
+        if mine is not None and join:
+            raise XAER_PROTO(f"{xid} is suspended by this thread: it is resumed, not joined")
+        if mine is not None and resume:
+            return self._resume(mine)
+        resource = self._take()
+        try:
+            resource.start(xid, join=join, resume=resume)
+        finally:
+            self._give_back(resource)
+        self._free.remove(resource)
+        self._associations[xid] = Association(xid, resource, self._work.timeout)
+        if not (join or resume) and self._info.transaction_timeout:
+            self._limit(xid)
+        return XA_OK
+
+    def _resume(self, mine: Association) -> int:
+        try:
+            self._on(mine, resume=True)
+        except XAException:
+            self._associations.pop(mine.xid)
+            self._give_back(mine.resource)
+            raise
+        mine.suspended = False
+        return XA_OK
+
+    def _limit(self, xid: Xid) -> None:
+        """The time-out of the open string; a start that failed is one that never was."""
+        try:
+            self._outcomes.coordinator().set_timeout(xid, self._info.transaction_timeout)
+        except XAException:
+            with suppress(XAException):
+                self.end(xid, fail=True, suspend=False, migrate=False)
+            with suppress(XAException):
+                self._outcomes.coordinator().rollback(xid)
+            raise
+
+    def end(self, xid: Xid, *, fail: bool, suspend: bool, migrate: bool) -> int:
+        """Dissociate the thread (T1 or T2 to T0), or suspend its association (T1 to T2).
+
+        Returns:
+            XA_OK; XA_NOMIGRATE where it is suspended, and was to be resumed by another thread. ``xa.h`` says of it
+            "resumption must occur where suspension occurred". Transaction managers that heed TMNOMIGRATE do not ask.
+
+        Raises:
+            XARollback: the branch is rollback-only; the thread is dissociated.
+            XAER_PROTO: the thread is not associated with it, or has suspended it already.
+            XAER_RMFAIL: the server is gone; the thread is dissociated.
+        """
+        mine = self._associations.get(xid)
+        if mine is None:
+            return self._end_unknown(xid)
+        if suspend and mine.suspended:
+            raise XAER_PROTO(f"{xid} is suspended already")
+        if suspend:
+            self._end(mine, fail=False, suspend=True)
+            mine.suspended = True
+            return XA_NOMIGRATE if migrate else XA_OK
+        self._end(mine, fail=fail, suspend=False)
+        return XA_OK
+
+    def _end(self, mine: Association, *, fail: bool, suspend: bool) -> None:
+        try:
+            self._on(mine, fail=fail, suspend=suspend)
+        except XAException:
+            self._leave(mine)
+            raise
+        if not suspend:
+            self._leave(mine)
+
+    def _leave(self, mine: Association) -> None:
+        give_back(mine)  # behind the end: within a branch it would wait until that is decided
+        self._associations.pop(mine.xid)
+        self._give_back(mine.resource)
+
+    def _end_unknown(self, xid: Xid) -> int:
+        """No association of this thread: the server tells an xid that is not known from one that is others'."""
+        resource = self._take()
+        try:
+            resource.end(xid)
+        finally:
+            self._give_back(resource)
+        raise XAER_PROTO(f"this thread is not associated with {xid}")  # never: a fresh channel has no association
+
+    def _on(self, mine: Association, *, resume: bool = False, fail: bool = False, suspend: bool = False) -> None:
+        """Resume or end, on the channel of the association."""
+        alive(mine.connection)
+        try:
+            if resume:
+                mine.resource.start(mine.xid, resume=True)
+            else:
+                mine.resource.end(mine.xid, fail=fail, suspend=suspend)
+        except XAER_RMFAIL as error:
+            raise mine.lost(error) from error
+
+    def _take(self) -> XAResource:
+        """A channel that works for no branch."""
+        connection = self._work.connection()
+        while self._free:
+            resource = self._free.pop()
+            if resource.channel.is_open and resource.channel.connection is connection:
+                return resource
+        resource = XAResource(open_channel(connection, self._work.timeout), timeout=self._work.timeout)
+        resource.select()  # not only start: on any other channel end is refused before the xid is looked at
+        return resource
+
+    def _give_back(self, resource: XAResource) -> None:
+        if resource.channel.is_open:
+            self._free.append(resource)
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, xid: Xid) -> int:
+        """First phase; XA_OK, or XA_RDONLY: there was nothing to commit, and the branch is gone."""
+        return XA_RDONLY if self._outcomes.coordinator().prepare(xid) is XaFlag.RDONLY else XA_OK
+
+    def commit(self, xid: Xid, *, one_phase: bool) -> int:
+        """Second phase, or the only one. One that is repeated because its answer was lost succeeds again.
+
+        Raises:
+            XAException: as the server says.
+        """
+        try:
+            self._outcomes.coordinator().commit(xid, one_phase=one_phase)
+        except XAER_NOTA as error:
+            ended = error.facts.get("ended")
+            if ended == "committed":
+                return XA_OK
+            if one_phase and ended == "rolled-back":
+                raise XA_RBROLLBACK(error.reason) from error
+            raise
+        return XA_OK
+
+    def rollback(self, xid: Xid) -> int:
+        """Roll back. One that is repeated because its answer was lost succeeds again.
+
+        Raises:
+            XAException: as the server says.
+        """
+        try:
+            self._outcomes.coordinator().rollback(xid)
+        except XARollback:
+            return XA_OK
+        except XAER_NOTA as error:
+            if error.facts.get("ended") != "rolled-back":
+                raise
+        return XA_OK
+
+    def forget(self, xid: Xid) -> int:
+        """Discard a heuristic outcome."""
+        self._outcomes.coordinator().forget(xid)
+        return XA_OK
+
+    def recover(self, count: int, *, start: bool, end: bool) -> list[Xid]:
+        """The next branches of a scan: in doubt, or heuristically completed.
+
+        The scan is the server's at its start, and is fetched whole then: nothing is left open at the server by a
+        transaction manager that never ends it.
+
+        Args:
+            count: how many, at most.
+            start: begin (again).
+            end: the scan is over after this.
+
+        Raises:
+            XAER_INVAL: no scan was begun.
+        """
+        if start:
+            self._scan = None
+            self._scan = list(self._outcomes.coordinator().recover())
+        if self._scan is None:
+            raise XAER_INVAL("xa_recover without TMSTARTRSCAN, and no scan is open")
+        found, rest = self._scan[:count], self._scan[count:]
+        self._scan = None if end else rest
+        return found
 
 
 class Switch:

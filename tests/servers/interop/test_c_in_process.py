@@ -8,7 +8,7 @@ import pytest
 
 from dtx.client import XA_RBROLLBACK, XAER_INVAL, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAException, Xid
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.codes import TMONEPHASE, TMSUCCESS, Call
+from dtx.client.xa_switch.interface import TMONEPHASE, TMSUCCESS, Call
 from dtx.client.xa_switch.messages import Taken
 from dtx.client.xa_switch.switch import ANY, Switch
 from tests.servers.interop.c.programs import RM

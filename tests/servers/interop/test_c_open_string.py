@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dtx.client import XAER_INVAL
 from dtx.client.xa_switch import messages
-from dtx.client.xa_switch.codes import POSSIBLE, TMASYNC, XAER_ASYNC, Call, check_flags
-from dtx.client.xa_switch.info import ANSWER_SECONDS, parse
+from dtx.client.xa_switch.interface import ANSWER_SECONDS, POSSIBLE, TMASYNC, XAER_ASYNC, Call, check_flags, parse
 
 URL = "amqp://user:secret@example.org:5673/orders"
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import pytest
 
 from dtx.client import XAException, Xid
-from dtx.client.xa_switch.codes import Call
+from dtx.client.xa_switch.interface import Call
 from dtx.client.xa_switch.switch import Switch
 from tests.servers.interop.c.programs import (
     ASYNC,
