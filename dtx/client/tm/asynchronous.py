@@ -15,7 +15,7 @@ from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.decisions import DecisionLog
 from dtx.client.tm.manager import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.resources import ANSWER_SECONDS, AsyncSession, DtxCore, Pool
+from dtx.client.tm.resources import ANSWER_SECONDS, AnyDtxSession, Pool, Session
 from dtx.client.tm.steps import Work, drive_async
 from dtx.xa.xid import Xid
 
@@ -31,31 +31,15 @@ class AsyncResource(Pool):
         name: 1 to 56 letters, digits, ``.``, ``-`` or ``_``. It is the bqual of the branches, and stands in the log.
     """
 
-    @abstractmethod
-    async def open(self) -> AsyncSession:
-        """A new session."""
+    drive = staticmethod(drive_async)
 
     @abstractmethod
-    def around(self, handle: Any) -> AsyncSession:
+    async def open(self) -> Session[Any]:
+        """A new session; its methods are awaited."""
+
+    @abstractmethod
+    def around(self, handle: Any) -> Session[Any]:
         """A session on a connection or channel of the application's own."""
-
-    async def acquire(self) -> AsyncSession:
-        """A free session that is usable, or a new one."""
-        session: AsyncSession = await drive_async(self.acquiring())
-        return session
-
-    async def started(self, xid: Xid) -> AsyncSession:
-        """A session that works for the branch *xid*."""
-        session: AsyncSession = await drive_async(self.starting(xid))
-        return session
-
-    async def release(self, session: AsyncSession) -> None:
-        """The transaction is over."""
-        await drive_async(self.releasing(session))
-
-    async def close(self) -> None:
-        """Close the free sessions."""
-        await drive_async(self.closing())
 
 
 class AsyncDtxResource(AsyncResource):
@@ -101,28 +85,27 @@ class AsyncDtxResource(AsyncResource):
         return AsyncDtxSession(handle, handle._connection, self._timeout, own=False)  # noqa: SLF001 - it has no other
 
 
-class AsyncDtxSession(AsyncSession):
-    """A channel for work, and one beside it for outcomes; as :class:`~dtx.client.tm.resources.DtxSession`."""
+class AsyncDtxSession(AnyDtxSession[Any]):
+    """A session on a channel of aio-pika; as :class:`~dtx.client.tm.resources.DtxSession`, and awaited."""
 
-    one_phase_repeatable = True
+    drive = staticmethod(drive_async)
 
     def __init__(self, channel: Any, connection: Any, timeout: float | None, *, own: bool) -> None:
         from dtx.client.aio import Coordinator, XAResource
 
         outcomes = Coordinator(connection, timeout=timeout)
+        super().__init__(XAResource(channel, timeout=timeout), outcomes, own=own)
+        self._connection = connection
 
-        async def scan() -> list[Xid]:
-            return [xid async for xid in outcomes.recover()]
+    async def _scan(self) -> list[Xid]:
+        return [xid async for xid in self._outcomes.recover()]
 
-        async def alive() -> bool:
-            return not channel.is_closed and not connection.is_closed
+    async def _alive(self) -> bool:
+        return not self.handle.is_closed and not self._connection.is_closed
 
-        async def leave() -> None:
-            with suppress(Exception):
-                await (connection.close() if own else outcomes.close())
-
-        work = XAResource(channel, timeout=timeout)
-        super().__init__(DtxCore(work, outcomes, scan=scan, alive=alive, leave=leave), own=own)
+    async def _leave(self) -> None:
+        with suppress(Exception):
+            await (self._connection.close() if self.own else self._outcomes.close())
 
 
 class AsyncPep249Resource(AsyncResource):
@@ -149,11 +132,10 @@ class AsyncPep249Resource(AsyncResource):
         return AsyncPep249Session(handle, own=False)
 
 
-class AsyncPep249Session(AsyncSession):
-    """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`."""
+class AsyncPep249Session(pep249.Pep249Session):
+    """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`, and awaited."""
 
-    def __init__(self, connection: Any, *, own: bool) -> None:
-        super().__init__(pep249.Pep249Core(connection, own=own), own=own)
+    drive = staticmethod(drive_async)
 
 
 class AsyncTransactionManager(BaseTransactionManager["AsyncTransaction"]):

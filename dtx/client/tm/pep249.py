@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from dtx.client.errors import XA_RBROLLBACK, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, XAException
-from dtx.client.tm.resources import DrivenSession, Resource, SessionCore
+from dtx.client.tm.resources import Resource, Session, driven
 from dtx.client.tm.steps import Work
 from dtx.xa.codes import XaError, XaFlag
 from dtx.xa.xid import Xid
@@ -54,8 +54,8 @@ class Pep249Resource(Resource[Any]):
         return Pep249Session(handle, own=False)
 
 
-class Pep249Session(DrivenSession[Any]):
-    """One connection.
+class Pep249Session(Session[Any]):
+    """One connection, whose two-phase methods are functions, or coroutines with asyncio.
 
     Args:
         connection: open, outside of a transaction.
@@ -63,20 +63,8 @@ class Pep249Session(DrivenSession[Any]):
     """
 
     def __init__(self, connection: Any, *, own: bool) -> None:
-        super().__init__(Pep249Core(connection, own=own), own=own)
-
-
-class Pep249Core(SessionCore):
-    """What a session does with a connection, whose two-phase methods are functions or coroutines.
-
-    Args:
-        connection: open, outside of a transaction.
-        own: whether it is to be closed with the session.
-    """
-
-    def __init__(self, connection: Any, *, own: bool) -> None:
+        super().__init__(own=own)
         self._connection = connection
-        self._own = own
         self._current: Xid | None = None
         """The branch that the connection itself is in."""
 
@@ -85,6 +73,7 @@ class Pep249Core(SessionCore):
         """The connection."""
         return self._connection
 
+    @driven
     def start(self, xid: Xid) -> Work[None]:
         """``tpc_begin``."""
         try:
@@ -93,10 +82,12 @@ class Pep249Core(SessionCore):
             raise _refusal(self._connection, error, XAER_RMERR) from error
         self._current = xid
 
+    @driven
     def end(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Nothing to do: PEP 249 ends a branch where it prepares it."""
         yield from ()
 
+    @driven
     def prepare(self, xid: Xid) -> Work[XaFlag]:
         """``tpc_prepare``."""
         if (yield from self._first(xid, "tpc_prepare")) is False:
@@ -104,6 +95,7 @@ class Pep249Core(SessionCore):
             return XaFlag.RDONLY
         return XaFlag.OK
 
+    @driven
     def commit_one_phase(self, xid: Xid) -> Work[None]:
         """``tpc_commit`` without prepare."""
         yield from self._first(xid, "tpc_commit")
@@ -120,10 +112,12 @@ class Pep249Core(SessionCore):
         except Exception as error:
             raise _refusal(self._connection, error, XA_RBROLLBACK) from error
 
+    @driven
     def commit(self, xid: Xid) -> Work[None]:
         """``tpc_commit`` of a prepared transaction, this connection's own or one found by recovery."""
         yield from self._second(xid, "tpc_commit")
 
+    @driven
     def rollback(self, xid: Xid) -> Work[None]:
         """``tpc_rollback``, of whatever state."""
         yield from self._second(xid, "tpc_rollback")
@@ -143,14 +137,16 @@ class Pep249Core(SessionCore):
     def _gone(self, xid: Xid) -> Work[bool]:
         """Whether a database whose errors have no SQLSTATE does not have the branch in doubt."""
         try:
-            return xid not in (yield from self.recover())
+            return xid not in (yield self.recover)
         except XAER_RMFAIL:
             return False
 
+    @driven
     def forget(self, xid: Xid) -> Work[None]:  # noqa: ARG002 - see below
         """Nothing to do: PEP 249 knows no heuristic outcomes."""
         yield from ()
 
+    @driven
     def recover(self) -> Work[list[Xid]]:
         """``tpc_recover``, this database's alone."""
         try:
@@ -160,15 +156,17 @@ class Pep249Core(SessionCore):
             raise XAER_RMFAIL(words(error)) from error
         return _xids(found, _database_of(self._connection))
 
+    @driven
     def usable(self) -> Work[bool]:
         """Whether it is open and outside of a transaction."""
         yield from ()
         closed = bool(getattr(self._connection, "closed", False))
         return self._current is None and not closed and _idle(self._connection)
 
+    @driven
     def close(self) -> Work[None]:
         """Close the connection, if it is the session's."""
-        if self._own:
+        if self.own:
             with suppress(Exception):
                 yield self._connection.close
 

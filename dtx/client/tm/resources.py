@@ -4,8 +4,8 @@ A session is one connection that one transaction at a time works with. A resourc
 a transaction need not connect; recovery gets its own in the same way. Whatever the kind, a session raises
 :class:`~dtx.client.errors.XAException`, and means by each what X/Open means.
 
-What a kind of resource does is written once, as a :class:`SessionCore`; :class:`DrivenSession` and
-:class:`AsyncSession` drive it.
+What a kind of resource does is written once, as work (:mod:`~dtx.client.tm.steps`). The class of a session or resource
+says how it is driven: so methods are called with threads, and awaited with asyncio.
 """
 
 import re
@@ -13,8 +13,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -24,7 +24,7 @@ from dtx.client.calls import alive, unreachable
 from dtx.client.coordination import Coordinator, XAResource
 from dtx.client.errors import XAER_RMFAIL, XAException, XARollback
 from dtx.client.tm.errors import Misuse
-from dtx.client.tm.steps import Work, drive, drive_async
+from dtx.client.tm.steps import Work, drive
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -34,10 +34,31 @@ ANSWER_SECONDS: Final = 60.0
 """How long a call of dtx is waited for, unless the resource is told otherwise."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,56}")
 Handle = TypeVar("Handle")
+_P = ParamSpec("_P")
 
 
-class AnySession(ABC, Generic[Handle]):
-    """What sessions with threads and with asyncio have in common.
+class Driven:
+    """Has methods that are written as work: they are called with threads, and awaited with asyncio."""
+
+    drive: ClassVar[Any] = staticmethod(drive)
+    """How they are carried out."""
+
+
+_D = TypeVar("_D", bound=Driven)
+
+
+def driven(work: Callable[Concatenate[_D, _P], Work[Any]]) -> Callable[Concatenate[_D, _P], Any]:
+    """A method that is written as work. It returns the result of the work, or what is awaited for it."""
+
+    @wraps(work)
+    def method(self: _D, /, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        return self.drive(work(self, *args, **kwargs))
+
+    return method
+
+
+class Session(Driven, ABC, Generic[Handle]):
+    """One connection to a resource manager, used by one thread or task at a time. With asyncio its methods are awaited.
 
     Args:
         own: whether the connection is the resource's: one of the application's serves nobody else, and stays open.
@@ -53,10 +74,6 @@ class AnySession(ABC, Generic[Handle]):
     @abstractmethod
     def handle(self) -> Handle:
         """What the application works with."""
-
-
-class Session(AnySession[Handle]):
-    """One connection to a resource manager, used by one thread at a time."""
 
     @abstractmethod
     def start(self, xid: Xid) -> None:
@@ -99,122 +116,7 @@ class Session(AnySession[Handle]):
         """Close the connection; raises nothing."""
 
 
-class SessionCore(Protocol):
-    """What the methods of a session do, whoever drives them; their names and meanings are those of :class:`Session`."""
-
-    @property
-    def handle(self) -> Any: ...  # noqa: D102 - see Session; so are all others
-    def start(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def end(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def prepare(self, xid: Xid) -> Work[XaFlag]: ...  # noqa: D102
-    def commit(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def commit_one_phase(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def rollback(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def forget(self, xid: Xid) -> Work[None]: ...  # noqa: D102
-    def recover(self) -> Work[list[Xid]]: ...  # noqa: D102
-    def usable(self) -> Work[bool]: ...  # noqa: D102
-    def close(self) -> Work[None]: ...  # noqa: D102
-
-
-class DrivenSession(Session[Handle]):
-    """A session in a thread.
-
-    Args:
-        core: what it does.
-        own: whether the connection is to be closed with it.
-    """
-
-    def __init__(self, core: SessionCore, *, own: bool) -> None:
-        super().__init__(own=own)
-        self._core = core
-
-    @property
-    def handle(self) -> Handle:
-        """What the application works with."""
-        return self._core.handle  # type: ignore[no-any-return]
-
-    def start(self, xid: Xid) -> None:
-        """See :class:`Session`; so are all others."""
-        drive(self._core.start(xid))
-
-    def end(self, xid: Xid) -> None:  # noqa: D102 - see start
-        drive(self._core.end(xid))
-
-    def prepare(self, xid: Xid) -> XaFlag:  # noqa: D102
-        return drive(self._core.prepare(xid))
-
-    def commit(self, xid: Xid) -> None:  # noqa: D102
-        drive(self._core.commit(xid))
-
-    def commit_one_phase(self, xid: Xid) -> None:  # noqa: D102
-        drive(self._core.commit_one_phase(xid))
-
-    def rollback(self, xid: Xid) -> None:  # noqa: D102
-        drive(self._core.rollback(xid))
-
-    def forget(self, xid: Xid) -> None:  # noqa: D102
-        drive(self._core.forget(xid))
-
-    def recover(self) -> list[Xid]:  # noqa: D102
-        return drive(self._core.recover())
-
-    def usable(self) -> bool:  # noqa: D102
-        return drive(self._core.usable())
-
-    def close(self) -> None:  # noqa: D102
-        drive(self._core.close())
-
-
-class AsyncSession(AnySession[Any]):
-    """A session in a task; as :class:`Session`, and awaited.
-
-    Args:
-        core: what it does.
-        own: whether the connection is to be closed with it.
-    """
-
-    def __init__(self, core: SessionCore, *, own: bool) -> None:
-        super().__init__(own=own)
-        self._core = core
-
-    @property
-    def handle(self) -> Any:
-        """What the application works with."""
-        return self._core.handle
-
-    async def start(self, xid: Xid) -> None:
-        """See :class:`Session`; so are all others."""
-        await drive_async(self._core.start(xid))
-
-    async def end(self, xid: Xid) -> None:  # noqa: D102 - see start
-        await drive_async(self._core.end(xid))
-
-    async def prepare(self, xid: Xid) -> XaFlag:  # noqa: D102
-        return await drive_async(self._core.prepare(xid))
-
-    async def commit(self, xid: Xid) -> None:  # noqa: D102
-        await drive_async(self._core.commit(xid))
-
-    async def commit_one_phase(self, xid: Xid) -> None:  # noqa: D102
-        await drive_async(self._core.commit_one_phase(xid))
-
-    async def rollback(self, xid: Xid) -> None:  # noqa: D102
-        await drive_async(self._core.rollback(xid))
-
-    async def forget(self, xid: Xid) -> None:  # noqa: D102
-        await drive_async(self._core.forget(xid))
-
-    async def recover(self) -> list[Xid]:  # noqa: D102
-        return await drive_async(self._core.recover())
-
-    async def usable(self) -> bool:  # noqa: D102
-        return await drive_async(self._core.usable())
-
-    async def close(self) -> None:  # noqa: D102
-        await drive_async(self._core.close())
-
-
-class Pool(ABC):
+class Pool(Driven, ABC):
     """What resources with threads and with asyncio have in common.
 
     Args:
@@ -233,7 +135,8 @@ class Pool(ABC):
     def open(self) -> Any:
         """A new session."""
 
-    def acquiring(self) -> Work[Any]:
+    @driven
+    def acquire(self) -> Work[Any]:
         """A free session that is usable, or a new one."""
         while True:
             with self._lock:
@@ -244,7 +147,8 @@ class Pool(ABC):
                 return free
             yield free.close
 
-    def starting(self, xid: Xid) -> Work[Any]:
+    @driven
+    def started(self, xid: Xid) -> Work[Any]:
         """A session that works for the branch *xid*.
 
         A free session may have been lost since it was last used. Nothing was done in it, so a new one will do as well.
@@ -252,7 +156,7 @@ class Pool(ABC):
         Raises:
             XAException: the resource manager refuses, or is out of reach.
         """
-        session = yield from self.acquiring()
+        session = yield self.acquire
         try:
             yield from _started(session, xid)
         except XAER_RMFAIL:
@@ -260,7 +164,8 @@ class Pool(ABC):
             yield from _started(session, xid)
         return session
 
-    def releasing(self, session: Any) -> Work[None]:
+    @driven
+    def release(self, session: Any) -> Work[None]:
         """The transaction is over."""
         if session.own and (yield session.usable):
             with self._lock:
@@ -271,7 +176,8 @@ class Pool(ABC):
                 return
         yield session.close
 
-    def closing(self) -> Work[None]:
+    @driven
+    def close(self) -> Work[None]:
         """Close the free sessions."""
         with self._lock:
             free, self._free = self._free, []
@@ -306,22 +212,6 @@ class Resource(Pool, Generic[Handle]):
     @abstractmethod
     def around(self, handle: Handle) -> Session[Handle]:
         """A session on a connection or channel of the application's own, which stays open when it is done."""
-
-    def acquire(self) -> Session[Handle]:
-        """A free session that is usable, or a new one."""
-        return drive(self.acquiring())
-
-    def started(self, xid: Xid) -> Session[Handle]:
-        """A session that works for the branch *xid*; see :meth:`Pool.starting`."""
-        return drive(self.starting(xid))
-
-    def release(self, session: Session[Handle]) -> None:
-        """The transaction is over."""
-        drive(self.releasing(session))
-
-    def close(self) -> None:
-        """Close the free sessions."""
-        drive(self.closing())
 
 
 class DtxResource(Resource[BlockingChannel]):
@@ -364,58 +254,68 @@ class DtxResource(Resource[BlockingChannel]):
         return DtxSession(handle, self._timeout, own=False)
 
 
-class DtxCore(SessionCore):
+class AnyDtxSession(Session[Handle]):
     """A channel for work, and one beside it for outcomes: a refused one must not cost the application its channel.
 
     Args:
         work: the channel's XAResource, of either kind.
         outcomes: the Coordinator of its connection, of the same kind.
-        scan: all branches that the coordinator recovers.
-        alive: whether channel and connection are open.
-        leave: closes what is to be closed with the session; raises nothing.
+        own: whether the connection is to be closed with the session.
     """
 
-    def __init__(
-        self,
-        work: Any,
-        outcomes: Any,
-        *,
-        scan: Callable[[], Any],
-        alive: Callable[[], Any],
-        leave: Callable[[], Any],
-    ) -> None:
+    one_phase_repeatable = True
+
+    def __init__(self, work: Any, outcomes: Any, *, own: bool) -> None:
+        super().__init__(own=own)
         self._work, self._outcomes = work, outcomes
-        self._scan, self._alive, self._leave = scan, alive, leave
         self._ended = True
 
-    @property
-    def handle(self) -> Any:
-        """The channel."""
-        return self._work.channel
+    @abstractmethod
+    def _scan(self) -> Any:
+        """All branches that the coordinator recovers."""
 
+    @abstractmethod
+    def _alive(self) -> Any:
+        """Whether channel and connection are open."""
+
+    @abstractmethod
+    def _leave(self) -> Any:
+        """Close what is to be closed with the session; raises nothing."""
+
+    @property
+    def handle(self) -> Handle:
+        """The channel."""
+        return self._work.channel  # type: ignore[no-any-return]
+
+    @driven
     def start(self, xid: Xid) -> Work[None]:
         """Associate the channel."""
         yield partial(self._work.start, xid)
         self._ended = False
 
+    @driven
     def end(self, xid: Xid) -> Work[None]:
         """Dissociate the channel. What was published is on its way before: the channel keeps the order."""
         self._ended = True
         yield partial(self._work.end, xid)
 
+    @driven
     def prepare(self, xid: Xid) -> Work[XaFlag]:
         """First phase."""
         vote: XaFlag = yield partial(self._outcomes.prepare, xid)
         return vote
 
+    @driven
     def commit(self, xid: Xid) -> Work[None]:
         """Second phase."""
         yield partial(self._outcomes.commit, xid)
 
+    @driven
     def commit_one_phase(self, xid: Xid) -> Work[None]:
         """The only phase."""
         yield partial(self._outcomes.commit, xid, one_phase=True)
 
+    @driven
     def rollback(self, xid: Xid) -> Work[None]:
         """Roll back. A branch that was not ended is ended as failed; where that cannot be, its channel is gone."""
         if not self._ended:
@@ -425,15 +325,18 @@ class DtxCore(SessionCore):
         with suppress(XARollback):
             yield partial(self._outcomes.rollback, xid)
 
+    @driven
     def forget(self, xid: Xid) -> Work[None]:
         """Discard a heuristic outcome."""
         yield partial(self._outcomes.forget, xid)
 
+    @driven
     def recover(self) -> Work[list[Xid]]:
         """One whole scan."""
         found: list[Xid] = yield self._scan
         return found
 
+    @driven
     def usable(self) -> Work[bool]:
         """Whether it is outside of a branch, and open."""
         if not self._ended:
@@ -441,13 +344,14 @@ class DtxCore(SessionCore):
         alive: bool = yield self._alive
         return alive
 
+    @driven
     def close(self) -> Work[None]:
         """Close the connection, if it is the session's."""
         yield self._leave
 
 
-class DtxSession(DrivenSession[BlockingChannel]):
-    """A channel for work, and one beside it for outcomes.
+class DtxSession(AnyDtxSession[BlockingChannel]):
+    """A session on a channel of pika.
 
     Args:
         channel: open.
@@ -455,24 +359,22 @@ class DtxSession(DrivenSession[BlockingChannel]):
         own: whether the connection is to be closed with the session.
     """
 
-    one_phase_repeatable = True
-
     def __init__(self, channel: BlockingChannel, timeout: float | None, *, own: bool) -> None:
-        self._connection: BlockingConnection = channel.connection
-        self._channel = channel
-        outcomes = Coordinator(self._connection, timeout=timeout)
-        core = DtxCore(
-            XAResource(channel, timeout=timeout),
-            outcomes,
-            scan=lambda: list(outcomes.recover()),
-            alive=self._alive,
-            leave=(lambda: _close(self._connection)) if own else outcomes.close,
-        )
-        super().__init__(core, own=own)
+        outcomes = Coordinator(channel.connection, timeout=timeout)
+        super().__init__(XAResource(channel, timeout=timeout), outcomes, own=own)
+
+    def _scan(self) -> list[Xid]:
+        return list(self._outcomes.recover())
 
     def _alive(self) -> bool:
-        """Whether channel and connection are open; looks for what the server said meanwhile."""
-        return alive(self._connection) and bool(self._channel.is_open)
+        """Looks for what the server said meanwhile."""
+        return alive(self.handle.connection) and bool(self.handle.is_open)
+
+    def _leave(self) -> None:
+        if self.own:
+            _close(self.handle.connection)
+        else:
+            self._outcomes.close()
 
 
 def _close(connection: BlockingConnection) -> None:
