@@ -44,7 +44,7 @@ from dtx.client.tm.decisions import Decision
 from dtx.client.tm.errors import RolledBack, TransactionError
 from dtx.client.tm.manager import TransactionManager
 from dtx.client.tm.resources import DtxResource, Session
-from dtx.client.tm.steps import Steps, run
+from dtx.client.tm.steps import Work, drive
 from dtx.xa.codes import XaFlag
 
 _log: Final = logging.getLogger("dtx.client.zope")
@@ -188,12 +188,12 @@ class QueueDataManager:
         voted = [branch for branch in self._branches if branch.live]
         self._run(decide(self._plan(voted), voted) if voted else _nothing())
 
-    def _run(self, steps: Steps[Outcome]) -> None:
-        """Carry out *steps*, which end the transaction."""
+    def _run(self, work: Work[Outcome]) -> None:
+        """Carry out *work*, which end the transaction."""
         began = time.perf_counter()
         ended: Outcome | TransactionError | None = None
         try:
-            ended = run(steps, self._tm.log)
+            ended = drive(work)
         except TransactionError as error:
             ended = error
             raise
@@ -248,7 +248,7 @@ class QueueDataManager:
             except XAException as error:
                 _log.info("a branch that is rolled back anyway could not be ended: %s", error)
             undone, self._branches = self._branches[kept:], self._branches[:kept]
-            run(rollback(self._plan(undone)), self._tm.log)
+            drive(rollback(self._plan(undone)))
             self._start()
 
     @contextmanager
@@ -262,7 +262,7 @@ class QueueDataManager:
             raise
 
 
-def _nothing() -> Steps[Outcome]:
+def _nothing() -> Work[Outcome]:
     """All branches were read-only."""
     yield from ()
     return Outcome(decision=Decision.COMMIT)

@@ -50,7 +50,7 @@ from dtx.client.tm.errors import (
     TransactionError,
     heuristic_error,
 )
-from dtx.client.tm.steps import Acquire, Ask, Point, Reach, Release, Steps, Write
+from dtx.client.tm.steps import Access, Point, Work, ask, reach
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
@@ -94,8 +94,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Completion:
-    """What telling the branches has come to."""
+    """What telling the branches has come to.
 
+    Args:
+        log: calls the log, which gets heuristic outcomes.
+        forget: whether heuristic outcomes are forgotten once they are recorded.
+    """
+
+    log: Access
+    forget: bool
     reports: list[HeuristicReport] = field(default_factory=list)
     unfinished: dict[str, XAException | TransactionError] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
@@ -116,6 +123,7 @@ class Plan:
         format_id: of its xids.
         node: whose it is.
         branches: of all enlisted resources.
+        log: calls the log.
         forget: whether heuristic outcomes are forgotten once they are recorded.
         one_phase: whether a branch that is alone is committed without the log.
     """
@@ -124,6 +132,7 @@ class Plan:
     format_id: int
     node: str
     branches: Sequence[Branch]
+    log: Access
     forget: bool = True
     one_phase: bool = True
 
@@ -139,37 +148,37 @@ class Plan:
         )
 
 
-def commit(plan: Plan) -> Steps[Outcome]:
+def commit(plan: Plan) -> Work[Outcome]:
     """Commit.
 
     Raises:
         RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
     """
     for branch in plan.branches:
-        answer = yield Ask(session=branch.session, operation="end", xid=branch.xid)
+        answer = yield from ask(branch.session, "end", branch.xid)
         if isinstance(answer, XAException):
             return (yield from _give_up(plan, branch, answer))
-        yield Reach(point=Point.ENDED)
+        reach(Point.ENDED)
     voted: list[Branch] = []
     for position, branch in enumerate(plan.branches, start=1):
         if plan.one_phase and not voted and position == len(plan.branches):
             # Alone, or all others were read-only: its own commit is the decision, and nothing need be logged.
             return (yield from _commit_one_phase(plan, branch))
-        answer = yield Ask(session=branch.session, operation="prepare", xid=branch.xid)
+        answer = yield from ask(branch.session, "prepare", branch.xid)
         if isinstance(answer, XAException):
             return (yield from _give_up(plan, branch, answer))
         if answer is XaFlag.RDONLY:
             branch.live = False
         else:
             voted.append(branch)
-        yield Reach(point=Point.PREPARED)
+        reach(Point.PREPARED)
     if not voted:
         return Outcome(decision=Decision.COMMIT)
-    yield Reach(point=Point.VOTED)
+    reach(Point.VOTED)
     return (yield from decide(plan, voted))
 
 
-def decide(plan: Plan, voted: Sequence[Branch]) -> Steps[Outcome]:
+def decide(plan: Plan, voted: Sequence[Branch]) -> Work[Outcome]:
     """All have voted: make the decision durable, and tell the branches.
 
     Args:
@@ -180,12 +189,12 @@ def decide(plan: Plan, voted: Sequence[Branch]) -> Steps[Outcome]:
         RolledBack, HeuristicOutcome, OutcomeUnknown: it ended otherwise.
     """
     row = plan.row(voted)
-    stands = yield Write(call=lambda log: log.decide(row))
+    stands = yield from plan.log(lambda log: log.decide(row))
     reason = "recovery took the transaction for dead and rolled it back"
     if isinstance(stands, TransactionError):
         reason = f"the decision to commit could not be written: {stands}"
         # It may be written or not. The fence says which, and keeps a write that is under way from coming in later.
-        stands = yield Write(call=lambda log: log.fence(row))
+        stands = yield from plan.log(lambda log: log.fence(row))
     if isinstance(stands, TransactionError):
         raise OutcomeUnknown(
             f"the log of decisions is out of reach, so it is not known whether the transaction commits; recovery will "
@@ -194,20 +203,20 @@ def decide(plan: Plan, voted: Sequence[Branch]) -> Steps[Outcome]:
         )
     if stands is Decision.ROLLBACK:
         completion = yield from complete_all(plan, Decision.ROLLBACK)
-        yield Write(call=lambda log: log.finish(plan.gtrid))
+        yield from plan.log(lambda log: log.finish(plan.gtrid))
         _raise_damage("rolled back", plan, completion)
         raise RolledBack(reason, gtrid=plan.gtrid)
-    yield Reach(point=Point.DECIDED)
+    reach(Point.DECIDED)
     completion = yield from complete_all(plan, Decision.COMMIT)
-    yield Reach(point=Point.COMPLETED)
+    reach(Point.COMPLETED)
     if not completion.unfinished:
-        yield Write(call=lambda log: log.finish(plan.gtrid))
-        yield Reach(point=Point.FINISHED)
+        yield from plan.log(lambda log: log.finish(plan.gtrid))
+        reach(Point.FINISHED)
     _raise_damage("committed", plan, completion)
     return Outcome(decision=Decision.COMMIT, unfinished=tuple(completion.unfinished), reports=tuple(completion.reports))
 
 
-def rollback(plan: Plan) -> Steps[Outcome]:
+def rollback(plan: Plan) -> Work[Outcome]:
     """Roll back.
 
     Raises:
@@ -220,71 +229,62 @@ def rollback(plan: Plan) -> Steps[Outcome]:
     )
 
 
-def _give_up(plan: Plan, branch: Branch, cause: XAException) -> Steps[Outcome]:
+def _give_up(plan: Plan, branch: Branch, cause: XAException) -> Work[Outcome]:
     """A branch cannot be prepared: none is committed."""
     completion = yield from complete_all(plan, Decision.ROLLBACK)
     _raise_damage("rolled back", plan, completion)
     raise RolledBack(f"{branch.resource.name} cannot commit: {cause}", gtrid=plan.gtrid, causes=(cause,)) from cause
 
 
-def complete_all(plan: Plan, decision: Decision) -> Steps[Completion]:
+def complete_all(plan: Plan, decision: Decision) -> Work[Completion]:
     """Tell every branch that is left what was decided. One that cannot be told does not keep the others waiting."""
-    completion = Completion()
+    completion = Completion(plan.log, plan.forget)
     for branch in plan.branches:
         if branch.live:
-            yield from complete(branch, decision, completion, forget=plan.forget)
-            yield Reach(point=Point.COMMITTED if decision is Decision.COMMIT else Point.ROLLED_BACK)
+            yield from complete(branch, decision, completion)
+            reach(Point.COMMITTED if decision is Decision.COMMIT else Point.ROLLED_BACK)
     return completion
 
 
-def complete(
-    branch: Branch, decision: Decision, completion: Completion, *, forget: bool, recovering: bool = False
-) -> Steps[bool]:
+def complete(branch: Branch, decision: Decision, completion: Completion, *, recovering: bool = False) -> Work[bool]:
     """Tell one branch what was decided.
 
     Args:
         branch: which.
         decision: what.
         completion: gets what comes of it.
-        forget: whether heuristic outcomes are forgotten once they are recorded.
         recovering: whether somebody may have told it before.
 
     Returns:
         Whether it is done with.
     """
     session, uncertain, orphaned = branch.session, recovering, recovering and decision is Decision.ROLLBACK
-    answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
+    answer = yield from ask(session, decision.value, branch.xid)
     fresh = None
     if isinstance(answer, XAER_RMFAIL):
         uncertain = True
-        if (yield Ask(session=session, operation="usable")) is not True:
-            fresh = yield Acquire(resource=branch.resource, fresh=True)
+        if (yield from ask(session, "usable")) is not True:
+            fresh = yield from ask(branch.resource, "open")
             if isinstance(fresh, XAException):
                 answer, fresh = fresh, None
             else:
                 session = fresh
-                answer = yield Ask(session=session, operation=decision.value, xid=branch.xid)
+                answer = yield from ask(session, decision.value, branch.xid)
     if orphaned and _decided_alone(answer):
         completion.alone.add(branch.name)
         done = True
     else:
-        done = yield from _understand(branch, session, decision, answer, uncertain, completion, forget)
+        done = yield from _understand(branch, session, decision, answer, uncertain, completion)
     if fresh is not None:
-        yield Release(resource=branch.resource, session=fresh)
+        yield from ask(branch.resource, "release", fresh)
     if done:
         branch.live = False
     return done
 
 
 def _understand(
-    branch: Branch,
-    session: Any,
-    decision: Decision,
-    answer: object,
-    uncertain: bool,
-    completion: Completion,
-    forget: bool,
-) -> Steps[bool]:
+    branch: Branch, session: Any, decision: Decision, answer: object, uncertain: bool, completion: Completion
+) -> Work[bool]:
     """What *answer* means; whether the branch is done with."""
     if not isinstance(answer, XAException):
         return True
@@ -295,7 +295,7 @@ def _understand(
         case XARollback():
             outcome = Heuristic.ROLLED_BACK if decision is Decision.COMMIT else None
         case XAER_NOTA():
-            outcome = yield from _unknown(branch, decision, answer, uncertain)
+            outcome = yield from _unknown(branch, decision, answer, uncertain, completion.log)
         case _:
             completion.unfinished[branch.name] = answer
             return False
@@ -309,21 +309,21 @@ def _understand(
         reason=str(answer),
     )
     completion.reports.append(report)
-    written = yield Write(call=lambda log: log.record(report))
+    written = yield from completion.log(lambda log: log.record(report))
     if isinstance(written, TransactionError):
         # Never forget what nobody has written down: the resource keeps it, and recovery finds it there.
         completion.unfinished[branch.name] = written
         return False
-    yield Reach(point=Point.HEURISTIC_RECORDED)
-    if forget:
+    reach(Point.HEURISTIC_RECORDED)
+    if completion.forget:
         forgotten: object = None
         if isinstance(answer, XAHeuristic):
-            forgotten = yield Ask(session=session, operation="forget", xid=branch.xid)
+            forgotten = yield from ask(session, "forget", branch.xid)
         if isinstance(forgotten, XAException) and not isinstance(forgotten, XAER_NOTA):
             completion.unfinished[branch.name] = forgotten
             return False
-        yield Reach(point=Point.HEURISTIC_FORGOTTEN)
-        yield Write(call=lambda log: log.forgotten(report.gtrid, report.resource))
+        reach(Point.HEURISTIC_FORGOTTEN)
+        yield from completion.log(lambda log: log.forgotten(report.gtrid, report.resource))
     return True
 
 
@@ -334,7 +334,9 @@ _HEURISTIC: Final[dict[type[XAException], Heuristic]] = {
 }
 
 
-def _unknown(branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: bool) -> Steps[Heuristic | None]:
+def _unknown(
+    branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: bool, log: Access
+) -> Work[Heuristic | None]:
     """The resource does not know the branch: how it ended, where that is not as decided."""
     ended = ended_as(answer)
     if ended is not None:
@@ -342,7 +344,7 @@ def _unknown(branch: Branch, decision: Decision, answer: XAER_NOTA, uncertain: b
         return None if ended is agreeing else ended
     if uncertain or decision is Decision.ROLLBACK:
         return None
-    row = yield Write(call=lambda log: log.read(branch.xid.gtrid))
+    row = yield from log(lambda log: log.read(branch.xid.gtrid))
     if isinstance(row, DecisionRow) and (row.finished is not None or row.recoveries):
         return None  # recovery was quicker, in another process
     return Heuristic.HAZARD
@@ -372,15 +374,15 @@ def ended_as(answer: XAER_NOTA) -> Heuristic | None:
             return Heuristic.HAZARD
 
 
-def _commit_one_phase(plan: Plan, branch: Branch) -> Steps[Outcome]:
-    yield Reach(point=Point.ONE_PHASE_BEFORE)
-    answer = yield Ask(session=branch.session, operation="commit_one_phase", xid=branch.xid)
+def _commit_one_phase(plan: Plan, branch: Branch) -> Work[Outcome]:
+    reach(Point.ONE_PHASE_BEFORE)
+    answer = yield from ask(branch.session, "commit_one_phase", branch.xid)
     if isinstance(answer, XAER_RMFAIL) and branch.session.one_phase_repeatable:
-        fresh = yield Acquire(resource=branch.resource, fresh=True)
+        fresh = yield from ask(branch.resource, "open")
         if not isinstance(fresh, XAException):
-            answer = yield Ask(session=fresh, operation="commit_one_phase", xid=branch.xid)
-            yield Release(resource=branch.resource, session=fresh)
-    yield Reach(point=Point.ONE_PHASE_AFTER)
+            answer = yield from ask(fresh, "commit_one_phase", branch.xid)
+            yield from ask(branch.resource, "release", fresh)
+    reach(Point.ONE_PHASE_AFTER)
     done = Outcome(decision=Decision.COMMIT, one_phase=True)
     match answer:
         case None:
@@ -390,8 +392,8 @@ def _commit_one_phase(plan: Plan, branch: Branch) -> Steps[Outcome]:
             branch.live = False
             raise RolledBack(f"{branch.resource.name} rolled back: {answer}", gtrid=plan.gtrid, causes=(answer,))
         case XAHeuristic():
-            completion = Completion()
-            yield from _understand(branch, branch.session, Decision.COMMIT, answer, False, completion, plan.forget)
+            completion = Completion(plan.log, plan.forget)
+            yield from _understand(branch, branch.session, Decision.COMMIT, answer, False, completion)
             _raise_damage("committed", plan, completion)
             return done
         case XAER_NOTA() if ended_as(answer) is Heuristic.COMMITTED:

@@ -35,7 +35,7 @@ from dtx.client.tm.errors import (
 from dtx.client.tm.names import FORMAT_ID, Gtrid, Identity
 from dtx.client.tm.recovery import RecoveryReport, Round
 from dtx.client.tm.resources import Handle, Resource
-from dtx.client.tm.steps import Point, Steps, Work, calls, drive, reach
+from dtx.client.tm.steps import Point, Work, access, drive, reach
 from dtx.xa.xid import Xid
 
 _log: Final = logging.getLogger("dtx.client.tm")
@@ -230,6 +230,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
             format_id=self.identity.format_id,
             node=self.node,
             branches=branches,
+            log=access(self.write),
             forget=self._forget,
             one_phase=self._one_phase,
         )
@@ -263,6 +264,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
         work = Round(
             identity=self.identity,
             resources=dict(self._resources),
+            log=access(self.write),
             running=self._running.__contains__,
             interval=self.interval,
             first_seen=self._first_seen,
@@ -270,7 +272,7 @@ class BaseTransactionManager(ABC, Generic[TX]):
             forget=self._forget,
         )
         try:
-            report = yield from calls(work.steps(), self.write)
+            report = yield from work.steps()
         finally:
             for name, session in work.sessions.items():
                 if session is not None:
@@ -373,13 +375,13 @@ class BaseTransaction:
         plan = self._manager.plan(self.gtrid, list(self._branches.values()))
         return (yield from self._completing(commitment.rollback(plan)))
 
-    def _completing(self, steps: Steps[Outcome]) -> Work[Outcome]:
-        """Carry out *steps*, give sessions back. After an interruption close them: what is not prepared is undone."""
+    def _completing(self, work: Work[Outcome]) -> Work[Outcome]:
+        """Carry out *work*, give sessions back. After an interruption close them: what is not prepared is undone."""
         self.state = TransactionState.COMPLETING
         began = time.perf_counter()
         ended: Outcome | TransactionError | None = None
         try:
-            self.outcome = ended = yield from calls(steps, self._manager.write)
+            self.outcome = ended = yield from work
         except TransactionError as error:
             ended = error
             raise

@@ -21,7 +21,7 @@ from dtx.client.tm.commitment import Branch, Completion, complete
 from dtx.client.tm.decisions import Decision, DecisionRow, now
 from dtx.client.tm.errors import HeuristicReport, TransactionError
 from dtx.client.tm.names import Gtrid, Identity
-from dtx.client.tm.steps import Acquire, Ask, Point, Reach, Release, Steps, Write
+from dtx.client.tm.steps import Access, Point, Work, ask, reach
 from dtx.xa.xid import Xid
 
 
@@ -66,6 +66,7 @@ class Round:
     Args:
         identity: whose branches.
         resources: by name.
+        log: calls the log.
         running: whether a transaction is running in this process.
         interval: seconds for which an orphan is left alone.
         first_seen: when an orphan was first seen by this process, on the monotonic clock; kept between rounds.
@@ -75,6 +76,7 @@ class Round:
 
     identity: Identity
     resources: dict[str, Any]
+    log: Access
     running: Callable[[bytes], bool]
     interval: float
     first_seen: dict[Xid, float]
@@ -84,40 +86,40 @@ class Round:
     sessions: dict[str, Any] = field(default_factory=dict)
     """By the name of the resource, ``None``: out of reach. To be released when the round is over, however it ends."""
 
-    def steps(self) -> Steps[RecoveryReport]:
+    def steps(self) -> Work[RecoveryReport]:
         """The round.
 
         Raises:
             LogFailed: the log is out of reach; nothing can be decided then.
         """
-        rows = _raised((yield Write(call=lambda log: log.unfinished(self.identity.node))))
+        rows = _raised((yield from self.log(lambda log: log.unfinished(self.identity.node))))
         for row in rows:
             yield from self._finish(row)
         in_doubt: set[Xid] = set()
         for resource in self.resources.values():
             in_doubt.update((yield from self._scan(resource)))
-        _raised((yield Write(call=lambda log: log.flush())))
-        for row in _raised((yield Write(call=lambda log: log.unfinished(self.identity.node, Decision.ROLLBACK)))):
+        _raised((yield from self.log(lambda log: log.flush())))
+        for row in _raised((yield from self.log(lambda log: log.unfinished(self.identity.node, Decision.ROLLBACK)))):
             yield from self._roll_back(row, in_doubt)
         for xid in [xid for xid in self.first_seen if xid not in in_doubt]:
             del self.first_seen[xid]
         self.alone &= in_doubt
-        _raised((yield Write(call=lambda log: log.flush())))
+        _raised((yield from self.log(lambda log: log.flush())))
         return self.report
 
     # -- decisions that are not finished ------------------------------------------------------------------------------
 
-    def _finish(self, row: DecisionRow) -> Steps[None]:
+    def _finish(self, row: DecisionRow) -> Work[None]:
         owner = Gtrid.read(row.gtrid)
         if self.running(row.gtrid):
             return  # in its second phase, in this process
         if owner is not None and owner.process != self.identity.process:
             age = (now() - row.at).total_seconds()
-            if age < self.interval and _raised((yield self._alive(owner))):
+            if age < self.interval and (yield from self._alive(owner)):
                 return  # in its second phase, in another one
         # Whoever is told afterwards that a branch is not known finds out by this that it was us.
-        _raised((yield Write(call=lambda log: log.take_up(row.gtrid))))
-        yield Reach(point=Point.RECOVERY_TAKEN_UP)
+        _raised((yield from self.log(lambda log: log.take_up(row.gtrid))))
+        reach(Point.RECOVERY_TAKEN_UP)
         done = True
         for name in row.resources:
             xid = self.identity.xid(row.gtrid, name)
@@ -128,10 +130,10 @@ class Round:
             elif not (yield from self._complete(resource, xid, Decision.COMMIT)):
                 done = False
         if done:
-            yield Write(call=lambda log: log.finish(row.gtrid))
-            yield Reach(point=Point.RECOVERY_FINISHED)
+            yield from self.log(lambda log: log.finish(row.gtrid))
+            reach(Point.RECOVERY_FINISHED)
 
-    def _roll_back(self, row: DecisionRow, in_doubt: set[Xid]) -> Steps[None]:
+    def _roll_back(self, row: DecisionRow, in_doubt: set[Xid]) -> Work[None]:
         """It was written that a transaction is rolled back, and not that it is done: somebody died in between."""
         if self.running(row.gtrid):
             return
@@ -144,45 +146,45 @@ class Round:
                 return  # it was judged just now, and is done or waits
             if not (yield from self._complete(resource, xid, Decision.ROLLBACK, listed=False)) or xid in self.alone:
                 return
-        yield Write(call=lambda log: log.finish(row.gtrid))
+        yield from self.log(lambda log: log.finish(row.gtrid))
 
     # -- what resources have in doubt ---------------------------------------------------------------------------------
 
-    def _scan(self, resource: Any) -> Steps[Sequence[Xid]]:
+    def _scan(self, resource: Any) -> Work[Sequence[Xid]]:
         session = yield from self._session(resource)
         if session is None:
             return ()
-        found = yield Ask(session=session, operation="recover")
+        found = yield from ask(session, "recover")
         if isinstance(found, XAException):
             self.report.unreachable[resource.name] = str(found)
             return ()
-        yield Reach(point=Point.RECOVERY_SCANNED)
+        reach(Point.RECOVERY_SCANNED)
         mine = list(_of_node(self.identity, found))
         for xid, owner in mine:
             if xid not in self.report.waiting:
                 yield from self._judge(resource, xid, owner)
         return [xid for xid, _ in mine]
 
-    def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Steps[None]:
+    def _judge(self, resource: Any, xid: Xid, owner: Gtrid) -> Work[None]:
         """Complete a branch that is in doubt, if it may be."""
         if self.running(xid.gtrid) or xid in self.alone:
             return
-        row = _raised((yield Write(call=lambda log: log.read(xid.gtrid))))
+        row = _raised((yield from self.log(lambda log: log.read(xid.gtrid))))
         decision = None if row is None else row.decision
-        elsewhere = owner.process != self.identity.process and _raised((yield self._alive(owner)))
+        elsewhere = owner.process != self.identity.process and (yield from self._alive(owner))
         reason = self._patience(xid, owner, decision, elsewhere=elsewhere)
         if reason:
             self.report.waiting[xid] = reason
             return
         if decision is None:
             orphan = self._orphan(xid)
-            decision = _raised((yield Write(call=lambda log: log.fence(orphan))))
-            yield Reach(point=Point.RECOVERY_FENCED)
+            decision = _raised((yield from self.log(lambda log: log.fence(orphan))))
+            reach(Point.RECOVERY_FENCED)
         if decision is Decision.COMMIT:
-            _raised((yield Write(call=lambda log: log.take_up(xid.gtrid))))
+            _raised((yield from self.log(lambda log: log.take_up(xid.gtrid))))
         done = yield from self._complete(resource, xid, decision)
         if done and decision is Decision.ROLLBACK and xid not in self.alone:
-            yield Write(call=lambda log: log.finish(xid.gtrid))
+            yield from self.log(lambda log: log.finish(xid.gtrid))
 
     def _patience(self, xid: Xid, owner: Gtrid, decision: Decision | None, *, elsewhere: bool) -> str:
         """Why a branch is left alone for now, if it is.
@@ -216,10 +218,11 @@ class Round:
             resources=(xid.bqual.decode("ascii", "replace"),),
         )
 
-    def _alive(self, owner: Gtrid) -> Write:
-        return Write(call=lambda log: log.alive(owner.node, owner.process))
+    def _alive(self, owner: Gtrid) -> Work[bool]:
+        """Whether its process lives."""
+        return _raised((yield from self.log(lambda log: log.alive(owner.node, owner.process))))  # type: ignore[no-any-return]
 
-    def _complete(self, resource: Any, xid: Xid, decision: Decision, *, listed: bool = True) -> Steps[bool]:
+    def _complete(self, resource: Any, xid: Xid, decision: Decision, *, listed: bool = True) -> Work[bool]:
         """Tell a resource what was decided.
 
         Args:
@@ -232,12 +235,12 @@ class Round:
         if session is None:
             self.report.waiting[xid] = f"{resource.name} is out of reach"
             return False
-        completion = Completion()
+        completion = Completion(self.log, self.forget)
         branch = Branch(resource, session, xid)
-        done = yield from complete(branch, decision, completion, forget=self.forget, recovering=True)
+        done = yield from complete(branch, decision, completion, recovering=True)
         self.report.heuristics += completion.reports
         if completion.alone:
-            _raised((yield Write(call=lambda log: log.withdraw(xid.gtrid))))
+            _raised((yield from self.log(lambda log: log.withdraw(xid.gtrid))))
             self.alone.add(xid)
             self.report.one_phase.append(xid)
         elif done:
@@ -245,17 +248,17 @@ class Round:
             told += [xid] * listed
         else:
             self.report.waiting[xid] = str(completion.unfinished[branch.name])
-        yield Reach(point=Point.RECOVERY_COMPLETED)
+        reach(Point.RECOVERY_COMPLETED)
         return done
 
-    def _session(self, resource: Any) -> Steps[Any]:
+    def _session(self, resource: Any) -> Work[Any]:
         """The session of this round; ``None`` where the resource is out of reach."""
         session = self.sessions.get(resource.name)
-        if session is not None and (yield Ask(session=session, operation="usable")) is not True:
-            yield Release(resource=resource, session=session)
+        if session is not None and (yield from ask(session, "usable")) is not True:
+            yield from ask(resource, "release", session)
             session = self.sessions[resource.name] = None
         if session is None:
-            session = yield Acquire(resource=resource)
+            session = yield from ask(resource, "acquire")
             if isinstance(session, XAException):
                 self.report.unreachable[resource.name] = str(session)
                 session = None

@@ -1,27 +1,21 @@
-"""What the two-phase commit asks its shell to do, and how threads and asyncio do it.
+"""How the algorithms of a transaction manager run, with threads and with asyncio.
 
-There is one algorithm for threads and for asyncio, and it can be tested without any resource. It has two layers, both
-generators:
-
-- Commitment and recovery yield *steps*. The answer to a step is what was asked for, or the XAException or
-  TransactionError that came instead: nothing is raised into these algorithms.
-- *Work* yields calls, and whoever drives it makes them, or awaits them. What a call returns or raises comes back from
-  its ``yield``, so ``try`` and ``finally`` mean what they always mean. :func:`calls` turns steps into work.
+There is one algorithm for both, a generator: it yields calls, and whoever drives it makes them, or awaits them. What a
+call returns or raises comes back from its ``yield``, so ``try`` and ``finally`` mean what they always mean. Commitment
+and recovery get what went wrong as an answer (:func:`ask`, :func:`access`).
 
 :class:`Point` names the instants at which tests let a transaction manager die. Nothing happens there unless a test
 armed them.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, TypeVar, assert_never
+from typing import Any, Final, TypeVar
 
 from dtx.client.errors import XAER_RMFAIL, XAException
 from dtx.client.tm.decisions import DecisionLog
 from dtx.client.tm.errors import LogFailed, TransactionError
-from dtx.xa.xid import Xid
 
 T = TypeVar("T")
 Work = Generator[Callable[[], Any], Any, T]
@@ -113,107 +107,39 @@ def arm(reached: Callable[[Point], None] | None) -> None:
     _armed[:] = [] if reached is None else [reached]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """Call a method of a session.
+def ask(of: Any, operation: str, *arguments: Any) -> Work[Any]:
+    """Call a method of a session or resource.
 
-    Args:
-        session: whose.
-        operation: its name.
-        xid: its argument, unless it takes none.
+    Returns:
+        What it returns, or the XAException that came instead: nothing is raised into an algorithm. A driver that raises
+        what it should not must not keep the other branches from being told. The outcome of its call is not known, which
+        is XAER_RMFAIL.
     """
-
-    session: Any
-    operation: str
-    xid: Xid | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acquire:
-    """Get a session of a resource: a free one, or with *fresh* one on a new connection."""
-
-    resource: Any
-    fresh: bool = False
+    try:
+        return (yield partial(getattr(of, operation), *arguments))
+    except (XAException, TransactionError) as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - see above
+        return XAER_RMFAIL(f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Give a session back."""
-
-    resource: Any
-    session: Any
+Access = Callable[[Callable[[DecisionLog], Any]], Work[Any]]
+"""How algorithms call the log; see :func:`access`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Call the log."""
-
-    call: Callable[[DecisionLog], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """This is a point."""
-
-    point: Point
-
-
-Step = Ask | Acquire | Release | Write | Reach
-Steps = Generator[Step, Any, T]
-
-
-def calls(steps: Steps[T], write: Callable[[Callable[[DecisionLog], Any]], Any]) -> Work[T]:
-    """The calls that carry out *steps*.
+def access(write: Callable[[Callable[[DecisionLog], Any]], Any]) -> Access:
+    """A function that calls the log. Its result is what the log returns, or the TransactionError that came instead.
 
     Args:
-        steps: to be carried out.
         write: calls the log; with asyncio where that does not hold the event loop up.
     """
-    answer: Any = None
-    while True:
+
+    def log(call: Callable[[DecisionLog], Any]) -> Work[Any]:
         try:
-            step = steps.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        try:
-            match step:
-                case Ask(session=session, operation=operation, xid=xid):
-                    answer = yield partial(getattr(session, operation), *(() if xid is None else (xid,)))
-                case Acquire(resource=resource, fresh=fresh):
-                    answer = yield resource.open if fresh else resource.acquire
-                case Release(resource=resource, session=session):
-                    answer = yield partial(resource.release, session)
-                case Write(call=call):
-                    answer = yield partial(write, call)
-                case Reach(point=point):
-                    reach(point)
-                    answer = None
-                case _:
-                    assert_never(step)
-        except Exception as error:  # noqa: BLE001 - see _answer
-            answer = _answer(step, error)
+            return (yield partial(write, call))
+        except (XAException, TransactionError) as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log failed
+            return LogFailed(f"{type(error).__name__}: {error}")
 
-
-def run(steps: Steps[T], log: DecisionLog) -> T:
-    """Carry out *steps* in this thread."""
-    return drive(calls(steps, lambda call: call(log)))
-
-
-def _answer(step: Step, error: Exception) -> Exception:
-    """What an algorithm gets in the place of an answer.
-
-    A driver that raises what it should not must not keep the other branches from being told: nobody knows what became
-    of its call, which is XAER_RMFAIL. The same of a log is that it failed.
-    """
-    if isinstance(error, XAException | TransactionError):
-        return error
-    words = f"{type(error).__name__}: {error}"
-    match step:
-        case Ask() | Acquire() | Release():
-            return XAER_RMFAIL(words)
-        case Write():
-            return LogFailed(words)
-        case Reach():
-            raise error
-        case _:
-            assert_never(step)
+    return log

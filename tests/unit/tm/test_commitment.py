@@ -37,7 +37,7 @@ from dtx.client.tm import (
 )
 from dtx.client.tm.commitment import Branch, Plan, commit, rollback
 from dtx.client.tm.databases import SqliteLog
-from dtx.client.tm.steps import Point, run
+from dtx.client.tm.steps import Point, access, drive
 
 GTRID = b"n.0123456789ab.a.1"
 
@@ -97,13 +97,14 @@ class Stage:
             resource = FakeResource(self.asked, name, given)
             session = FakeSession(self.asked, name, given)
             branches.append(Branch(resource, session, Xid(1, GTRID, name.encode())))
-        return Plan(gtrid=GTRID, format_id=1, node="n", branches=branches)
+        log = access(lambda call: call(self.log))
+        return Plan(gtrid=GTRID, format_id=1, node="n", branches=branches, log=log)
 
     def commit(self, **answers: Any) -> Outcome:
-        return run(commit(self.plan(**answers)), self.log)
+        return drive(commit(self.plan(**answers)))
 
     def rollback(self, **answers: Any) -> Outcome:
-        return run(rollback(self.plan(**answers)), self.log)
+        return drive(rollback(self.plan(**answers)))
 
     @property
     def finished(self) -> bool:
@@ -149,7 +150,7 @@ def test_what_somebody_rolled_back_is_not_committed(stage: Stage) -> None:
 def test_all_read_only_is_a_commit_without_a_decision(stage: Stage) -> None:
     plan = stage.plan(prepare=[XaFlag.RDONLY])
     plan.branches[0].session._answers["prepare"] = [XaFlag.RDONLY]
-    run(commit(plan), stage.log)
+    drive(commit(plan))
     assert stage.asked == ["end a", "end b", "prepare a", "commit_one_phase b"]
     assert stage.log.read(GTRID) is None
 
@@ -204,9 +205,9 @@ def test_a_commit_that_was_not_one_is_recorded_then_forgotten_and_raised(
 def test_a_lone_branch_that_was_rolled_back_is_a_heuristic_rollback(stage: Stage) -> None:
     plan = stage.plan(commit=[XA_HEURRB("x")])
     plan.branches[0].session._answers["prepare"] = [XaFlag.RDONLY]
-    plan = Plan(gtrid=GTRID, format_id=1, node="n", branches=plan.branches[1:], one_phase=False)
+    plan = Plan(gtrid=GTRID, format_id=1, node="n", branches=plan.branches[1:], log=plan.log, one_phase=False)
     with pytest.raises(HeuristicRollback):
-        run(commit(plan), stage.log)
+        drive(commit(plan))
 
 
 def test_a_heuristic_commit_is_what_was_wanted(stage: Stage) -> None:
@@ -308,7 +309,7 @@ def test_a_driver_that_raises_what_it_should_not_keeps_no_other_branch_waiting(s
         raise ZeroDivisionError("a bug of the driver's")
 
     plan.branches[0].session.commit = broken
-    outcome = run(commit(plan), stage.log)
+    outcome = drive(commit(plan))
     assert outcome.unfinished == ("a",)
     assert "commit b" in stage.asked
     assert not stage.finished
@@ -321,7 +322,7 @@ def test_a_resource_that_raises_what_it_should_not_when_it_connects_is_out_of_re
         raise ZeroDivisionError("a bug of the driver's")
 
     plan.branches[1].resource.open = broken
-    assert run(commit(plan), stage.log).unfinished == ("b",)
+    assert drive(commit(plan)).unfinished == ("b",)
 
 
 def test_a_log_that_raises_what_it_should_not_has_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import DecisionRow, now
 from dtx.client.tm.names import Gtrid, Identity
 from dtx.client.tm.recovery import RecoveryReport, Round
-from dtx.client.tm.steps import Point, run
+from dtx.client.tm.steps import Point, access, drive
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()
 """A transaction of a process that is gone."""
@@ -84,12 +84,13 @@ class Node:
         work = Round(
             identity=self.identity,
             resources={"q": self.queue},
+            log=access(lambda call: call(self.log)),
             running=lambda _gtrid: False,
             interval=0.0,
             first_seen={},
             alone=self.alone,
         )
-        return run(work.steps(), self.log)
+        return drive(work.steps())
 
     def fence(self, *names: str) -> None:
         """Recovery has got as far as to decide to roll back."""
