@@ -203,8 +203,7 @@ def _manager(
     interval: float = 60.0,
 ) -> Any:
     """The transaction manager that files and flags describe; flags win."""
-    from dtx.client.tm import LogFailed, Misuse, TransactionManager
-    from dtx.client.tm.names import FORMAT_ID
+    from dtx.client.tm import FORMAT_ID, LogFailed, Misuse, TransactionManager
 
     logging.getLogger("pika").setLevel(logging.CRITICAL)  # what is refused, and what is out of reach, is in the report
     settings = _read(config) if config is not None else {}

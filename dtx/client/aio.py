@@ -28,13 +28,12 @@ from aiormq.exceptions import AMQPError
 from pamqp.base import Frame
 from pamqp.exceptions import PAMQPException
 
-from dtx.client.calls import CAPABILITY, DTX_CLASSES, Call, T
+from dtx.client.calls import DTX_CLASSES, Call, T, require_capability
 from dtx.client.coordination import AsyncCoordination, AsyncReplacing, AsyncWork
 from dtx.client.errors import (
     XAER_INVAL,
     XAER_OUTSIDE,
     XAER_RMFAIL,
-    PeerIsNotDtx,
     XAException,
     raised_by_reply_code,
 )
@@ -198,9 +197,7 @@ def require_dtx(connection: Any) -> None:
     if connection.is_closed or not getattr(connection, "server_properties", None):
         raise XAER_RMFAIL("the connection is not open")
     properties = connection.server_properties
-    if not (properties.get("capabilities") or {}).get(CAPABILITY):
-        product = properties.get("product", "a server without a name")
-        raise PeerIsNotDtx(f"the peer is not dtx: {product} does not announce the capability {CAPABILITY!r}")
+    require_capability(properties.get("capabilities") or {}, properties)
 
 
 class _OnAiormq(AsyncCoordination):

@@ -15,7 +15,7 @@ settles them, so nobody waits for an answer that cannot come any more.
 """
 # ruff: noqa: SLF001 - see above: this is where pika's inside is touched, so that nothing else needs to
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from select import POLLIN, poll
@@ -285,8 +285,17 @@ def require_dtx(connection: Any) -> None:
     inner = connection._impl if isinstance(connection, BlockingConnection) else connection
     if not inner.is_open:
         raise XAER_RMFAIL("the connection is not open")
-    if not inner.server_capabilities.get(CAPABILITY):
-        product = (inner.server_properties or {}).get("product", "a server without a name")
+    require_capability(inner.server_capabilities, inner.server_properties or {})
+
+
+def require_capability(capabilities: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+    """Make sure that a server with these *capabilities* is dtx.
+
+    Raises:
+        PeerIsNotDtx: it does not announce the capability.
+    """
+    if not capabilities.get(CAPABILITY):
+        product = properties.get("product", "a server without a name")
         raise PeerIsNotDtx(f"the peer is not dtx: {product} does not announce the capability {CAPABILITY!r}")
 
 

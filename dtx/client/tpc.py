@@ -16,7 +16,7 @@ What differs from psycopg and from PEP 249:
 - There are no cursors: work is done with the channel.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -206,31 +206,11 @@ class TwoPhaseConnection:
             ProgrammingError: with *xid* within a transaction, without it outside one; the xid is not known.
             OperationalError: it is rolled back, or completed by hand, or not finished yet: ``error.xa`` says which.
         """
-        if xid is not None:
-            self._finish_other("tpc_commit", xid)
-            return
-        match self._own_state("tpc_commit"):
-            case _State.READ_ONLY:
-                self._done()
-            case _State.PREPARED:
-                with self._finishing():
-                    self._outcome.commit(self._own())
-            case _:
-                self._commit_one_phase(self._done())
+        self._complete("tpc_commit", xid, self._outcome.commit, self._commit_one_phase)
 
     def tpc_rollback(self, xid: XidParts | Xid | None = None) -> None:
         """Roll back; arguments and errors as for :meth:`tpc_commit`."""
-        if xid is not None:
-            self._finish_other("tpc_rollback", xid)
-            return
-        match self._own_state("tpc_rollback"):
-            case _State.READ_ONLY:
-                self._done()
-            case _State.PREPARED:
-                with self._finishing():
-                    self._outcome.rollback(self._own())
-            case _:
-                self._rollback_begun(self._done())
+        self._complete("tpc_rollback", xid, self._outcome.rollback, self._rollback_begun)
 
     def tpc_recover(self) -> list[TransactionId]:
         """Every prepared or heuristically completed transaction of the virtual host that the user may complete.
@@ -287,20 +267,31 @@ class TwoPhaseConnection:
             raise
         self._done()
 
-    def _own_state(self, method: str) -> _State:
-        if self._state is _State.NONE:
-            raise ProgrammingError(f"{method}() without xid must be called inside a two-phase transaction")
-        return self._state
-
-    def _finish_other(self, method: str, xid: XidParts | Xid) -> None:
-        if self._state is not _State.NONE:
-            raise ProgrammingError(f"{method}() with xid must be called outside a two-phase transaction")
-        branch = _branch(xid)
-        with _translated():
-            if method == "tpc_commit":
-                self._outcome.commit(branch)
-            else:
-                self._outcome.rollback(branch)
+    def _complete(
+        self,
+        method: str,
+        xid: XidParts | Xid | None,
+        second_phase: Callable[[Xid], object],
+        only_phase: Callable[[Xid], None],
+    ) -> None:
+        """Complete somebody's prepared transaction, or the connection's own."""
+        if xid is not None:
+            if self._state is not _State.NONE:
+                raise ProgrammingError(f"{method}() with xid must be called outside a two-phase transaction")
+            branch = _branch(xid)
+            with _translated():
+                second_phase(branch)
+            return
+        match self._state:
+            case _State.NONE:
+                raise ProgrammingError(f"{method}() without xid must be called inside a two-phase transaction")
+            case _State.BEGUN:
+                only_phase(self._done())
+            case _State.PREPARED:
+                with self._finishing():
+                    second_phase(self._own())
+            case _State.READ_ONLY:
+                self._done()
 
     def _commit_one_phase(self, xid: Xid) -> None:
         # As with psycopg a failed commit leaves no transaction behind, here or at the server.

@@ -32,8 +32,7 @@ from dtx.client.tm.errors import (
     TimedOut,
     TransactionError,
 )
-from dtx.client.tm.names import FORMAT_ID, Gtrid, Identity
-from dtx.client.tm.recovery import RecoveryReport, Round
+from dtx.client.tm.recovery import FORMAT_ID, Gtrid, Identity, RecoveryReport, Round
 from dtx.client.tm.resources import Handle, Resource
 from dtx.client.tm.steps import Point, Work, access, drive, reach
 from dtx.xa.xid import Xid

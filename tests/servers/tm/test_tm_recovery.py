@@ -25,7 +25,7 @@ from dtx.client.tm import (
     steps,
 )
 from dtx.client.tm.decisions import DecisionRow, now
-from dtx.client.tm.names import Gtrid
+from dtx.client.tm.recovery import Gtrid
 from dtx.client.tm.steps import Point
 from tests.support.broker import only_alongside
 from tests.support.processes import wait_until

@@ -11,8 +11,7 @@ from dtx.client import XA_HEURCOM, XAER_NOTA, XAER_PROTO, XAER_RMFAIL, XAExcepti
 from dtx.client.tm import Decision, steps
 from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import DecisionRow, now
-from dtx.client.tm.names import Gtrid, Identity
-from dtx.client.tm.recovery import RecoveryReport, Round
+from dtx.client.tm.recovery import Gtrid, Identity, RecoveryReport, Round
 from dtx.client.tm.steps import Point, access, drive
 
 DEAD = Gtrid("n", "0123456789ab", time.time() - 3600, 1).to_octets()

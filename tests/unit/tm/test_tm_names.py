@@ -12,7 +12,7 @@ from dtx.client import Xid
 from dtx.client.tm import Decision, DecisionRow, Gtrid, LogFailed, Misuse, open_log
 from dtx.client.tm.databases import SqliteLog
 from dtx.client.tm.decisions import now
-from dtx.client.tm.names import Identity
+from dtx.client.tm.recovery import Identity
 from dtx.client.tm.resources import check_resource_name
 
 
