@@ -7,7 +7,7 @@ import pytest
 from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
-from dtx.wire.amqp09 import calls, keys, requests
+from dtx.wire.amqp09 import calls, methods
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import method_frame
 from tests.support.operator import Operator
@@ -41,8 +41,8 @@ def test_a_client_leaves_very_many_branches_of_very_many_channels(service: Watch
         peer.log_in()
         for first in range(1, CHANNELS + 1, 100):
             numbers = range(first, first + 100)
-            peer.send(*(method_frame(number, requests.CHANNEL_OPEN) for number in numbers))
-            take(peer, len(numbers), keys.CHANNEL_OPEN_OK)
+            peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
+            take(peer, len(numbers), methods.ChannelOpenOk.KEY)
             peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
             take(peer, len(numbers), DtxMethod.SELECT_OK)
             for number in numbers:
