@@ -83,15 +83,13 @@ class RawConnection:
         self.socket.sendall(Protocol.AMQP_0_9_1.value)
         self.expect(methods.ConnectionStart.KEY)
         response = handshake.plain(address.user.encode(), address.password.encode())
-        start_ok = handshake.StartOk(
+        start_ok = methods.ConnectionStartOk(
             client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US"
         )
-        offer = handshake.decode_tune(
-            self.call(handshake.encode_start_ok(start_ok), methods.ConnectionTune.KEY, channel=0)
-        )
-        tune = handshake.Tune(channel_max=offer.channel_max, frame_max=FRAME_MAX, heartbeat=0)
-        self.send(handshake.encode_tune_ok(tune), channel=0)
-        self.call(handshake.encode_open(address.vhost.encode()), methods.ConnectionOpenOk.KEY, channel=0)
+        offer = methods.ConnectionTune.decode(self.call(start_ok.encode(), methods.ConnectionTune.KEY, channel=0))
+        tune = methods.ConnectionTuneOk(channel_max=offer.channel_max, frame_max=FRAME_MAX, heartbeat=0)
+        self.send(tune.encode(), channel=0)
+        self.call(methods.ConnectionOpen(address.vhost.encode()).encode(), methods.ConnectionOpenOk.KEY, channel=0)
         self.call(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
 
     def send(self, payload: bytes, *, channel: int = CHANNEL) -> None:

@@ -42,7 +42,7 @@ class Peer:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=parts.hostname)
-        self.offered = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
+        self.offered = methods.ConnectionTune(channel_max=0, frame_max=0, heartbeat=0)
         self.server_properties = b""
         self.mechanisms = b""
 
@@ -127,27 +127,25 @@ class Peer:
     def begin(self) -> None:
         """Header, up to connection.start."""
         self.send(HEADER_0_9_1)
-        start = handshake.decode_start(self.wait(methods.ConnectionStart.KEY).payload)
+        start = methods.ConnectionStart.decode(self.wait(methods.ConnectionStart.KEY).payload)
         self.server_properties, self.mechanisms = start.server_properties, start.mechanisms
 
     def start_ok(self, mechanism: bytes = b"PLAIN", response: bytes | None = None, properties: bytes = b"") -> bytes:
         """The payload of connection.start-ok."""
         if response is None:
             response = handshake.plain(self.user, self.password)
-        return handshake.encode_start_ok(
-            handshake.StartOk(client_properties=properties, mechanism=mechanism, response=response, locale=b"en_US")
-        )
+        return methods.ConnectionStartOk(
+            client_properties=properties, mechanism=mechanism, response=response, locale=b"en_US"
+        ).encode()
 
     def tune_ok(self, channel_max: int | None = None, frame_max: int | None = None, heartbeat: int = 0) -> bytes:
         """The payload of connection.tune-ok; what is not given is as offered."""
         offered = self.offered
-        return handshake.encode_tune_ok(
-            handshake.Tune(
-                channel_max=offered.channel_max if channel_max is None else channel_max,
-                frame_max=offered.frame_max if frame_max is None else frame_max,
-                heartbeat=heartbeat,
-            )
-        )
+        return methods.ConnectionTuneOk(
+            channel_max=offered.channel_max if channel_max is None else channel_max,
+            frame_max=offered.frame_max if frame_max is None else frame_max,
+            heartbeat=heartbeat,
+        ).encode()
 
     def log_in(
         self,
@@ -160,8 +158,8 @@ class Peer:
         """The whole handshake."""
         self.begin()
         self.say(0, self.start_ok(properties=properties))
-        self.offered = handshake.decode_tune(self.wait(methods.ConnectionTune.KEY).payload)
-        self.say(0, self.tune_ok(channel_max, frame_max, heartbeat), handshake.encode_open(self.vhost))
+        self.offered = methods.ConnectionTune.decode(self.wait(methods.ConnectionTune.KEY).payload)
+        self.say(0, self.tune_ok(channel_max, frame_max, heartbeat), methods.ConnectionOpen(self.vhost).encode())
         self.wait(methods.ConnectionOpenOk.KEY)
         return self
 

@@ -39,7 +39,7 @@ class Opening:
         self._broker = broker
         self._max_channels = max_channels
         self._limit = frame_max or MAX_FRAME
-        self._offered = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
+        self._offered = methods.ConnectionTune(channel_max=0, frame_max=0, heartbeat=0)
         self._next: int | None = None
         """The client's next method; ``None`` while it is the broker's turn. Who a client is, is decided once: a second
         start-ok behind the first would give it another's name before the broker notices."""
@@ -48,9 +48,9 @@ class Opening:
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
         self.vhost = ""
-        self.upstream = handshake.Tune(channel_max=0xFFFF, frame_max=0, heartbeat=0)
+        self.upstream = methods.ConnectionTuneOk(channel_max=0xFFFF, frame_max=0, heartbeat=0)
         """What was agreed with the broker."""
-        self.client = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
+        self.client = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
         """What was agreed with the client."""
 
     def from_broker(self, key: int, frame: bytes) -> bytes:
@@ -62,19 +62,19 @@ class Opening:
         self._next = _ANSWERS[key]
         if key == methods.ConnectionStart.KEY:
             payload = handshake.advertise(frame[7:-1])
-            self._mechanisms = handshake.decode_start(payload).mechanisms.split()
+            self._mechanisms = methods.ConnectionStart.decode(payload).mechanisms.split()
             return method_frame(0, payload)
         if key == methods.ConnectionTune.KEY:
-            tune = handshake.decode_tune(frame[7:-1])
-            self.upstream = handshake.Tune(
+            tune = methods.ConnectionTune.decode(frame[7:-1])
+            self.upstream = methods.ConnectionTuneOk(
                 channel_max=tune.channel_max or 0xFFFF, frame_max=0, heartbeat=self._broker.heartbeat
             )
-            self._offered = handshake.Tune(
+            self._offered = methods.ConnectionTune(
                 channel_max=min(_servable(tune.channel_max or 0xFFFF), self._max_channels),
                 frame_max=min(tune.frame_max or MAX_FRAME, self._limit),
                 heartbeat=tune.heartbeat,
             )
-            return method_frame(0, handshake.encode_tune(self._offered))
+            return self._offered.frame(0)
         return frame
 
     def from_client(self, key: int, frame: bytes) -> bytes:
@@ -90,24 +90,24 @@ class Opening:
         payload = frame[7:-1]
         match key:
             case methods.ConnectionStartOk.KEY:
-                start_ok = handshake.decode_start_ok(payload)
+                start_ok = methods.ConnectionStartOk.decode(payload)
                 if start_ok.mechanism not in self._mechanisms:
                     raise handshake.NotOffered(start_ok.mechanism)
                 self.user = handshake.user_name(start_ok.mechanism, start_ok.response)
                 return frame
             case methods.ConnectionTuneOk.KEY:
                 self._next = methods.ConnectionOpen.KEY
-                return self._tune_ok(handshake.decode_tune(payload))
+                return self._tune_ok(methods.ConnectionTuneOk.decode(payload))
             case methods.ConnectionOpen.KEY:
                 try:
-                    self.vhost = handshake.decode_open(payload).decode()
+                    self.vhost = methods.ConnectionOpen.decode(payload).virtual_host.decode()
                 except UnicodeDecodeError:
                     raise WireError(HardCode.INVALID_PATH, "vhost is no UTF-8") from None
                 return frame
             case _:
                 return frame
 
-    def _tune_ok(self, wanted: handshake.Tune) -> bytes:
+    def _tune_ok(self, wanted: methods.ConnectionTuneOk) -> bytes:
         offered = self._offered
         # "If the client specifies a channel max that is higher than the value provided by the server, the server MUST
         # close the connection"; 0 asks for no limit at all. The same for frame-max.
@@ -118,7 +118,7 @@ class Opening:
         self.client = wanted
         frame_max = wanted.frame_max
         # The broker is told its own channel-max: dtx needs channels of its own besides the client's.
-        self.upstream = handshake.Tune(
+        self.upstream = methods.ConnectionTuneOk(
             channel_max=self.upstream.channel_max, frame_max=frame_max, heartbeat=self.upstream.heartbeat
         )
-        return method_frame(0, handshake.encode_tune_ok(self.upstream))
+        return self.upstream.frame(0)

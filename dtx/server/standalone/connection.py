@@ -33,8 +33,8 @@ from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import closes, methods
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
-from dtx.wire.amqp09.handshake import Credentials, NotOffered, decode_update_secret, encode_open_ok
+from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter
+from dtx.wire.amqp09.handshake import Credentials, NotOffered
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
@@ -48,7 +48,7 @@ _BEHIND: Final = "frames wait"
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
 _CLOSE_OK: Final = methods.ConnectionCloseOk().frame(0)
-_OPEN_OK: Final = method_frame(0, encode_open_ok())
+_OPEN_OK: Final = methods.ConnectionOpenOk().frame(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ class Connection(ClientConnection):
             self._handshake(key, payload)
         elif self.stage is Stage.RUNNING and key == methods.ConnectionUpdateSecret.KEY:
             # As RabbitMQ: a password is judged at the login alone, and a user who is gone or may not stay is cut off.
-            decode_update_secret(payload)
+            methods.ConnectionUpdateSecret.decode(payload)
             self.outbox.send(methods.ConnectionUpdateSecretOk().frame(0))
         elif self.stage is Stage.RUNNING:
             raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")

@@ -7,7 +7,7 @@ import dtx
 from dtx.server.limits import HEARTBEAT, MAX_FRAME, ConnectionLimits
 from dtx.wire.amqp09 import handshake, methods
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import MIN_FRAME, OPENING_FRAME, method_frame
+from dtx.wire.amqp09.frames import MIN_FRAME, OPENING_FRAME
 
 _CAPABILITIES: Final = (
     b"publisher_confirms",
@@ -21,26 +21,21 @@ _CAPABILITIES: Final = (
     b"direct_reply_to",
     handshake.CAPABILITY,
 )
-_GREETING: Final = method_frame(
-    0,
-    handshake.encode_start(
-        handshake.Start(
-            major=0,
-            minor=9,
-            server_properties=handshake.server_properties(
-                {
-                    b"product": b"dtx",
-                    b"version": dtx.__version__.encode(),
-                    b"platform": b"Python",
-                    b"information": b"Licensed under the Apache License 2.0",
-                },
-                _CAPABILITIES,
-            ),
-            mechanisms=b" ".join(handshake.PASSED),
-            locales=b"en_US",
-        )
+_GREETING: Final = methods.ConnectionStart(
+    version_major=0,
+    version_minor=9,
+    server_properties=handshake.server_properties(
+        {
+            b"product": b"dtx",
+            b"version": dtx.__version__.encode(),
+            b"platform": b"Python",
+            b"information": b"Licensed under the Apache License 2.0",
+        },
+        _CAPABILITIES,
     ),
-)
+    mechanisms=b" ".join(handshake.PASSED),
+    locales=b"en_US",
+).frame(0)
 
 
 class Step(Enum):
@@ -65,11 +60,11 @@ class Opening:
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self._offer = handshake.Tune(
+        self._offer = methods.ConnectionTune(
             channel_max=limits.max_channels, frame_max=limits.frame_max or MAX_FRAME, heartbeat=HEARTBEAT
         )
         self._step = Step.START_OK
-        self.agreed = handshake.Tune(channel_max=0, frame_max=MIN_FRAME, heartbeat=0)
+        self.agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=MIN_FRAME, heartbeat=0)
         self.hears_of_failed_login = False
         """Capability authentication_failure_close: without it a refused client is just cut off."""
         self.hears_of_cancelled_consumers = False
@@ -104,7 +99,7 @@ class Opening:
             WireError: it is malformed.
             NotOffered: it names a mechanism that was not offered.
         """
-        said = handshake.decode_start_ok(payload)
+        said = methods.ConnectionStartOk.decode(payload)
         properties = said.client_properties
         self.hears_of_failed_login = handshake.has_capability(properties, b"authentication_failure_close")
         self.hears_of_cancelled_consumers = handshake.has_capability(properties, b"consumer_cancel_notify")
@@ -114,7 +109,7 @@ class Opening:
     def tune(self) -> bytes:
         """connection.tune, for somebody who may come in."""
         self._step = Step.TUNE_OK
-        return method_frame(0, handshake.encode_tune(self._offer))
+        return self._offer.frame(0)
 
     def tune_ok(self, payload: bytes) -> None:
         """Read connection.tune-ok.
@@ -123,7 +118,7 @@ class Opening:
             WireError: it is malformed, or asks for more than was offered ("the server MUST close the connection", 0
                 being no limit at all) or for frames that a handshake would not fit in.
         """
-        wanted = handshake.decode_tune(payload)
+        wanted = methods.ConnectionTuneOk.decode(payload)
         offer = self._offer
         if not 0 < wanted.channel_max <= offer.channel_max:
             raise _not_within("channel_max", wanted.channel_max, "higher than the maximum allowed", offer.channel_max)
@@ -142,6 +137,6 @@ class Opening:
             WireError: it is malformed, or its name is no UTF-8.
         """
         try:
-            return handshake.decode_open(payload).decode()
+            return methods.ConnectionOpen.decode(payload).virtual_host.decode()
         except UnicodeDecodeError:
             raise WireError(HardCode.NOT_ALLOWED, "the vhost's name is no UTF-8") from None

@@ -12,7 +12,7 @@ import dtx
 from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost, words
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import handshake, methods, tables
-from dtx.wire.amqp09.frames import Protocol, method_frame
+from dtx.wire.amqp09.frames import Protocol
 
 _log = get_logger(part="service connection")
 _CAPABILITIES: Final = (
@@ -105,7 +105,7 @@ class ServiceConnection(Upstream):
         self._name = name
         self._step: asyncio.Future[bytes] | None = None
         self._wanted = 0
-        self._agreed = handshake.Tune(channel_max=0, frame_max=0, heartbeat=0)
+        self._agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
         self.server_properties = b""
         self.gone = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the connection is lost."""
@@ -140,8 +140,8 @@ class ServiceConnection(Upstream):
         """
         agreed = self._agreed
         self.start_heartbeats(agreed.heartbeat)
-        frames = method_frame(0, handshake.encode_tune_ok(agreed))
-        frames += method_frame(0, handshake.encode_open(vhost.encode()))
+        frames = agreed.frame(0)
+        frames += methods.ConnectionOpen(vhost.encode()).frame(0)
         await self._within_time(self._say(frames, methods.ConnectionOpenOk.KEY))
 
     async def _within_time(self, work: Awaitable[object]) -> None:
@@ -154,17 +154,16 @@ class ServiceConnection(Upstream):
 
     async def _authenticate(self) -> None:
         broker = self._broker
-        start = handshake.decode_start(await self._say(Protocol.AMQP_0_9_1.value, methods.ConnectionStart.KEY))
+        start = methods.ConnectionStart.decode(await self._say(Protocol.AMQP_0_9_1.value, methods.ConnectionStart.KEY))
         self.server_properties = start.server_properties
-        start_ok = handshake.StartOk(
+        start_ok = methods.ConnectionStartOk(
             client_properties=self._properties(),
             mechanism=handshake.PLAIN,
             response=handshake.plain(broker.user.encode(), broker.password.encode()),
             locale=b"en_US",
         )
-        frame = method_frame(0, handshake.encode_start_ok(start_ok))
-        tune = handshake.decode_tune(await self._say(frame, methods.ConnectionTune.KEY))
-        agreed = handshake.Tune(
+        tune = methods.ConnectionTune.decode(await self._say(start_ok.frame(0), methods.ConnectionTune.KEY))
+        agreed = methods.ConnectionTuneOk(
             channel_max=tune.channel_max or 0xFFFF,
             frame_max=min(tune.frame_max or _FRAME_MAX, _FRAME_MAX),
             heartbeat=broker.heartbeat,

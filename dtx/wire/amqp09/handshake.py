@@ -1,17 +1,16 @@
-"""The opening of a connection: connection.start, start-ok, tune, tune-ok, open, and what SASL responses say.
+"""The opening of a connection: what the tables of connection.start and start-ok say, and the SASL responses.
 
-Every decoder takes a method payload, class and method first, and raises WireError 502 when it is malformed. Responses
-hold passwords: they appear in no error and in no repr.
+Responses hold passwords: they appear in no error and in no repr.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from struct import Struct
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dtx.wire.amqp09 import methods, tables
-from dtx.wire.amqp09.errors import HardCode, WireError, syntax_error
+from dtx.wire.amqp09 import tables
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.methods import ConnectionStart
 
 PLAIN: Final = b"PLAIN"
 AMQPLAIN: Final = b"AMQPLAIN"
@@ -19,8 +18,6 @@ PASSED: Final = (PLAIN, AMQPLAIN)
 """The mechanisms that can pass a proxy: they tell the user's name, and are not bound to the transport."""
 CAPABILITY: Final = b"dtx"
 
-_TUNE: Final = Struct(">IHIH")
-_LONG: Final = Struct(">I")
 _CAPABILITIES: Final = b"capabilities"
 _TRUE: Final = b"\x01"
 _TOKEN: Final = re.compile(rb"eyJ[\w-]+\.[\w-]+\.[\w-]*")
@@ -45,144 +42,6 @@ class NotOffered(Exception):
         return f"mechanism {self.mechanism.decode('ascii', 'replace')!r} was not offered"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """connection.start.
-
-    Args:
-        major, minor: protocol version.
-        server_properties: a table without its length.
-        mechanisms: names with spaces between them.
-        locales: names with spaces between them.
-    """
-
-    major: int
-    minor: int
-    server_properties: bytes
-    mechanisms: bytes
-    locales: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOk:
-    """connection.start-ok.
-
-    Args:
-        client_properties: a table without its length.
-        mechanism: name.
-        response: SASL response; holds the password.
-        locale: name.
-    """
-
-    client_properties: bytes
-    mechanism: bytes
-    response: bytes = field(repr=False)
-    locale: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tune:
-    """connection.tune and connection.tune-ok.
-
-    Args:
-        channel_max: highest channel number, 0 for no limit.
-        frame_max: octets, 0 for no limit.
-        heartbeat: seconds, 0 for none.
-    """
-
-    channel_max: int
-    frame_max: int
-    heartbeat: int
-
-
-def decode_start(payload: bytes) -> Start:
-    """Read connection.start."""
-    properties, position = tables.long_string(payload, 6)
-    mechanisms, position = tables.long_string(payload, position)
-    locales, position = tables.long_string(payload, position)
-    if position != len(payload):
-        raise syntax_error("connection.start is too long")
-    return Start(
-        major=payload[4], minor=payload[5], server_properties=properties, mechanisms=mechanisms, locales=locales
-    )
-
-
-def encode_start(start: Start) -> bytes:
-    """The payload of connection.start."""
-    version = bytes((start.major, start.minor))
-    strings = map(tables.put_long, (start.server_properties, start.mechanisms, start.locales))
-    return methods.ConnectionStart.HEAD + version + b"".join(strings)
-
-
-def decode_start_ok(payload: bytes) -> StartOk:
-    """Read connection.start-ok."""
-    properties, position = tables.long_string(payload, 4)
-    mechanism, position = tables.short_string(payload, position)
-    response, position = tables.long_string(payload, position)
-    locale, position = tables.short_string(payload, position)
-    if position != len(payload):
-        raise syntax_error("connection.start-ok is too long")
-    return StartOk(client_properties=properties, mechanism=mechanism, response=response, locale=locale)
-
-
-def encode_start_ok(start_ok: StartOk) -> bytes:
-    """The payload of connection.start-ok."""
-    return b"".join(
-        (
-            methods.ConnectionStartOk.HEAD,
-            tables.put_long(start_ok.client_properties),
-            tables.put_short(start_ok.mechanism),
-            tables.put_long(start_ok.response),
-            tables.put_short(start_ok.locale),
-        )
-    )
-
-
-def decode_tune(payload: bytes) -> Tune:
-    """Read connection.tune or connection.tune-ok."""
-    if len(payload) != _TUNE.size:
-        raise syntax_error("connection.tune is truncated or too long")
-    _, channel_max, frame_max, heartbeat = _TUNE.unpack(payload)
-    return Tune(channel_max=channel_max, frame_max=frame_max, heartbeat=heartbeat)
-
-
-def encode_tune(tune: Tune) -> bytes:
-    """The payload of connection.tune."""
-    return _TUNE.pack(methods.ConnectionTune.KEY, tune.channel_max, tune.frame_max, tune.heartbeat)
-
-
-def encode_tune_ok(tune: Tune) -> bytes:
-    """The payload of connection.tune-ok."""
-    return _TUNE.pack(methods.ConnectionTuneOk.KEY, tune.channel_max, tune.frame_max, tune.heartbeat)
-
-
-def decode_open(payload: bytes) -> bytes:
-    """Read connection.open: the virtual host."""
-    vhost, position = tables.short_string(payload, 4)
-    _, position = tables.short_string(payload, position)
-    if position + 1 != len(payload):
-        raise syntax_error("connection.open is truncated or too long")
-    return vhost
-
-
-def encode_open(vhost: bytes) -> bytes:
-    """The payload of connection.open."""
-    return methods.ConnectionOpen.HEAD + tables.put_short(vhost) + b"\x00\x00"
-
-
-def decode_update_secret(payload: bytes) -> bytes:
-    """Read connection.update-secret: the secret; the reason is not used."""
-    secret, position = tables.long_string(payload, 4)
-    if tables.short_string(payload, position)[1] != len(payload):
-        raise syntax_error("connection.update-secret is too long")
-    return secret
-
-
-def encode_open_ok() -> bytes:
-    """The payload of connection.open-ok."""
-    return methods.ConnectionOpenOk.HEAD + b"\x00"
-
-
 def server_properties(texts: Mapping[bytes, bytes], capabilities: Iterable[bytes]) -> bytes:
     """What a server says about itself in connection.start: a table without its length.
 
@@ -205,7 +64,7 @@ def advertise(payload: bytes) -> bytes:
     Raises:
         WireError: 502 when *payload* is malformed, 540 when the broker offers none of those mechanisms.
     """
-    start = decode_start(payload)
+    start = ConnectionStart.decode(payload)
     mechanisms = [name for name in start.mechanisms.split() if name in PASSED]
     if not mechanisms:
         raise WireError(HardCode.NOT_IMPLEMENTED, "the broker offers neither PLAIN nor AMQPLAIN, nothing else can pass")
@@ -215,15 +74,7 @@ def advertise(payload: bytes) -> bytes:
     capabilities = b"".join((*kept, tables.entry(CAPABILITY, b"t", _TRUE)))
     parts = [entry.raw for entry in properties if entry.key != _CAPABILITIES]
     parts.append(tables.entry(_CAPABILITIES, b"F", capabilities))
-    return encode_start(
-        Start(
-            major=start.major,
-            minor=start.minor,
-            server_properties=b"".join(parts),
-            mechanisms=b" ".join(mechanisms),
-            locales=start.locales,
-        )
-    )
+    return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms)).encode()
 
 
 def has_capability(properties: bytes, name: bytes) -> bool:

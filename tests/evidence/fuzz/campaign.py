@@ -15,7 +15,6 @@ from typing import Final
 
 from dtx.wire.amqp09 import handshake, methods, properties, tables
 from dtx.wire.amqp09.calls import Start, encode_call
-from dtx.wire.amqp09.frames import method_frame
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import amqp10, corpus, server, server10
 from tests.evidence.fuzz.conversations import broker_of_its_own, conversation
@@ -28,7 +27,7 @@ _XID: Final = Xid(1, b"gtrid", b"bqual")
 
 def seeds(name: str) -> list[bytes]:
     """Where a target begins that has no corpus yet."""
-    queue = method_frame(1, methods.QueueDeclare(b"q", durable=True).encode())
+    queue = methods.QueueDeclare(b"q", durable=True).frame(1)
     arguments = b"".join(tables.entry(key, b"l", bytes(7) + b"\x05") for key in (b"x-max-length", b"x-message-ttl"))
     match name:
         case "conversation":

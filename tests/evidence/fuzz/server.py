@@ -26,15 +26,15 @@ from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import handshake, methods, tables
-from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support import preview
 from tests.support.memory_log import MemoryLog
 
 FRAME_MAX: Final = 65_536
-_GUEST: Final = handshake.StartOk(
+_GUEST: Final = methods.ConnectionStartOk(
     client_properties=b"", mechanism=handshake.PLAIN, response=handshake.plain(b"guest", b"guest"), locale=b"en_US"
 )
-START_OK: Final = method_frame(0, handshake.encode_start_ok(_GUEST))
+START_OK: Final = _GUEST.frame(0)
 """What a client says first."""
 AMQPLAIN: Final = replace(
     _GUEST,
@@ -42,10 +42,8 @@ AMQPLAIN: Final = replace(
     response=tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest"),
 )
 """The same by the other mechanism."""
-TUNE_OK: Final = method_frame(
-    0, handshake.encode_tune_ok(handshake.Tune(channel_max=100, frame_max=FRAME_MAX, heartbeat=0))
-)
-OPEN: Final = method_frame(0, handshake.encode_open(b"/"))
+TUNE_OK: Final = methods.ConnectionTuneOk(channel_max=100, frame_max=FRAME_MAX, heartbeat=0).frame(0)
+OPEN: Final = methods.ConnectionOpen(b"/").frame(0)
 ENTER: Final = TUNE_OK + OPEN
 """What it says when it may come in."""
 _TURNS: Final = 6

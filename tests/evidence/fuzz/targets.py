@@ -158,13 +158,9 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     methods.ExchangeQueryOk.decode,
     methods.is_query,
     methods.ticket,
-    handshake.decode_start,
-    handshake.decode_tune,
-    handshake.decode_open,
     handshake.advertise,
     pika_methods.split_xids,
     *(lambda data, made=made: made().decode(data) for made in preview.METHODS.values()),
-    handshake.decode_update_secret,
 )
 
 
@@ -178,7 +174,7 @@ def method(data: bytes) -> None:
 def sasl(data: bytes) -> None:
     """start-ok: who says it, on both ways of asking; what is refused is not told."""
     with nothing_but(*_MALFORMED):
-        said = handshake.decode_start_ok(data.ljust(4, b"\x00"))
+        said = methods.ConnectionStartOk.decode(data.ljust(4, b"\x00"))
         with nothing_but(*_MALFORMED):
             handshake.has_capability(said.client_properties, b"dtx")
         for mechanism in (said.mechanism, *handshake.PASSED):

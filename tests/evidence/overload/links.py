@@ -74,19 +74,19 @@ class Link(asyncio.Protocol):
         """The handshake, and a channel."""
         self.transport.write(HEADER_0_9_1)
         await self.wait(methods.ConnectionStart.KEY)
-        offered = handshake.decode_tune(await self.ask(self.start_ok(), methods.ConnectionTune.KEY, 0))
-        agreed = handshake.Tune(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
-        self.say(handshake.encode_tune_ok(agreed), 0)
-        await self.ask(handshake.encode_open(self.server.vhost), methods.ConnectionOpenOk.KEY, 0)
+        offered = methods.ConnectionTune.decode(await self.ask(self.start_ok(), methods.ConnectionTune.KEY, 0))
+        agreed = methods.ConnectionTuneOk(channel_max=offered.channel_max, frame_max=FRAME_MAX, heartbeat=heartbeat)
+        self.say(agreed.encode(), 0)
+        await self.ask(methods.ConnectionOpen(self.server.vhost).encode(), methods.ConnectionOpenOk.KEY, 0)
         await self.ask(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
         return self
 
     def start_ok(self) -> bytes:
         """The payload of connection.start-ok."""
         response = handshake.plain(self.server.user, self.server.password)
-        return handshake.encode_start_ok(
-            handshake.StartOk(client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US")
-        )
+        return methods.ConnectionStartOk(
+            client_properties=b"", mechanism=handshake.PLAIN, response=response, locale=b"en_US"
+        ).encode()
 
     # -- asyncio.Protocol
 

@@ -12,7 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
-from dtx.wire.amqp09 import handshake, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
 from tests.servers.amqp10.raw import Raw
@@ -255,8 +255,8 @@ def test_the_last_places_are_kept_for_coordinators(start_service: StartService) 
         with Peer(service.url()) as peer:
             peer.begin()
             peer.say(0, peer.start_ok())
-            peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
-            peer.say(0, peer.tune_ok(), handshake.encode_open(peer.vhost))
+            peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+            peer.say(0, peer.tune_ok(), methods.ConnectionOpen(peer.vhost).encode())
             assert b"connection limit reached" in peer.wait(methods.ConnectionClose.KEY).payload
         with Raw(service) as raw:
             assert closed(raw) == "amqp:resource-limit-exceeded"

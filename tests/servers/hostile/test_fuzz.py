@@ -152,11 +152,11 @@ def test_mutated_handshakes_harm_nobody(
         if step == "start-ok":
             return start_ok
         peer.say(0, start_ok)
-        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
+        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
         if step == "tune-ok":
             return peer.tune_ok()
         peer.say(0, peer.tune_ok())
-        return handshake.encode_open(b"/")
+        return methods.ConnectionOpen(b"/").encode()
 
     together(client, range(25))
     healthy(service)

@@ -39,11 +39,11 @@ def test_the_server_s_properties_are_kept_and_dtx_is_among_its_capabilities(
 def test_amqp_0_9_is_spoken(url: str) -> None:
     with Peer(url) as peer:
         peer.send(b"AMQP\x01\x01\x00\x09")
-        start = handshake.decode_start(peer.wait(methods.ConnectionStart.KEY).payload)
-        assert (start.major, start.minor) == (0, 9)
+        start = methods.ConnectionStart.decode(peer.wait(methods.ConnectionStart.KEY).payload)
+        assert (start.version_major, start.version_minor) == (0, 9)
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
-        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
+        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+        peer.say(0, peer.tune_ok(), methods.ConnectionOpen(b"/").encode())
         peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
         peer.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
@@ -74,8 +74,8 @@ def test_a_login_by_amqplain_tells_its_name(service: DtxService) -> None:
     with Peer(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok(b"AMQPLAIN", response))
-        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
-        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"))
+        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+        peer.say(0, peer.tune_ok(), methods.ConnectionOpen(b"/").encode())
         peer.wait(methods.ConnectionOpenOk.KEY)
         peer.open(1)
         peer.say(1, (101 << 16 | 10).to_bytes(4, "big"))
@@ -145,8 +145,8 @@ def test_more_than_offered_is_not_agreed(service: DtxService, wanted: dict[str, 
     with Peer(service.url()) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
-        peer.say(0, peer.tune_ok(**wanted), handshake.encode_open(b"/"))
+        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
+        peer.say(0, peer.tune_ok(**wanted), methods.ConnectionOpen(b"/").encode())
         end = peer.end()
         assert end is not None
         assert end.reply_code == 530
@@ -265,7 +265,7 @@ def test_a_silent_broker_is_noticed(
     "early",
     [
         lambda peer: (method_frame(0, peer.tune_ok(2047, 0)),),
-        lambda peer: (method_frame(0, handshake.encode_open(b"/")),),
+        lambda peer: (methods.ConnectionOpen(b"/").frame(0),),
         lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.start_ok())),
         lambda peer: (method_frame(0, peer.start_ok()), method_frame(0, peer.tune_ok(2047, 131072))),
         lambda peer: (methods.ChannelOpen().frame(1),),
@@ -290,9 +290,9 @@ def test_nobody_becomes_somebody_else_behind_the_login(service: DtxService, rabb
     with Peer(service.url("mallory")) as peer:
         peer.begin()
         peer.say(0, peer.start_ok())
-        peer.offered = handshake.decode_tune(peer.wait(methods.ConnectionTune.KEY).payload)
+        peer.offered = methods.ConnectionTune.decode(peer.wait(methods.ConnectionTune.KEY).payload)
         victim = peer.start_ok(response=handshake.plain(b"guest", b"unknown"))
-        peer.say(0, peer.tune_ok(), handshake.encode_open(b"/"), victim)
+        peer.say(0, peer.tune_ok(), methods.ConnectionOpen(b"/").encode(), victim)
         frame = peer.frame()
         assert frame is not None
         assert frame.key == methods.ConnectionClose.KEY, "the connection was opened"

@@ -105,7 +105,7 @@ EVERY_READER: list[Callable[[bytes], object]] = [
     *READERS,
     tables.entries,
     tables.items,
-    handshake.decode_start_ok,
+    methods.ConnectionStartOk.decode,
     lambda data: handshake.has_capability(data, b"dtx"),
     lambda data: handshake.credentials(handshake.PLAIN, data),
     lambda data: handshake.credentials(handshake.AMQPLAIN, data),
@@ -140,15 +140,13 @@ VALID: list[tuple[Callable[[bytes], object], bytes]] = [
     (methods.ExchangeDeclare.decode, methods.ExchangeDeclare(b"exchange", b"topic").encode()),
     (
         handshake.advertise,
-        handshake.encode_start(
-            handshake.Start(
-                major=0,
-                minor=9,
-                server_properties=tables.entry(b"capabilities", b"F", tables.entry(b"a", b"t", b"\x01")),
-                mechanisms=b"PLAIN",
-                locales=b"en_US",
-            )
-        ),
+        methods.ConnectionStart(
+            version_major=0,
+            version_minor=9,
+            server_properties=tables.entry(b"capabilities", b"F", tables.entry(b"a", b"t", b"\x01")),
+            mechanisms=b"PLAIN",
+            locales=b"en_US",
+        ).encode(),
     ),
     (
         lambda data: properties.set_header(data, b"k", b"v"),

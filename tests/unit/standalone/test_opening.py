@@ -7,9 +7,9 @@ from pika import amqp_object, frame, spec
 
 from dtx.server.limits import ConnectionLimits
 from dtx.server.standalone.opening import Opening
-from dtx.wire.amqp09 import handshake, methods, tables
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.wire.amqp09.frames import FrameSplitter
 from dtx.wire.amqp09.handshake import Credentials
 from tests.evidence.fuzz.server import AMQPLAIN, ENTER, FRAME_MAX, converse
 
@@ -104,8 +104,8 @@ def answers(sent: bytes) -> list[int]:
 
 async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
     """connection.start-ok: "the server MUST close the connection without sending any further data"."""
-    said = handshake.StartOk(client_properties=b"", mechanism=b"EXTERNAL", response=b"", locale=b"en_US")
-    sent = await converse([method_frame(0, handshake.encode_start_ok(said)), ENTER], enter=False)
+    said = methods.ConnectionStartOk(client_properties=b"", mechanism=b"EXTERNAL", response=b"", locale=b"en_US")
+    sent = await converse([said.frame(0), ENTER], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY]
 
 
@@ -115,7 +115,7 @@ async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
 async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
     """Tokens are longer than frame-min-size."""
     long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
-    sent = await converse([method_frame(0, handshake.encode_start_ok(long))], enter=False)
+    sent = await converse([long.frame(0)], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY, answer]
 
 
