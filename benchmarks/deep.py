@@ -24,7 +24,19 @@ from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Rollback, Start, encode_call
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxEndOk,
+    DtxPrepare,
+    DtxPrepareOk,
+    DtxRollback,
+    DtxRollbackOk,
+    DtxStart,
+    DtxStartOk,
+)
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from tests.support.service import DtxService
@@ -159,13 +171,13 @@ class Client(RawConnection):
                 self.send(methods.BasicAck(number + 1, multiple=True).encode())
         return count
 
-    def run(self, call: Call, answer: DtxMethod) -> None:
+    def run(self, call: DtxCall, answer: int) -> None:
         """Do something with a branch.
 
         Raises:
             Refused: the answer is not xa-ok.
         """
-        flags = self.call(encode_call(call), answer)[-2:]
+        flags = self.call(call.encode(), answer)[-2:]
         if flags != XaFlag.OK.to_bytes(2, "big"):
             raise Refused(f"{call} was answered {flags.hex()}")
 
@@ -206,34 +218,34 @@ def branches(bench: Bench) -> None:
     with Client(bench.address, size) as client:
         client.select_dtx()
         for name, outcome, answer in (
-            ("commit", Commit, DtxMethod.COMMIT_OK),
-            ("rollback", Rollback, DtxMethod.ROLLBACK_OK),
+            ("commit", DtxCommit, DtxCommitOk.KEY),
+            ("rollback", DtxRollback, DtxRollbackOk.KEY),
         ):
             client.declare(b"branch")
             xid = Xid(1, os.urandom(16), b"deep")
-            client.run(Start(xid=xid), DtxMethod.START_OK)
+            client.run(DtxStart(xid=xid), DtxStartOk.KEY)
             with bench.measured("publish into a branch", _BRANCH):
                 client.socket.sendall(client.messages(b"branch", 0, _BRANCH))
-                client.run(End(xid=xid), DtxMethod.END_OK)
+                client.run(DtxEnd(xid=xid), DtxEndOk.KEY)
             with bench.measured("prepare a branch that published", _BRANCH):
-                client.run(Prepare(xid=xid), DtxMethod.PREPARE_OK)
+                client.run(DtxPrepare(xid=xid), DtxPrepareOk.KEY)
             with bench.measured(f"{name} of it", _BRANCH):
                 client.run(outcome(xid=xid), answer)
     for name, outcome, answer in (
-        ("rollback", Rollback, DtxMethod.ROLLBACK_OK),
-        ("commit", Commit, DtxMethod.COMMIT_OK),
+        ("rollback", DtxRollback, DtxRollbackOk.KEY),
+        ("commit", DtxCommit, DtxCommitOk.KEY),
     ):
         with Client(bench.address, size) as client:
             client.select_dtx()
             client.take(b"branch", _BRANCH, prefetch=_BRANCH, ack=False)
             xid = Xid(1, os.urandom(16), b"deep")
             with bench.measured("consume in a branch", _BRANCH):
-                client.run(Start(xid=xid), DtxMethod.START_OK)
+                client.run(DtxStart(xid=xid), DtxStartOk.KEY)
                 client.send(methods.BasicAck(_BRANCH, multiple=True).encode())
-                client.run(End(xid=xid), DtxMethod.END_OK)
+                client.run(DtxEnd(xid=xid), DtxEndOk.KEY)
             client.call(methods.BasicCancel(_CONSUMER).encode(), methods.BasicCancelOk.KEY)
             with bench.measured("prepare a branch that consumed", _BRANCH):
-                client.run(Prepare(xid=xid), DtxMethod.PREPARE_OK)
+                client.run(DtxPrepare(xid=xid), DtxPrepareOk.KEY)
             with bench.measured(f"{name} of it", _BRANCH):
                 client.run(outcome(xid=xid), answer)
             if client.depth(b"branch") != (_BRANCH if name == "rollback" else 0):

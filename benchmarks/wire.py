@@ -14,9 +14,10 @@ from pika import frame
 
 from benchmarks.support import amqp10
 from dtx.wire.amqp09 import methods, properties
-from dtx.wire.amqp09.answers import flags_ok, recover_ok
-from dtx.wire.amqp09.calls import DtxMethod, Start, decode_call, encode_call
+from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame
+from dtx.wire.amqp09.methods import DtxStart, DtxStartOk, decode_call
+from dtx.wire.amqp09.recovery import recover_ok
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -80,12 +81,13 @@ def main() -> None:
     small = message(1024)
     print(f"{'pika, one message of 1 KB':>34}: {best(lambda: decode_with_pika(small), 2000) / 3 * 1e9:.0f} ns/frame")
 
-    call = encode_call(Start(xid=XID))
+    call = DtxStart(xid=XID).encode()
+    start_ok = packer(DtxStartOk)
     publish = methods.BasicPublish(b"exchange", b"routing.key").encode()
     deliver = methods.BasicDeliver(b"ctag1.0123456789", 7, False, b"exchange", b"routing.key").encode()
     parts: dict[str, Callable[[], object]] = {
         "read a start": lambda: decode_call(call),
-        "answer start-ok": lambda: flags_ok(1, DtxMethod.START_OK, XaFlag.OK),
+        "answer start-ok": lambda: start_ok(1, XaFlag.OK),
         "answer recover-ok, 100 xids": lambda: recover_ok(1, [XID] * 100),
         "read a publish": lambda: methods.BasicPublish.decode(publish),
         "write a publish": lambda: methods.BasicPublish(b"exchange", b"routing.key").encode(),

@@ -7,8 +7,8 @@ from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
 from dtx.wire.amqp09 import handshake, methods
-from dtx.wire.amqp09.calls import DtxMethod, Select, encode_call
 from dtx.wire.amqp09.frames import Frame, FrameSplitter, Protocol, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 
 CHANNEL: Final = 1
 FRAME_MAX: Final = 131_072
@@ -134,7 +134,7 @@ class RawConnection:
 
     def select_dtx(self) -> None:
         """Use distributed transactions on the channel."""
-        self.call(encode_call(Select()), DtxMethod.SELECT_OK)
+        self.call(DtxSelect().encode(), DtxSelectOk.KEY)
 
     def select_confirms(self) -> None:
         """Have publishes confirmed."""

@@ -8,9 +8,17 @@ from typing import Final
 
 from benchmarks.support.amqp import BASIC, CHANNEL, PERSISTENT, message_frames
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.answers import flags_ok
-from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
-from dtx.wire.amqp09.frames import FRAME_END, OVERHEAD, header_frame, method_frame
+from dtx.wire.amqp09.frames import FRAME_END, OVERHEAD, header_frame
+from dtx.wire.amqp09.methods import (
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxEndOk,
+    DtxPrepare,
+    DtxPrepareOk,
+    DtxStart,
+    DtxStartOk,
+)
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -88,14 +96,13 @@ class Dialogue:
 
     def _plan(self, cycle: Cycle, xid: Xid) -> None:
         start, end, prepare = (
-            method_frame(CHANNEL, encode_call(call)) for call in (Start(xid=xid), End(xid=xid), Prepare(xid=xid))
+            call.frame(CHANNEL) for call in (DtxStart(xid=xid), DtxEnd(xid=xid), DtxPrepare(xid=xid))
         )
-        commit = method_frame(CHANNEL, encode_call(Commit(xid=xid, one_phase=cycle.one_phase)))
+        commit = DtxCommit(xid=xid, one_phase=cycle.one_phase).frame(CHANNEL)
         body = _STAMP_PLACE + bytes(octet & 0x7F for octet in range(cycle.size - len(_STAMP_PLACE)))
         work = message_frames(b"", cycle.queue, body)
         start_ok, end_ok, prepare_ok, commit_ok = (
-            flags_ok(CHANNEL, method, XaFlag.OK)
-            for method in (DtxMethod.START_OK, DtxMethod.END_OK, DtxMethod.PREPARE_OK, DtxMethod.COMMIT_OK)
+            row(XaFlag.OK).frame(CHANNEL) for row in (DtxStartOk, DtxEndOk, DtxPrepareOk, DtxCommitOk)
         )
         vote = [] if cycle.one_phase else [(prepare, prepare_ok, 0, Phase.PREPARE)]
         outcome = (commit, commit_ok, 0, Phase.COMMIT)

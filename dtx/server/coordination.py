@@ -6,33 +6,41 @@ on when the channel is gone.
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import assert_never
+from typing import Final, assert_never
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.scan import Scan
 from dtx.server import tracing
 from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import answers, calls
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import methods, recovery
+from dtx.wire.amqp09.codec import packer
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation
 from dtx.xa.xid import Xid
 
 _log = get_logger(part="channel")
 
+_prepare_ok: Final = packer(methods.DtxPrepareOk)
+_commit_ok: Final = packer(methods.DtxCommitOk)
+_rollback_ok: Final = packer(methods.DtxRollbackOk)
+
 Finish = Callable[[bytes | XaError], None]
 """Called once, with the frame that answers or the reason of the channel's end."""
 Call = (
-    calls.Prepare
-    | calls.Commit
-    | calls.Rollback
-    | calls.Forget
-    | calls.GetTimeout
-    | calls.SetTimeout
-    | calls.Recover
+    methods.DtxPrepare
+    | methods.DtxCommit
+    | methods.DtxRollback
+    | methods.DtxForget
+    | methods.DtxGetTimeout
+    | methods.DtxSetTimeout
+    | methods.DtxRecover
 )  # fmt: skip
 """The methods of the class."""
+
+
+def _forget_ok(number: int, _: XaFlag) -> bytes:
+    return methods.DtxForgetOk().frame(number)
 
 
 class Coordination:
@@ -67,22 +75,22 @@ class Coordination:
             finish: gets the answer.
         """
         match call:
-            case calls.Prepare(xid=xid):
-                self._decide(xid, Operation.PREPARE, DtxMethod.PREPARE_OK, who, finish)
-            case calls.Commit(xid=xid, one_phase=one_phase):
+            case methods.DtxPrepare(xid=xid):
+                self._decide(xid, Operation.PREPARE, _prepare_ok, who, finish)
+            case methods.DtxCommit(xid=xid, one_phase=one_phase):
                 operation = Operation.ONE_PHASE if one_phase else Operation.COMMIT
-                self._decide(xid, operation, DtxMethod.COMMIT_OK, who, finish)
-            case calls.Rollback(xid=xid):
-                self._decide(xid, Operation.ROLLBACK, DtxMethod.ROLLBACK_OK, who, finish)
-            case calls.Forget(xid=xid):
-                self._decide(xid, Operation.FORGET, DtxMethod.FORGET_OK, who, finish)
-            case calls.GetTimeout(xid=xid):
+                self._decide(xid, operation, _commit_ok, who, finish)
+            case methods.DtxRollback(xid=xid):
+                self._decide(xid, Operation.ROLLBACK, _rollback_ok, who, finish)
+            case methods.DtxForget(xid=xid):
+                self._decide(xid, Operation.FORGET, _forget_ok, who, finish)
+            case methods.DtxGetTimeout(xid=xid):
                 finish = self._traced(Operation.GET_TIMEOUT, xid, who, finish)
                 self._manager.spawn(self._finish_after(self._get_timeout(xid, who), finish))
-            case calls.SetTimeout(xid=xid, timeout=timeout):
+            case methods.DtxSetTimeout(xid=xid, timeout=timeout):
                 finish = self._traced(Operation.SET_TIMEOUT, xid, who, finish)
                 self._manager.spawn(self._finish_after(self._set_timeout(xid, timeout, who), finish))
-            case calls.Recover():
+            case methods.DtxRecover():
                 finish = self._traced("recover", None, who, finish)
                 self._manager.spawn(self._finish_after(self._recover(call, who, frame_max), finish))
             case _:
@@ -110,7 +118,9 @@ class Coordination:
 
         return traced
 
-    def _decide(self, xid: Xid, operation: Operation, ok: DtxMethod, who: Who, finish: Finish) -> None:
+    def _decide(
+        self, xid: Xid, operation: Operation, ok: Callable[[int, XaFlag], bytes], who: Who, finish: Finish
+    ) -> None:
         started = time.monotonic()
         answered = False
         span = self._span(operation, xid, who)
@@ -124,9 +134,7 @@ class Coordination:
                 finish(replying(answer))
                 said = str(answer.code.value)
             else:
-                empty = operation is Operation.FORGET
-                frame = answers.empty_ok(self._number, ok) if empty else answers.flags_ok(self._number, ok, answer)
-                finish(replying(frame))
+                finish(replying(ok(self._number, answer)))
                 said = answer.wire_name
             self._metrics.operation_done(operation, said, time.monotonic() - started)
             if span is not None:
@@ -146,15 +154,17 @@ class Coordination:
             finish(replying(frame))
 
     async def _get_timeout(self, xid: Xid, who: Who) -> bytes:
-        return answers.get_timeout_ok(self._number, await self._manager.get_timeout(who, xid))
+        return methods.DtxGetTimeoutOk(await self._manager.get_timeout(who, xid)).frame(self._number)
 
     async def _set_timeout(self, xid: Xid, timeout: int, who: Who) -> bytes:
         await self._manager.set_timeout(who, xid, timeout)
-        return answers.empty_ok(self._number, DtxMethod.SET_TIMEOUT_OK)
+        return methods.DtxSetTimeoutOk().frame(self._number)
 
-    async def _recover(self, call: calls.Recover, who: Who, frame_max: int) -> bytes:
+    async def _recover(self, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
         scan = self._scan = self._scan or Scan()
         if call.startscan:
             scan.begin(await self._manager.in_doubt(who, scan.after if call.endscan else None))
-        batch = scan.next(lambda xids, position: answers.split_recover(xids, frame_max, position), end=call.endscan)
-        return answers.recover_ok(self._number, batch)
+        batch = scan.next(
+            lambda xids, position: recovery.split_recover(xids, frame_max, position), end=call.endscan != 0
+        )
+        return recovery.recover_ok(self._number, batch)

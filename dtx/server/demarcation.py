@@ -9,14 +9,14 @@ from dtx.server import tracing
 from dtx.server.failpoints import replying
 from dtx.telemetry import Metrics
 from dtx.telemetry.traces import Traces
-from dtx.wire.amqp09 import answers, calls
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import packer
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Association, ChannelId, Operation, end_operation, start_operation
 from dtx.xa.xid import Xid
 
-_START_OK: Final = DtxMethod.START_OK
-_END_OK: Final = DtxMethod.END_OK
+_start_ok: Final = packer(methods.DtxStartOk)
+_end_ok: Final = packer(methods.DtxEndOk)
 
 
 class Demarcation:
@@ -53,7 +53,7 @@ class Demarcation:
         """The branch *xid*, if the channel is associated or suspended with it."""
         return self._branches.get(xid)
 
-    def run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
+    def run(self, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         """Start or end.
 
         Returns:
@@ -66,8 +66,8 @@ class Demarcation:
             return self._run_traced(self._metrics.traces, call, who)
         return self._run(call, who)
 
-    def _run_traced(self, traces: Traces, call: calls.Start | calls.End, who: Who) -> bytes | None:
-        operation = "start" if isinstance(call, calls.Start) else "end"
+    def _run_traced(self, traces: Traces, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
+        operation = "start" if isinstance(call, methods.DtxStart) else "end"
         place = cast("tuple[int, int]", getattr(self._channel, "place", (0, self._number)))
         span = tracing.Span(traces, operation, call.xid, who, place, self._manager.known(who.vhost, call.xid))
         try:
@@ -80,14 +80,14 @@ class Demarcation:
             span.end(self._flag)
         return frame
 
-    def _run(self, call: calls.Start | calls.End, who: Who) -> bytes | None:
+    def _run(self, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         operation = self._operation(call)
         result = self._manager.demarcate(who, call.xid, operation, self._channel)
         if result is None:
             return None
         flag, entry = result
         self._flag = flag
-        starting = isinstance(call, calls.Start)
+        starting = isinstance(call, methods.DtxStart)
         if starting and flag is XaFlag.OK:
             self.branch = self._branches[call.xid] = entry
         else:
@@ -96,10 +96,10 @@ class Demarcation:
             if operation is not Operation.SUSPEND or flag is not XaFlag.OK:
                 self._branches.pop(call.xid, None)
         self._metrics.operation_done("start" if starting else "end", flag.wire_name, 0.0)
-        return replying(answers.flags_ok(self._number, _START_OK if starting else _END_OK, flag))
+        return replying((_start_ok if starting else _end_ok)(self._number, flag))
 
-    def _operation(self, call: calls.Start | calls.End) -> Operation:
-        if isinstance(call, calls.Start):
+    def _operation(self, call: methods.DtxStart | methods.DtxEnd) -> Operation:
+        if isinstance(call, methods.DtxStart):
             operation = start_operation(join=call.join, resume=call.resume)
             if self.branch is not None:
                 raise XaError(
@@ -109,7 +109,7 @@ class Demarcation:
             return operation
         return end_operation(fail=call.fail, suspend=call.suspend)
 
-    async def run_later(self, call: calls.Start | calls.End, who: Who, is_open: Callable[[], bool]) -> bytes:
+    async def run_later(self, call: methods.DtxStart | methods.DtxEnd, who: Who, is_open: Callable[[], bool]) -> bytes:
         """As :meth:`run`, once nothing else runs on the branch.
 
         Returns:

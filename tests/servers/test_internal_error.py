@@ -6,18 +6,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dtx.wire.amqp09.calls import (
-    Call,
-    Commit,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    SetTimeout,
-    Start,
-    encode_call,
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxEnd,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRecover,
+    DtxRollback,
+    DtxSetTimeout,
+    DtxStart,
 )
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
@@ -84,55 +83,55 @@ def test_an_error_is_541_and_the_branch_stays_as_it_was(
     with RawClient(own_service.url()) as client:
         client.open(1, select=True)
         client.publish(1, own_queue, b"consumed")
-        client.ask(1, Start(xid=consumed))
+        client.ask(1, DtxStart(xid=consumed))
         client.consume_one(1, own_queue)
-        client.ask(1, End(xid=consumed))
+        client.ask(1, DtxEnd(xid=consumed))
         for xid in (prepare, one_phase):
             client.idle(1, xid, queue=own_queue, body=xid.gtrid)
         for xid in (commit, rollback):
             client.prepared(1, xid, queue=own_queue, body=xid.gtrid)
         own_postgres.stop()
-        calls: list[tuple[Call, int]] = [
-            (Prepare(xid=prepare), 40),
-            (Prepare(xid=consumed), 40),
-            (Commit(xid=commit), 10),
-            (Commit(xid=one_phase, one_phase=True), 10),
-            (Rollback(xid=rollback), 60),
-            (Forget(xid=forgettable), 20),
-            (GetTimeout(xid=unknown), 30),
-            (SetTimeout(xid=unknown, timeout=1), 70),
-            (Rollback(xid=unknown), 60),
+        calls: list[tuple[DtxCall, int]] = [
+            (DtxPrepare(xid=prepare), 40),
+            (DtxPrepare(xid=consumed), 40),
+            (DtxCommit(xid=commit), 10),
+            (DtxCommit(xid=one_phase, one_phase=True), 10),
+            (DtxRollback(xid=rollback), 60),
+            (DtxForget(xid=forgettable), 20),
+            (DtxGetTimeout(xid=unknown), 30),
+            (DtxSetTimeout(xid=unknown, timeout=1), 70),
+            (DtxRollback(xid=unknown), 60),
         ]
         for channel, (call, _) in enumerate(calls, 10):
             client.open(channel)
-            client.send(channel, encode_call(call))
+            client.send(channel, call.encode())
         for channel, (call, method) in enumerate(calls, 10):
             refusal = client.refused(channel)
             assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, method), call
         # by now the lease has run out: what another dtx may know, this one does not
         client.open(2, select=True)
-        refusal = client.refusal(2, Recover(startscan=True, endscan=True))
+        refusal = client.refusal(2, DtxRecover(startscan=True, endscan=True))
         assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, 50)
-        refusal = client.refusal(2, Start(xid=new_xid()))
+        refusal = client.refusal(2, DtxStart(xid=new_xid()))
         assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 101, 20)
 
         own_postgres.start()
         own_postgres.wait_ready()
-        retried: list[Call] = [call for call, _ in calls[:6]]
+        retried: list[DtxCall] = [call for call, _ in calls[:6]]
         for call in retried:
             answer = _insist(client, call)
             assert answer in (XaFlag.OK, None, 404), call
         for xid in (prepare, consumed):
-            _insist(client, Commit(xid=xid))
-        assert client.refusal(2, GetTimeout(xid=unknown)).code == 404
-        assert client.ask(2, Recover(startscan=True, endscan=True)) == []
+            _insist(client, DtxCommit(xid=xid))
+        assert client.refusal(2, DtxGetTimeout(xid=unknown)).code == 404
+        assert client.ask(2, DtxRecover(startscan=True, endscan=True)) == []
     assert sorted(bodies(own_broker, own_queue)) == sorted(xid.gtrid for xid in (prepare, commit, one_phase))
 
 
-def _insist(client: RawClient, call: Call) -> object:
+def _insist(client: RawClient, call: DtxCall) -> object:
     """Ask again as long as the answer is 541; the flag, or 404 with "completed" or 503 where it was done before."""
     while True:
-        client.send(2, encode_call(call))
+        client.send(2, call.encode())
         payload = client.next_method(2)
         client.unread(2, payload)
         if payload[:4] != b"\x00\x14\x00\x28":

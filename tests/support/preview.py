@@ -12,8 +12,41 @@ from typing import Final, Self
 
 from pika import amqp_object, spec
 
-from dtx.client.pika_methods import Method, bit_octet
-from dtx.wire.amqp09 import methods, tables
+from dtx.wire.amqp09 import codec, methods, tables
+from dtx.wire.amqp09.errors import syntax_error
+
+
+class Method(amqp_object.Method):  # type: ignore[misc]  # pika has no types
+    """Reads to the end of its arguments and never past it; fields are set by :meth:`_read`, written by ``encode``."""
+
+    INDEX: int
+    NAME: str
+    synchronous = False
+
+    def encode(self) -> list[bytes]:
+        """The arguments, for pika to join."""
+        return []
+
+    def decode(self, encoded: bytes, offset: int = 0) -> Self:
+        """Read the arguments from *offset* to the end of *encoded*.
+
+        Raises:
+            WireError: 502.
+        """
+        end = self._read(encoded, offset)
+        if end != len(encoded):
+            what = "truncated" if end > len(encoded) else f"followed by {len(encoded) - end} octets"
+            raise syntax_error(f"{self.NAME} is {what}")
+        return self
+
+    def _read(self, encoded: bytes, offset: int) -> int:
+        """Set the fields; where they end, which is past the end of *encoded* when it is truncated."""
+        return offset
+
+
+def bit_octet(encoded: bytes, offset: int) -> int:
+    """The octet of bits at *offset*; 0 past the end, which is found out when the fields are through."""
+    return encoded[offset] if offset < len(encoded) else 0
 
 
 class Binding(amqp_object.Class):  # type: ignore[misc]  # pika has no types
@@ -207,3 +240,11 @@ def register() -> None:
 
 
 register()
+
+
+def with_ticket(method: codec.Method, ticket: int) -> bytes:
+    """The payload of a method, with its ticket, if it has one."""
+    octets = method.encode()
+    if not method.FACTS & codec.Fact.TICKET:
+        return octets
+    return octets[:4] + ticket.to_bytes(2, "big") + octets[6:]

@@ -10,8 +10,20 @@ from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Recover, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxEnd,
+    DtxForgetOk,
+    DtxGetTimeoutOk,
+    DtxPrepare,
+    DtxRecover,
+    DtxRecoverOk,
+    DtxSelect,
+    DtxSelectOk,
+    DtxSetTimeoutOk,
+    DtxStart,
+)
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
@@ -164,7 +176,7 @@ class RawClient:
         self.read_method(channel, methods.ChannelOpenOk.KEY)
         self._selected.discard(channel)
         if select:
-            self.ask(channel, Select())
+            self.ask(channel, DtxSelect())
             self._selected.add(channel)
         return channel
 
@@ -173,12 +185,12 @@ class RawClient:
         self.send(channel, methods.ChannelClose(200, b"done").encode())
         self.read_method(channel, methods.ChannelCloseOk.KEY)
 
-    def ask(self, channel: int, call: Call) -> XaFlag | int | Sequence[Xid] | None:
+    def ask(self, channel: int, call: DtxCall) -> XaFlag | int | Sequence[Xid] | None:
         """Send a dtx method: its flags, its timeout, its xids, or nothing. A refusal fails the test."""
-        self.send(channel, encode_call(call))
+        self.send(channel, call.encode())
         return self.answer(channel, call)
 
-    def answer(self, channel: int, call: Call) -> XaFlag | int | Sequence[Xid] | None:
+    def answer(self, channel: int, call: DtxCall) -> XaFlag | int | Sequence[Xid] | None:
         """The answer to a dtx method that was sent before."""
         payload = self.next_method(channel)
         (key,) = struct.unpack_from(">I", payload)
@@ -186,13 +198,13 @@ class RawClient:
             raise AssertionError(f"{call} was refused: {self._refused(payload)}")
         return read_answer(payload)
 
-    def refusal(self, channel: int, call: Call) -> Refusal:
+    def refusal(self, channel: int, call: DtxCall) -> Refusal:
         """Send a dtx method that must be refused by a channel exception.
 
         The channel is then opened again under its number, and selected if it was, by which the connection shows that
         it lives on.
         """
-        return self.refusal_of(channel, encode_call(call))
+        return self.refusal_of(channel, call.encode())
 
     def refusal_of(self, channel: int, *payloads: bytes) -> Refusal:
         """The same for methods in their wire form; the last of them is answered."""
@@ -257,25 +269,25 @@ class RawClient:
 
     def idle(self, channel: int, xid: Xid, *, queue: str | None = None, body: bytes = b"one") -> Xid:
         """Start and end a branch on a selected channel, with a publish to *queue* in it if there is one."""
-        self.ask(channel, Start(xid=xid))
+        self.ask(channel, DtxStart(xid=xid))
         if queue is not None:
             self.publish(channel, queue, body)
-        assert self.ask(channel, End(xid=xid)) is XaFlag.OK
+        assert self.ask(channel, DtxEnd(xid=xid)) is XaFlag.OK
         return xid
 
     def prepared(self, channel: int, xid: Xid, *, queue: str, body: bytes = b"one") -> Xid:
         """A prepared branch that has published *body* to *queue*."""
         self.idle(channel, xid, queue=queue, body=body)
-        assert self.ask(channel, Prepare(xid=xid)) is XaFlag.OK
+        assert self.ask(channel, DtxPrepare(xid=xid)) is XaFlag.OK
         return xid
 
     def recover(self, channel: int) -> Iterator[Sequence[Xid]]:
         """A scan, batch by batch, up to the empty one; it is not ended."""
-        batch = self.ask(channel, Recover(startscan=True, endscan=False))
+        batch = self.ask(channel, DtxRecover(startscan=True, endscan=False))
         while batch:
             assert isinstance(batch, list)
             yield batch
-            batch = self.ask(channel, Recover(startscan=False, endscan=False))
+            batch = self.ask(channel, DtxRecover(startscan=False, endscan=False))
 
 
 def publish_frames(
@@ -296,13 +308,13 @@ def publish_frames(
 
 def read_answer(payload: bytes) -> XaFlag | int | Sequence[Xid] | None:
     """What an answer to a dtx method says."""
-    method = DtxMethod(struct.unpack_from(">I", payload)[0])
+    (key,) = struct.unpack_from(">I", payload)
     rest = payload[4:]
-    if method is DtxMethod.RECOVER_OK:
+    if key == DtxRecoverOk.KEY:
         return read_xids(rest)
-    if method is DtxMethod.GET_TIMEOUT_OK:
+    if key == DtxGetTimeoutOk.KEY:
         return int(struct.unpack(">I", rest)[0])
-    if method in (DtxMethod.SELECT_OK, DtxMethod.FORGET_OK, DtxMethod.SET_TIMEOUT_OK):
+    if key in (DtxSelectOk.KEY, DtxForgetOk.KEY, DtxSetTimeoutOk.KEY):
         assert not rest
         return None
     return XaFlag(struct.unpack(">H", rest)[0])

@@ -7,7 +7,7 @@ broker may ever see, come through here. dtx-coordination needs no select, so any
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
@@ -20,8 +20,7 @@ from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, methods
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import closes, methods
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from dtx.server.alongside.session import Session
 
 _log = get_logger(part="channel")
-_ACCESS_REQUEST_OK: Final = methods.AccessRequestOk.HEAD
 
 
 class Phase(Enum):
@@ -213,7 +211,7 @@ class Channel:
             return
         if queries.is_command(key):
             self.commands += 1
-        if key >> 16 in calls.DTX_CLASSES:
+        if key >> 16 in methods.DTX_CLASSES:
             self._call(key, buffer[start + 7 : end - 1])
         elif queries.is_query(key, buffer, start, end):
             self._query(key, buffer[start + 7 : end - 1])
@@ -307,7 +305,7 @@ class Channel:
     def forward(self, buffer: bytes, start: int, end: int) -> None:
         """Pass a frame on to the client."""
         frame = buffer[start:end]
-        if frame[0] == METHOD and frame.startswith(_ACCESS_REQUEST_OK, 7):
+        if frame[0] == METHOD and frame.startswith(methods.AccessRequestOk.HEAD, 7):
             self.ticket = methods.ticket(frame[7:-1])
         self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
 
@@ -363,15 +361,15 @@ class Channel:
             WireError: the connection cannot go on.
         """
         try:
-            self._execute(calls.decode_call(payload), key)
+            self._execute(methods.decode_call(payload), key)
         except XaError as error:
             self.refuse(error, key)
 
-    def _execute(self, call: calls.Call, key: int) -> None:
+    def _execute(self, call: methods.DtxCall, key: int) -> None:
         match call:
-            case calls.Start() | calls.End():
+            case methods.DtxStart() | methods.DtxEnd():
                 self.demarcate(call, key)
-            case calls.Select():
+            case methods.DtxSelect():
                 self.select(key)
             case _:
                 self._coordinate(call, key)
@@ -380,15 +378,15 @@ class Channel:
         """dtx-demarcation.select: the session makes another channel of this one."""
         self._begin(self.session.select(self), key)
 
-    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:  # noqa: ARG002
         """Start and end need a select before ("The client must use this method at least once")."""
         raise XaError(
             ReplyCode.COMMAND_INVALID,
-            f"{DtxMethod(key).wire_name} on a channel without dtx-demarcation.select (xid {call.xid})",
+            f"{call.NAME} on a channel without dtx-demarcation.select (xid {call.xid})",
         )
 
     def _coordinate(self, call: Call, key: int) -> None:
-        if not isinstance(call, calls.GetTimeout | calls.SetTimeout):
+        if not isinstance(call, methods.DtxGetTimeout | methods.DtxSetTimeout):
             self.coordinated = True
         session = self.session
         if self.coordination is None:

@@ -13,7 +13,7 @@ from typing import Final
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import METHOD
 
-FLOW: Final = methods.ChannelFlow.HEAD + b"\x01"
+FLOW: Final = methods.ChannelFlow(active=True).encode()
 _UNASKED: Final = frozenset(
     (methods.BasicDeliver.KEY, methods.BasicReturn.KEY, methods.BasicCancel.KEY, methods.ChannelFlow.KEY)
 )

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, cast
 
-from dtx.server.alongside.unsettled import ANSWERS
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
 
 if TYPE_CHECKING:
@@ -110,13 +110,7 @@ def kept(buffer: bytes, frames: Sequence[Frame]) -> bytes:
     return buffer if type(buffer) is bytes else bytes(memoryview(buffer)[: frames[-1][3]])
 
 
-_TO_CLIENT: Final = ANSWERS | {
-    methods.AccessRequestOk.KEY,
-    methods.ChannelClose.KEY,
-    methods.ChannelCloseOk.KEY,
-    methods.ChannelFlowOk.KEY,
-    methods.QueueDeclareOk.KEY,
-}
+_TO_CLIENT: Final = methods.watched(Sender.SERVER)
 """Methods of the broker that do not pass unseen."""
 _AT_ONCE: Final = 0.001
 """Seconds for which frames are handed on before others may have their turn."""

@@ -23,8 +23,7 @@ from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import answers, calls, content, methods, properties
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
@@ -432,23 +431,23 @@ class SelectedChannel(Channel):
 
     def select(self, key: int) -> None:  # noqa: ARG002
         """Selected already: "must use this method at least once"."""
-        self.session.to_client(replying(answers.empty_ok(self.number, DtxMethod.SELECT_OK)))
+        self.session.to_client(replying(methods.DtxSelectOk().frame(self.number)))
 
-    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
         """Start and end.
 
         Raises:
             XaError: as the table of the core says.
         """
         who = self.session.who
-        if isinstance(call, calls.End) and self._judgements and self._demarcation.branch is not None:
+        if isinstance(call, methods.DtxEnd) and self._judgements and self._demarcation.branch is not None:
             self._begin(self._end_when_judged(call), key)
         elif (frame := self._demarcation.run(call, who)) is not None:
             self.session.to_client(frame)
         else:
             self._begin(self._demarcation.run_later(call, who, self.is_open), key)
 
-    async def _end_when_judged(self, call: calls.End) -> bytes:
+    async def _end_when_judged(self, call: methods.DtxEnd) -> bytes:
         while self._judgements:
             await asyncio.wait(set(self._judgements))
             await asyncio.sleep(0)  # the callbacks that read the judgements come first

@@ -33,9 +33,8 @@ from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import answers, closes, methods
-from dtx.wire.amqp09.calls import DtxMethod
-from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09 import closes, methods
+from dtx.wire.amqp09.codec import ChannelMode, Sender
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import (
     HEARTBEAT,
@@ -53,22 +52,7 @@ from dtx.xa.codes import XaError
 _log = get_logger(part="session")
 _numbers = count(1)
 
-_TO_BROKER: Final = frozenset(
-    {
-        methods.ChannelOpen.KEY,
-        methods.ChannelClose.KEY,
-        methods.ChannelCloseOk.KEY,
-        methods.ChannelFlow.KEY,
-        methods.ConfirmSelect.KEY,
-        methods.ExchangeBind.KEY,
-        methods.ExchangeBindOk.KEY,
-        methods.TxSelect.KEY,
-        methods.BasicConsume.KEY,
-        methods.BasicGet.KEY,
-        methods.QueueDeclare.KEY,
-        methods.QueueDelete.KEY,
-    }
-)
+_TO_BROKER: Final = methods.watched(Sender.CLIENT) | {methods.ExchangeBindOk.KEY}
 """Methods of a client that do not pass unseen."""
 _ON_ZERO: Final = frozenset(
     {
@@ -83,7 +67,6 @@ _NO_BROKERS: Final = 101 << 16
 """From here on classes are dtx's, the preview's, or nobody's: the last one that brokers know is 90."""
 _CLOSE_PATIENCE: Final = 5.0
 """Seconds that a client has to confirm connection.close."""
-_CHANNEL_OPEN_OK: Final = methods.ChannelOpenOk.HEAD + b"\x00\x00\x00\x00"
 
 
 class Stage(Enum):
@@ -362,7 +345,7 @@ class Session:
         self.metrics.channels.inc()
         self.manager.quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
         if self.stage is Stage.CUT_OFF:
-            self.to_client(method_frame(number, _CHANNEL_OPEN_OK))
+            self.to_client(methods.ChannelOpenOk().frame(number))
         else:
             self.upstream.write(method_frame(channel.upstream_number, payload))
 
@@ -438,7 +421,7 @@ class Session:
         self._unwatch(channel)
         self.channels[channel.number] = selected
         self.metrics.selected_channels.inc()
-        return replying(answers.empty_ok(channel.number, DtxMethod.SELECT_OK))
+        return replying(methods.DtxSelectOk().frame(channel.number))
 
     def held_lost(self, branch: object, reason: str) -> None:
         """Deliveries that *branch* consumed went back to the broker: it can only be rolled back."""

@@ -15,7 +15,7 @@ from dtx.manager.entry import Entry
 from dtx.server.amqp10.errors import amqp_error, rolled_back
 from dtx.server.amqp10.work import LOCAL_FORMAT, Work, spoil
 from dtx.server.failpoints import saying
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.methods import DtxCommitOk, DtxEndOk, DtxRollbackOk, DtxStartOk
 from dtx.wire.amqp10.coordination import (
     Answer,
     Coordination,
@@ -121,7 +121,7 @@ class Transactions:
             return
         txn_id = token_bytes(_ID)
         self._works[txn_id] = work
-        saying(DtxMethod.START_OK)
+        saying(DtxStartOk.KEY)
         self._connection.say(self._coordination.declared(asked, txn_id))
 
     def _refuse(self, asked: DeclareAsked, error: AmqpError | XaError) -> None:
@@ -164,7 +164,7 @@ class Transactions:
             self._discharge(discharge)
 
     def _promoted(self, asked: PromoteAsked) -> Answer:
-        saying(DtxMethod.START_OK)
+        saying(DtxStartOk.KEY)
         return self._coordination.promoted(asked)
 
     def _promotion_refused(self, asked: PromoteAsked, work: Work, error: AmqpError | XaError) -> Answer | Terminate:
@@ -247,9 +247,9 @@ class Transactions:
             if work.local and (failure is None or failure.condition in _ROLLED_BACK):
                 work.give_up()
         if not work.local:
-            saying(DtxMethod.END_OK)
+            saying(DtxEndOk.KEY)
         else:
-            saying(DtxMethod.COMMIT_OK if asked.commit and failure is None else DtxMethod.ROLLBACK_OK)
+            saying(DtxCommitOk.KEY if asked.commit and failure is None else DtxRollbackOk.KEY)
         # A discharge with fail=true always succeeds (4.3).
         answer = self._coordination.discharged(asked, failure if asked.commit else None)
         # Behind what returns: links give messages back to their queue when those wait for no window any more.

@@ -24,7 +24,7 @@ from dtx.server.standalone.transactions import Transactions
 from dtx.store.slices import SLICE_SECONDS
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import calls, closes, content, methods
+from dtx.wire.amqp09 import closes, content, methods
 from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import BODY, HEADER
@@ -122,7 +122,7 @@ class Channel:
             raise WireError(HardCode.UNEXPECTED_FRAME, f"method frame in the midst of content on channel {self.number}")
         if key >> 16 not in _NOT_COMMANDS:
             self._commands += 1
-        if key >> 16 in calls.DTX_CLASSES:
+        if key >> 16 in methods.DTX_CLASSES:
             self.transactions.call(key, payload)
             return
         handler = _METHODS.get(key)

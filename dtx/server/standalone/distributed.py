@@ -18,7 +18,7 @@ from dtx.server.standalone.contexts import Immediate, Settled, Settlement
 from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.queue import QueueIndex
 from dtx.store.work import Delivery, HeldPublish
-from dtx.wire.amqp09 import calls, methods
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
@@ -64,7 +64,7 @@ class Distributed:
 
     # -- start and end
 
-    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
         """Start and end.
 
         Raises:
@@ -72,7 +72,7 @@ class Distributed:
         """
         channel = self._channel
         who = channel.connection.who
-        if isinstance(call, calls.End) and not call.suspend:
+        if isinstance(call, methods.DtxEnd) and not call.suspend:
             self._judge(call)
         frame = self._demarcation.run(call, who)
         if frame is not None:
@@ -80,7 +80,7 @@ class Distributed:
         else:
             channel.run(self._demarcation.run_later(call, who, channel.may_go_on), key)
 
-    def _judge(self, call: calls.End) -> None:
+    def _judge(self, call: methods.DtxEnd) -> None:
         """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
         entry = self._demarcation.tied(call.xid)  # or it was suspended, and is ended without being resumed
         if entry is not None and entry.work is not None:

@@ -8,16 +8,14 @@ from dtx.manager.scan import Scan
 from dtx.server.coordination import Coordination
 from dtx.server.failpoints import replying
 from dtx.server.standalone.distributed import Distributed
-from dtx.wire.amqp09 import answers, calls
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 
 if TYPE_CHECKING:
     from dtx.server.standalone.channel import Channel
 
-_NAMES: Final = {method.value: method.wire_name for method in DtxMethod}
-_WITHOUT_TICKET: Final = frozenset((DtxMethod.SELECT.value, DtxMethod.GET_TIMEOUT.value))
+_WITHOUT_TICKET: Final = frozenset((methods.DtxSelect.KEY, methods.DtxGetTimeout.KEY))
 
 
 class Transactions:
@@ -53,32 +51,33 @@ class Transactions:
         """
         channel = self._channel
         if key not in _WITHOUT_TICKET:
-            channel.declaring.check_ticket(_NAMES.get(key, "method"), payload)
-        call = calls.decode_call(payload)
+            row = methods.METHODS.get(key)
+            channel.declaring.check_ticket("method" if row is None else row.NAME, payload)
+        call = methods.decode_call(payload)
         match call:
-            case calls.Start() | calls.End():
+            case methods.DtxStart() | methods.DtxEnd():
                 if self._context is None:
                     # "The client must use this method at least once on a channel before …"
                     raise XaError(
                         ReplyCode.COMMAND_INVALID,
-                        f"{_NAMES[key]} on a channel without dtx-demarcation.select (xid {call.xid})",
+                        f"{call.NAME} on a channel without dtx-demarcation.select (xid {call.xid})",
                     )
                 self._context.demarcate(call, key)
             case (
-                calls.Prepare()
-                | calls.Commit()
-                | calls.Rollback()
-                | calls.Forget()
-                | calls.GetTimeout()
-                | calls.SetTimeout()
-                | calls.Recover()
+                methods.DtxPrepare()
+                | methods.DtxCommit()
+                | methods.DtxRollback()
+                | methods.DtxForget()
+                | methods.DtxGetTimeout()
+                | methods.DtxSetTimeout()
+                | methods.DtxRecover()
             ):
                 channel.occupy()
                 connection = channel.connection
                 self._coordination.run(
                     call, connection.who, connection.frame_max, lambda answer: channel.finish(answer, key)
                 )
-            case calls.Select():
+            case methods.DtxSelect():
                 self._select()
             case _:
                 assert_never(call)
@@ -92,4 +91,4 @@ class Transactions:
         if self._context is None:
             self._context = Distributed(channel)
             channel.distribute(self._context)
-        channel.send(replying(answers.empty_ok(channel.number, DtxMethod.SELECT_OK)))
+        channel.send(replying(methods.DtxSelectOk().frame(channel.number)))

@@ -32,7 +32,6 @@ from dtx.xa.codes import ReplyCode, XaError
 _log = get_logger(part="taking")
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 """The pseudo-queue of direct replies: they come to the channel that published the request."""
-_TX_COMMIT: Final = methods.TxCommit().encode()
 _NO_WAIT: Final = 1 << 4
 """Of queue.declare."""
 _MAX_FORMER: Final = 64
@@ -468,7 +467,7 @@ class TakingChannel:
                     self._keeper.hold_client(self)
 
     def _flush(self) -> None:
-        commit = method_frame(self.number, _TX_COMMIT)
+        commit = methods.TxCommit().frame(self.number)
         while self._queue and not self._committing and self.gone is None:
             if not self._locked and isinstance(self._queue[0], _UnitRequest):
                 return

@@ -12,7 +12,6 @@ from typing import Final
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import methods, properties
-from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.methods import IMMEDIATE, BasicPublish, ChannelClose
 
 _FRESH: Final = 10.0
@@ -94,9 +93,9 @@ class Validator:
     def _refused(self, close: ChannelClose) -> None:
         """The channel is closed by the first publish that waits; the others are asked again on a new one."""
         number = self._number
-        opening = (methods.ChannelCloseOk().encode(), methods.ChannelOpen().encode(), methods.TxSelect().encode())
+        opening = (methods.ChannelCloseOk(), methods.ChannelOpen(), methods.TxSelect())
         self._opening = True
-        self._upstream.write(b"".join(method_frame(number, payload) for payload in opening))
+        self._upstream.write(b"".join(method.frame(number) for method in opening))
         if self._waiting:
             _, _, judgement = self._waiting.popleft()
             _settle(judgement, close)

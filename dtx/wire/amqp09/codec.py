@@ -5,7 +5,7 @@ each other share an octet, the first in bit 0. Names and strings stay bytes; a t
 not looked into. The codec is source text that is compiled once for each class, since it runs for every message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, Flag, auto
 from functools import partial
@@ -81,7 +81,8 @@ class Fact(Flag):
 
 ANY_MODE: Final = frozenset(ChannelMode)
 
-_TICKET: Final = "access ticket"
+TICKET: Final = "access ticket"
+"""Its name in :attr:`Method.WIRE`; fields have others."""
 _STRINGS: Final = frozenset(("short", "long", "xid"))
 _LONG: Final = Struct(">I")
 
@@ -103,6 +104,8 @@ class Method:
     ANSWER: "ClassVar[type[Method] | None]"
     """The method that answers it; ``basic.get`` may be answered by ``basic.get-empty`` as well."""
     FACTS: ClassVar[Fact]
+    WIRE: ClassVar[tuple[tuple[str, str], ...]]
+    """Names and kinds of the arguments in their order, the ticket included."""
     _pack: ClassVar[Callable[..., bytes]]
 
     @classmethod
@@ -162,12 +165,10 @@ def method(
         made.NAME = name
         made.SENT_BY, made.MODES, made.ANSWER, made.FACTS = sent_by, modes, answer, facts
         kinds = get_type_hints(made, include_extras=True)
-        wire = [(_TICKET, "H")] if facts & Fact.TICKET else []
-        wire += [(each.name, get_args(kinds[each.name])[1]) for each in fields(made)]
-        source = _Source(made.KEY, [each.name for each in fields(made)], wire)
+        ticket = [(TICKET, "H")] if facts & Fact.TICKET else []
+        made.WIRE = (*ticket, *((each.name, get_args(kinds[each.name])[1]) for each in fields(made)))
         malformed = _softly_malformed if facts & Fact.SOFT else _malformed
-        scope = {"cls": made, "malformed": partial(malformed, name), **_SCOPE, **source.structs}
-        exec(source.text, scope)  # noqa: S102  # made of the annotations above, as dataclasses makes __init__
+        scope = compiled(made.KEY, made.WIRE, made, partial(malformed, name))
         made.decode = staticmethod(scope["decode"])
         made.frame = scope["frame"]
         scope["pack"].__defaults__ = made.__init__.__defaults__
@@ -180,6 +181,30 @@ def method(
 def packer(cls: Callable[P, Method]) -> Callable[Concatenate[int, P], bytes]:
     """What makes a whole frame of the method *cls* without an object: takes the channel, then what *cls* takes."""
     return cls._pack  # type: ignore[attr-defined,no-any-return]  # it is a class of methods
+
+
+def compiled(
+    key: int,
+    wire: Sequence[tuple[str, str]],
+    make: Callable[..., object],
+    malformed: Callable[[bytes], Exception],
+) -> dict[str, Any]:
+    """The codec of a method.
+
+    Args:
+        key: class << 16 | method.
+        wire: see :attr:`Method.WIRE`.
+        make: what ``decode`` returns the result of; it takes the fields.
+        malformed: the error for a payload that is truncated or too long.
+
+    Returns:
+        ``decode``, which takes a payload; ``pack``, which takes a channel and the fields and makes a frame; ``frame``,
+        which takes an object with the fields, and a channel.
+    """
+    source = _Source(key, [name for name, _ in wire if name != TICKET], wire)
+    scope = {"cls": make, "malformed": malformed, **_SCOPE, **source.structs}
+    exec(source.text, scope)  # noqa: S102  # made of annotations, as dataclasses makes __init__
+    return scope
 
 
 def _malformed(name: str, payload: bytes) -> WireError:  # noqa: ARG001 - as the other one
@@ -200,12 +225,12 @@ _SCOPE: Final = {
 
 
 class _Source:
-    """The text of ``decode`` and ``encode``.
+    """The text of ``decode``, ``pack`` and ``frame``.
 
     Numbers and bits that follow each other are one ``Struct``; a string ends such a run.
     """
 
-    def __init__(self, key: int, names: list[str], wire: list[tuple[str, str]]) -> None:
+    def __init__(self, key: int, names: list[str], wire: Sequence[tuple[str, str]]) -> None:
         self.structs: dict[str, Struct] = {}
         runs: list[list[tuple[str, str]]] = [[]]
         for name, kind in wire:
@@ -235,8 +260,8 @@ class _Source:
             elif run:
                 form, parts = ">", list[str]()
                 for name, letter, bits in _octets(run):
-                    form += "2x" if name == _TICKET else letter
-                    if name != _TICKET:
+                    form += "2x" if name == TICKET else letter
+                    if name != TICKET:
                         parts.append(name)
                     for position, bit in enumerate(bits):
                         values[bit] = f"{name} & {1 << position} != 0"
@@ -276,7 +301,7 @@ class _Source:
                     form += letter
                     size += Struct(">" + letter).size
                     shifted = " | ".join(f"{bit} << {place}" if place else bit for place, bit in enumerate(bits))
-                    packed.append("0" if name == _TICKET else shifted or name)
+                    packed.append("0" if name == TICKET else shifted or name)
         packed.append(str(FRAME_END))
         pieces.append(f"{self._struct(form + 'B')}.pack({', '.join(packed)})")
         result = " + ".join(pieces).format(size=" + ".join((str(size), *lengths)))

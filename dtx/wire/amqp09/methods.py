@@ -6,7 +6,7 @@ queue is the one that the channel declared last.
 """
 
 from dataclasses import field
-from typing import ClassVar, Final
+from typing import ClassVar, Final, get_args
 
 from dtx.wire.amqp09.codec import (
     Bit,
@@ -25,6 +25,7 @@ from dtx.wire.amqp09.codec import (
     method,
 )
 from dtx.wire.amqp09.errors import syntax_error
+from dtx.xa.codes import ReplyCode, XaError
 
 _CLIENT: Final = Sender.CLIENT
 _SERVER: Final = Sender.SERVER
@@ -715,6 +716,46 @@ METHODS: Final[dict[int, type[Method]]] = {
 
 CONTENT: Final = frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.CONTENT)
 """The methods that a content header frame follows, by their keys."""
+
+
+def watched(sender: Sender) -> frozenset[int]:
+    """The methods of *sender* that a proxy looks at, by their keys."""
+    return frozenset(key for key, row in METHODS.items() if row.FACTS & Fact.WATCHED and row.SENT_BY & sender)
+
+
+DTX_CLASSES: Final = frozenset((DtxSelect.KEY >> 16, DtxCommit.KEY >> 16))
+DtxCall = (
+    DtxSelect
+    | DtxStart
+    | DtxEnd
+    | DtxCommit
+    | DtxForget
+    | DtxGetTimeout
+    | DtxPrepare
+    | DtxRecover
+    | DtxRollback
+    | DtxSetTimeout
+)
+_CALLS: Final[dict[int, type[DtxCall]]] = {row.KEY: row for row in get_args(DtxCall)}
+
+
+def decode_call(payload: bytes) -> DtxCall:
+    """Read a method of the dtx classes that a client sent.
+
+    Args:
+        payload: of the method frame, class and method (at least these four octets) first.
+
+    Raises:
+        XaError: 502 when the arguments or the xid are malformed, 503 for a method that only a server sends, 540 for one
+            that the XML does not have.
+    """
+    key = int.from_bytes(payload[:4], "big")
+    row = _CALLS.get(key)
+    if row is not None:
+        return row.decode(payload)
+    if key >> 16 in DTX_CLASSES and key in METHODS:
+        raise XaError(ReplyCode.COMMAND_INVALID, f"{METHODS[key].NAME} is sent by servers only")
+    raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
 
 def ticket(payload: bytes) -> int:

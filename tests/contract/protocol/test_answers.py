@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09.calls import Commit, End, GetTimeout, Prepare, Rollback, Start
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxGetTimeout, DtxPrepare, DtxRollback, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, only_alongside, only_standalone
@@ -29,8 +29,8 @@ def exchange_to(node: Broker, queue: str) -> Iterator[str]:
 
 def doomed(raw: RawClient, xid: Xid) -> Xid:
     """A branch that failed, ended on every channel."""
-    raw.ask(1, Start(xid=xid))
-    assert raw.ask(1, End(xid=xid, fail=True)) is XaFlag.RBROLLBACK
+    raw.ask(1, DtxStart(xid=xid))
+    assert raw.ask(1, DtxEnd(xid=xid, fail=True)) is XaFlag.RBROLLBACK
     return xid
 
 
@@ -39,36 +39,36 @@ def doomed(raw: RawClient, xid: Xid) -> Xid:
 
 def test_join_of_a_prepared_branch_is_refused(raw: RawClient, queue: str, xid: Xid) -> None:
     raw.prepared(1, xid, queue=queue)
-    assert raw.refusal(3, Start(xid=xid, join=True)).code == 503
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.refusal(3, DtxStart(xid=xid, join=True)).code == 503
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 def test_join_of_a_rollback_only_branch_says_so_and_associates_nothing(raw: RawClient, xid: Xid) -> None:
     """Start-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     doomed(raw, xid)
-    assert raw.ask(3, Start(xid=xid, join=True)) is XaFlag.RBROLLBACK
-    assert raw.ask(3, Start(xid=new_xid())) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(3, DtxStart(xid=xid, join=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(3, DtxStart(xid=new_xid())) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 def test_resume_of_a_branch_that_failed_meanwhile_says_so_and_associates_nothing(raw: RawClient, xid: Xid) -> None:
-    raw.ask(1, Start(xid=xid))
-    raw.ask(1, End(xid=xid, suspend=True))
-    raw.ask(3, Start(xid=xid, join=True))
-    assert raw.ask(3, End(xid=xid, fail=True)) is XaFlag.RBROLLBACK
-    assert raw.ask(1, Start(xid=xid, resume=True)) is XaFlag.RBROLLBACK
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    raw.ask(1, DtxStart(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid, suspend=True))
+    raw.ask(3, DtxStart(xid=xid, join=True))
+    assert raw.ask(3, DtxEnd(xid=xid, fail=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxStart(xid=xid, resume=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
 def test_end_tells_that_another_channel_has_failed(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """End-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
-    raw.ask(1, Start(xid=xid))
-    raw.ask(3, Start(xid=xid, join=True))
+    raw.ask(1, DtxStart(xid=xid))
+    raw.ask(3, DtxStart(xid=xid, join=True))
     raw.publish(3, queue)
     raw.close_channel(3)
     raw.publish(1, queue)
-    assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
-    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == []
 
 
@@ -78,26 +78,26 @@ def test_end_tells_that_another_channel_has_failed(raw: RawClient, broker: Broke
 def test_a_branch_without_work_is_read_only_and_forgotten(raw: RawClient, xid: Xid) -> None:
     """Prepare-ok: "xa-rdonly: The transaction branch was read-only and has been committed"."""
     raw.idle(1, xid)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RDONLY
-    assert raw.refusal(2, Commit(xid=xid)).code == 404
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RDONLY
+    assert raw.refusal(2, DtxCommit(xid=xid)).code == 404
     assert raw.idle(1, xid) is xid
 
 
 def test_a_one_phase_commit_without_work_is_ok(raw: RawClient, xid: Xid) -> None:
     raw.idle(1, xid)
-    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
 
 
 def test_a_one_phase_commit_that_could_not_be_says_so(raw: RawClient, xid: Xid) -> None:
     """Commit-ok: "xa-rbrollback: The broker marked the transaction branch rollback-only"."""
     doomed(raw, xid)
-    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
 
 
 def test_a_two_phase_commit_of_a_doomed_branch_is_refused(raw: RawClient, xid: Xid) -> None:
     doomed(raw, xid)
-    assert raw.refusal(2, Commit(xid=xid)).code == 503
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.refusal(2, DtxCommit(xid=xid)).code == 503
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 @only_alongside
@@ -106,20 +106,20 @@ def test_what_could_not_be_committed_waits_and_is_told_apart(
 ) -> None:
     """Commit, rule internalError: "If an error occurs in committing ... 541"; the decision stands all the same."""
     with exchange_to(broker, queue) as exchange:
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, "key", b"late", exchange=exchange)
-        raw.ask(1, End(xid=xid))
-        raw.ask(1, Prepare(xid=xid))
-    refusal = raw.refusal(2, Commit(xid=xid))
+        raw.ask(1, DtxEnd(xid=xid))
+        raw.ask(1, DtxPrepare(xid=xid))
+    refusal = raw.refusal(2, DtxCommit(xid=xid))
     assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, 10)
     assert "no exchange" in refusal.text
-    assert raw.refusal(2, Rollback(xid=xid)).code == 503
-    assert raw.refusal(2, Prepare(xid=xid)).code == 503
-    assert raw.refusal(3, Start(xid=xid, join=True)).code == 503
-    assert raw.refusal(3, Start(xid=xid)).code == 530
+    assert raw.refusal(2, DtxRollback(xid=xid)).code == 503
+    assert raw.refusal(2, DtxPrepare(xid=xid)).code == 503
+    assert raw.refusal(3, DtxStart(xid=xid, join=True)).code == 503
+    assert raw.refusal(3, DtxStart(xid=xid)).code == 530
     assert xid in [found for batch in raw.recover(2) for found in batch]
     with exchange_to(broker, queue):
-        assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"late"]
 
 
@@ -128,17 +128,17 @@ def test_what_could_not_be_put_back_waits_and_is_told_apart(raw: RawClient, brok
     """Rollback, rule internalError: "If an error occurs in rolling back ... 541"; the decision stands all the same."""
     with fresh_queue(broker) as queue:
         raw.publish(1, queue, b"back")
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.consume_one(1, queue)
-        raw.ask(1, End(xid=xid))
-        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-    refusal = raw.refusal(2, Rollback(xid=xid))
+        raw.ask(1, DtxEnd(xid=xid))
+        assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+    refusal = raw.refusal(2, DtxRollback(xid=xid))
     assert (refusal.code, refusal.class_id, refusal.method_id) == (541, 105, 60)
     assert "could not be put back" in refusal.text
-    assert raw.refusal(2, Commit(xid=xid)).code == 503
+    assert raw.refusal(2, DtxCommit(xid=xid)).code == 503
     with broker.channel() as channel:
         channel.queue_declare(queue, durable=True)
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"back"]
     with broker.channel() as channel:
         channel.queue_delete(queue)
@@ -150,11 +150,11 @@ def test_an_exchange_that_goes_after_the_publish_does_not_keep_it_from_its_queue
 ) -> None:
     """Where dtx has the messages it routes them when they are published, as brokers do: prepared means committable."""
     with exchange_to(broker, queue) as exchange:
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, "key", b"routed", exchange=exchange)
-        raw.ask(1, End(xid=xid))
-        raw.ask(1, Prepare(xid=xid))
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+        raw.ask(1, DtxEnd(xid=xid))
+        raw.ask(1, DtxPrepare(xid=xid))
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"routed"]
 
 
@@ -167,14 +167,14 @@ def test_a_queue_that_is_deleted_takes_the_messages_of_branches_along(
     with fresh_queue(broker) as doomed:
         raw.publish(1, doomed, b"consumed")
         raw.publish(1, queue, b"consumed too")
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.consume_one(1, doomed)
         raw.consume_one(1, queue)
         raw.publish(1, doomed, b"lost with its queue")
         raw.publish(1, queue, b"published")
-        raw.ask(1, End(xid=xid))
-        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid) if commit else Rollback(xid=xid)) is XaFlag.OK
+        raw.ask(1, DtxEnd(xid=xid))
+        assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid) if commit else DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"published" if commit else b"consumed too"]
     with broker.channel() as channel:
         channel.queue_declare(doomed, durable=True)
@@ -191,14 +191,14 @@ def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: 
     """404, with how it ended and when: the TM that lost an answer need not guess."""
     if outcome == "read-only":
         raw.idle(1, xid)
-        raw.ask(2, Prepare(xid=xid))
+        raw.ask(2, DtxPrepare(xid=xid))
     elif outcome == "committed at once":
         raw.idle(1, xid, queue=queue)
-        raw.ask(2, Commit(xid=xid, one_phase=True))
+        raw.ask(2, DtxCommit(xid=xid, one_phase=True))
     else:
         raw.prepared(1, xid, queue=queue)
-        raw.ask(2, Commit(xid=xid) if outcome == "committed" else Rollback(xid=xid))
-    for call in (Commit(xid=xid), Rollback(xid=xid), Prepare(xid=xid), GetTimeout(xid=xid)):
+        raw.ask(2, DtxCommit(xid=xid) if outcome == "committed" else DtxRollback(xid=xid))
+    for call in (DtxCommit(xid=xid), DtxRollback(xid=xid), DtxPrepare(xid=xid), DtxGetTimeout(xid=xid)):
         refusal = raw.refusal(2, call)
         assert refusal.code == 404
         ending = outcome.removesuffix(" at once")
@@ -209,30 +209,30 @@ def test_an_xid_that_completed_is_said_to_have(raw: RawClient, queue: str, xid: 
 def test_the_reason_comes_before_an_xid_that_fills_the_whole_reply_text(raw: RawClient, queue: str) -> None:
     """Reply-text is a short string, and the longest xid is longer than that."""
     xid = raw.prepared(1, Xid(0xFFFFFFFF, secrets.token_bytes(64), secrets.token_bytes(64)), queue=queue)
-    assert "already known, in state prepared" in raw.refusal(3, Start(xid=xid)).text
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    assert "completed: committed at 20" in raw.refusal(2, Commit(xid=xid)).text
+    assert "already known, in state prepared" in raw.refusal(3, DtxStart(xid=xid)).text
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
+    assert "completed: committed at 20" in raw.refusal(2, DtxCommit(xid=xid)).text
 
 
-@pytest.mark.parametrize("call", [Prepare, "one-phase"])
+@pytest.mark.parametrize("call", [DtxPrepare, "one-phase"])
 def test_a_rolled_back_branch_answers_one_further_rollback(raw: RawClient, xid: Xid, call: object) -> None:
     """Prepare-ok: xa-rbrollback; a TM that rolls back nevertheless hears the same and no 404."""
     doomed(raw, xid)
-    first = Prepare(xid=xid) if call is Prepare else Commit(xid=xid, one_phase=True)
+    first = DtxPrepare(xid=xid) if call is DtxPrepare else DtxCommit(xid=xid, one_phase=True)
     assert raw.ask(2, first) is XaFlag.RBROLLBACK
-    assert raw.refusal(2, Commit(xid=xid)).code == 404
-    assert raw.refusal(2, Prepare(xid=xid)).code == 404
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.RBROLLBACK
-    assert raw.refusal(2, Rollback(xid=xid)).code == 404
+    assert raw.refusal(2, DtxCommit(xid=xid)).code == 404
+    assert raw.refusal(2, DtxPrepare(xid=xid)).code == 404
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.refusal(2, DtxRollback(xid=xid)).code == 404
 
 
 def test_what_is_remembered_does_not_block_a_new_start(raw: RawClient, xid: Xid) -> None:
     """The new branch is not taken for the old one: its rollback is the last that is answered."""
     doomed(raw, xid)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.idle(1, xid)
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
-    assert raw.refusal(2, Rollback(xid=xid)).code == 404
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
+    assert raw.refusal(2, DtxRollback(xid=xid)).code == 404
 
 
 def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
@@ -242,12 +242,12 @@ def test_of_a_lost_connection_only_ended_branches_can_still_be_prepared(
     ended = new_xid()
     lost = RawClient(service.url())
     lost.idle(lost.open(1, select=True), ended, queue=queue)
-    lost.ask(1, Start(xid=xid))
+    lost.ask(1, DtxStart(xid=xid))
     lost.publish(1, queue)
     lost.close()
-    assert raw.ask(2, Prepare(xid=ended)) is XaFlag.OK
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-    assert raw.ask(2, Rollback(xid=ended)) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=ended)) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxRollback(xid=ended)) is XaFlag.OK
 
 
 def test_the_same_xid_lives_in_two_vhosts(
@@ -258,11 +258,11 @@ def test_the_same_xid_lives_in_two_vhosts(
         channel.queue_declare(queue, durable=True)
     with RawClient(service.url(vhost=vhost)) as other:
         other.prepared(other.open(1, select=True), xid, queue=queue, body=b"there")
-        assert raw.refusal(2, Commit(xid=xid)).code == 404
+        assert raw.refusal(2, DtxCommit(xid=xid)).code == 404
         raw.prepared(1, xid, queue=queue, body=b"here")
         assert [found for batch in other.recover(1) for found in batch] == [xid]
-        assert other.ask(1, Rollback(xid=xid)) is XaFlag.OK
-        assert "completed: rolled-back" in other.refusal(1, Commit(xid=xid)).text
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+        assert other.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
+        assert "completed: rolled-back" in other.refusal(1, DtxCommit(xid=xid)).text
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"here"]
     assert broker.take_all(queue, vhost) == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -44,11 +44,11 @@ def test_an_ack_outside_the_branch_never_takes_what_a_branch_holds(
 ) -> None:
     """Transactionality; ack with multiple is "up to and including", and yet not what is held."""
     tags = [raw.get(1, full) for _ in range(6)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicAck(tags[1] or 0).encode(), methods.BasicAck(tags[3] or 0).encode())
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     raw.send(1, methods.BasicAck(tags[4] or 0, multiple=True).encode())
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(1, 3, 5, 6, 7, 8, 9)
 
@@ -59,12 +59,12 @@ def test_an_ack_of_all_within_the_branch_takes_what_is_not_settled(
     """Delivery tag 0 with multiple: "all outstanding messages"; those that were acked before are not among them."""
     tags = [raw.get(1, full) for _ in range(3)]
     raw.send(1, methods.BasicAck(tags[0] or 0).encode())
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     assert raw.get(1, full) is not None
     raw.send(1, methods.BasicAck(0, multiple=True).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
@@ -95,14 +95,14 @@ def test_a_delivery_is_settled_before_all_of_it_has_come(
         channel.confirm_delivery()
         channel.basic_publish("", queue, body)
     if within:
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicGet(queue.encode()).encode())
     tag = methods.BasicGetOk.decode(raw.read_method(1, methods.BasicGetOk.KEY)).delivery_tag
     raw.send(1, settle(tag))
     if within:
-        assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-        assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-        assert raw.ask(2, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+        assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxCommit(xid=xid, one_phase=False)) is XaFlag.OK
     raw.close_channel(1)
     assert bodies(broker, queue) == [body] * left
 
@@ -114,19 +114,19 @@ def test_a_reject_within_the_branch_waits_for_its_end(
 ) -> None:
     """Rolled back it is undone with the rest; what is requeued returns in either case."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(
         1,
         methods.BasicAck(tags[0]).encode(),
         methods.BasicReject(tags[1], requeue=False).encode(),
         methods.BasicNack(tags[2], requeue=True).encode(),
     )
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     if prepares:
-        assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert broker.count(full) == 7
-    end = Commit(xid=xid, one_phase=not prepares) if commits else Rollback(xid=xid)
+    end = DtxCommit(xid=xid, one_phase=not prepares) if commits else DtxRollback(xid=xid)
     assert raw.ask(2, end) is XaFlag.OK
     expected = numbers(*(range(2, 10) if commits else range(10)))
     wait_until(lambda: broker.count(full) == len(expected), what="what returns")
@@ -138,13 +138,13 @@ def test_a_branch_that_only_requeues_returns_messages_at_its_end(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     tag = raw.get(1, full) or 0
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicNack(tag, multiple=True, requeue=True).encode())
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     assert broker.count(full) == 9
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert broker.count(full) == 9
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, full) == numbers(*range(10))
 
 
@@ -156,9 +156,9 @@ def test_too_many_rejections_roll_the_branch_back(raw: RawClient, broker: Broker
         for number in range(21):
             channel.basic_publish("", queue, b"%d" % number)
     tags = [raw.get(1, queue) or 0 for _ in range(21)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     assert raw.refusal_of(1, methods.BasicNack(tags[-1], multiple=True, requeue=False).encode()).code == 506
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == numbers(*range(21))
 
 
@@ -179,13 +179,13 @@ def dying(raw: RawClient, grave_arguments: bytes = b"") -> tuple[str, str]:
 def test_a_branch_publishes_the_dead_letters_of_what_it_rejects(raw: RawClient, xid: Xid, commits: bool) -> None:
     queue, grave = dying(raw)
     tag = raw.get(1, queue) or 0
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicReject(tag, requeue=False).encode())
     raw.publish(1, grave, b"behind it")
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.take(2, grave) is None
-    assert raw.ask(2, Commit(xid=xid) if commits else Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid) if commits else DtxRollback(xid=xid)) is XaFlag.OK
     assert [raw.take(2, name) for name in (queue, grave, grave)] == (
         [None, b"rejected", b"behind it"] if commits else [b"rejected", None, None]
     )
@@ -197,10 +197,10 @@ def test_a_full_queue_for_dead_letters_spoils_the_branch(raw: RawClient, xid: Xi
     limits = entry(b"x-max-length", b"I", b"\x00\x00\x00\x00") + entry(b"x-overflow", b"S", b"reject-publish")
     queue, grave = dying(raw, limits)
     tag = raw.get(1, queue) or 0
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicReject(tag, requeue=False).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert [raw.take(2, name) for name in (queue, grave)] == [b"rejected", None]
 
 
@@ -208,12 +208,12 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """No-ack: the server "assumes the delivery will succeed and immediately dequeues it"."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicGet(full.encode(), no_ack=True).encode())
     raw.read_method(1, methods.BasicGetOk.KEY)
     assert read_content(raw, 1) == b"0"
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(broker, full) == numbers(*range(1, 10))
 
 
@@ -221,11 +221,11 @@ def test_a_delivery_without_acknowledgement_belongs_to_no_branch(
 def test_a_branch_that_only_rejects_asks_for_the_decision(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """Read-only is "no recoverable change": but the broker is still to hear of it."""
     tag = raw.get(1, full) or 0
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicNack(tag, multiple=True, requeue=False).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     wait_until(lambda: broker.count(full) == 10, what="the rejected message")
 
 
@@ -237,12 +237,12 @@ def test_a_client_that_leaves_leaves_its_rejects_to_the_branch(
     with RawClient(service.url()) as worker:
         worker.open(1, select=True)
         tag = worker.get(1, full) or 0
-        worker.ask(1, Start(xid=xid))
+        worker.ask(1, DtxStart(xid=xid))
         worker.send(1, methods.BasicReject(tag, requeue=False).encode())
-        worker.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+        worker.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert broker.count(full) == 9
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     raw.get(1, full)
     raw.close_channel(1)
     wait_until(lambda: broker.count(full) == 9, what="what was only looked at")
@@ -255,12 +255,12 @@ def test_a_reject_is_lost_with_its_channel_and_no_message_is(
 ) -> None:
     """The broker takes back what was not settled on a channel that ends; the branch commits all the same."""
     tag = raw.get(1, full) or 0
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicReject(tag, requeue=False).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(*range(10))
 
 
@@ -271,12 +271,12 @@ def test_contents_of_rejected_messages_are_not_kept(raw: RawClient, broker: Brok
         channel.confirm_delivery()
         for number in range(5):
             channel.basic_publish("", queue, bytes((number,)) * 100_000)
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     for _ in range(4):
         raw.send(1, methods.BasicReject(raw.get(1, queue) or 0, requeue=False).encode())
     raw.consume_one(1, queue)
-    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     wait_until(lambda: broker.count(queue) == 5, what="all of them")
 
 
@@ -288,9 +288,9 @@ def test_too_many_rejects_for_a_branch_roll_it_back(raw: RawClient, broker: Brok
         for _ in range(11):
             channel.basic_publish("", full, b"more")
     tags = [raw.get(1, full) or 0 for _ in range(21)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     assert raw.refusal_of(1, methods.BasicNack(tags[-1], multiple=True, requeue=False).encode()).code == 506
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     wait_until(lambda: broker.count(full) == 21, what="all of them")
 
 
@@ -307,11 +307,11 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
     raw.publish(2, dying, b"rejected")
     while (tag := raw.get(1, dying)) is None:  # published on another channel
         pass
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicReject(tag, requeue=False).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid) if commits else Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid) if commits else DtxRollback(xid=xid)) is XaFlag.OK
     if commits:
         wait_until(lambda: bodies(broker, queue) == [b"rejected"], what="the dead letter")
     else:
@@ -324,12 +324,12 @@ def test_the_broker_has_dead_letters_of_committed_branches_only(
 def test_a_recover_reaches_only_what_is_not_held(raw: RawClient, broker: Broker, full: str, xid: Xid) -> None:
     """basic.recover: "redeliver all unacknowledged messages"; a held one is acknowledged."""
     tags = [raw.get(1, full) or 0 for _ in range(3)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicAck(tags[1]).encode())
     raw.send(1, struct.pack(">IB", methods.BasicRecover.KEY, 1))
     raw.read_method(1, methods.BasicRecoverOk.KEY)
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(1)
     assert sorted(bodies(broker, full)) == numbers(0, 2, 3, 4, 5, 6, 7, 8, 9)
 
@@ -342,17 +342,17 @@ def test_deliveries_on_two_connections_are_one_branch(
     with RawClient(service.url()) as second:
         second.open(1, select=True)
         for xid in (committed, rolled_back):
-            raw.ask(1, Start(xid=xid))
-            second.ask(1, Start(xid=xid, join=True))
+            raw.ask(1, DtxStart(xid=xid))
+            second.ask(1, DtxStart(xid=xid, join=True))
             raw.consume_one(1, full)
             second.consume_one(1, full)
             raw.consume_one(1, full)
-            raw.ask(1, End(xid=xid))
-            second.ask(1, End(xid=xid))
-            assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+            raw.ask(1, DtxEnd(xid=xid))
+            second.ask(1, DtxEnd(xid=xid))
+            assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
         assert broker.count(full) == 4
-    assert raw.ask(2, Commit(xid=committed)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=rolled_back)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=committed)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=rolled_back)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(3, 4, 5, 6, 7, 8, 9)
 
 
@@ -360,13 +360,13 @@ def test_an_exception_on_the_channel_ends_the_branch_that_is_associated_with_it(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """A "channel exception" of the broker's own, in its own words."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
     raw.publish(1, full, b"lost")
     refusal = raw.refusal_of(1, methods.BasicGet(b"no such queue").encode())
     assert (refusal.code, refusal.class_id, refusal.method_id) == (404, 60, 70)
     assert "no such queue" in refusal.text
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert sorted(bodies(broker, full)) == numbers(*range(10))
 
 
@@ -377,13 +377,13 @@ def test_an_exception_after_the_end_takes_only_what_was_consumed(
     """An ended branch survives its channel; deliveries that the broker has taken back do not."""
     consuming = new_xid()
     raw.idle(1, xid, queue=full, body=b"kept")
-    raw.ask(1, Start(xid=consuming))
+    raw.ask(1, DtxStart(xid=consuming))
     raw.consume_one(1, full)
-    raw.ask(1, End(xid=consuming))
+    raw.ask(1, DtxEnd(xid=consuming))
     assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
-    assert raw.ask(2, Prepare(xid=consuming)) is XaFlag.RBROLLBACK
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=consuming)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == [*numbers(*range(10)), b"kept"]
 
 
@@ -392,12 +392,12 @@ def test_an_exception_after_the_end_takes_nothing_where_dtx_has_the_messages(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """An ended branch survives its channel, and what it consumed is held in the queue and not on the channel."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     assert raw.refusal_of(1, methods.BasicGet(b"no such queue").encode()).code == 404
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
@@ -405,14 +405,14 @@ def test_a_refused_dtx_call_does_not_take_back_what_an_ended_branch_consumed(
     raw: RawClient, broker: Broker, full: str, xid: Xid
 ) -> None:
     """The exception is dtx's own: the channel at the broker is kept for the branch."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, full)
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     assert raw.get(1, full) is not None
-    assert raw.refusal(1, Commit(xid=new_xid())).code == 404
+    assert raw.refusal(1, DtxCommit(xid=new_xid())).code == 404
     wait_until(lambda: broker.count(full) == 9, what="the return of what no branch holds")
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
     assert sorted(bodies(broker, full)) == numbers(*range(1, 10))
 
 
@@ -429,15 +429,15 @@ def test_an_ended_branch_keeps_the_exclusive_queue_of_a_client_that_is_gone(
         worker.send(1, methods.QueueDeclare(name, exclusive=True).encode())
         worker.read_method(1, methods.QueueDeclareOk.KEY)
         worker.publish(1, name.decode(), b"mine")
-        worker.ask(1, Start(xid=xid))
+        worker.ask(1, DtxStart(xid=xid))
         worker.consume_one(1, name.decode())
         worker.publish(1, queue, b"result")
-        worker.ask(1, End(xid=xid))
+        worker.ask(1, DtxEnd(xid=xid))
         worker.close()
     assert all(name.decode() in rabbitmq.ctl("list_queues", "name") for name in names)
-    assert raw.ask(2, Prepare(xid=xids[0])) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xids[0])) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xids[1])) is XaFlag.OK
+    assert raw.ask(2, DtxPrepare(xid=xids[0])) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xids[0])) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xids[1])) is XaFlag.OK
     wait_until(lambda: not any(name.decode() in rabbitmq.ctl("list_queues", "name") for name in names), what="the end")
     assert bodies(rabbitmq, queue) == [b"result"]
 
@@ -454,13 +454,13 @@ def test_what_a_gone_exclusive_queue_held_goes_with_it(
         worker.send(declares_on, methods.QueueDeclare(b"", exclusive=True).encode())
         exclusive = read_declared(worker, declares_on)
         worker.publish(declares_on, exclusive, b"mine")
-        worker.ask(1, Start(xid=xid))
+        worker.ask(1, DtxStart(xid=xid))
         worker.consume_one(1, exclusive)
         worker.consume_one(1, full)
-        worker.ask(1, End(xid=xid))
-        assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        worker.ask(1, DtxEnd(xid=xid))
+        assert worker.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
     wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert sorted(bodies(rabbitmq, full)) == numbers(*range(10))
 
 
@@ -469,11 +469,11 @@ def test_an_exclusive_queue_that_lives_gets_its_message_back(raw: RawClient, bro
     raw.send(1, methods.QueueDeclare(b"", exclusive=True).encode())
     exclusive = read_declared(raw, 1)
     raw.publish(1, exclusive, b"mine")
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, exclusive)
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert raw.take(1, exclusive) == b"mine"
 
 
@@ -491,19 +491,19 @@ def test_only_what_an_exclusive_queue_held_may_go(
         exclusive = read_declared(worker, 1)
         for name in (target.decode(), exclusive):
             worker.publish(1, name, name.encode())
-        worker.ask(1, Start(xid=xid))
+        worker.ask(1, DtxStart(xid=xid))
         worker.consume_one(1, target.decode())
         worker.consume_one(1, exclusive)
-        worker.ask(1, End(xid=xid))
-        assert worker.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        worker.ask(1, DtxEnd(xid=xid))
+        assert worker.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
         worker.send(1, methods.QueueDelete(target).encode())
         worker.read_method(1, methods.QueueDeleteOk.KEY)
     wait_until(lambda: exclusive not in rabbitmq.ctl("list_queues", "name"), what="the end of the queue")
-    refusal = raw.refusal(2, Rollback(xid=xid))
+    refusal = raw.refusal(2, DtxRollback(xid=xid))
     assert (refusal.code, "1 message(s) could not be put back" in refusal.text) == (541, True)
     raw.send(2, methods.QueueDeclare(target).encode())
     read_declared(raw, 2)
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     assert bodies(rabbitmq, target.decode()) == [target]
     raw.send(2, methods.QueueDelete(target).encode())
 
@@ -515,12 +515,12 @@ def test_what_is_published_keeps_its_order_its_properties_and_its_id(
     payloads = [b"", b"x", bytes(range(256)) * 64]
     flags = 0x8000 | 0x1000 | 0x0080  # content-type, delivery-mode, message-id
     properties = struct.pack(">H", flags) + b"\x0atext/plain" + b"\x02" + b"\x02id"
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     for payload in payloads:
         raw.publish(1, queue, payload, properties=properties)
-    raw.ask(1, End(xid=xid))
-    raw.ask(1, Prepare(xid=xid))
-    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    raw.ask(1, DtxPrepare(xid=xid))
+    assert raw.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
     taken = broker.take_all(queue)
     assert [body for body, _, _ in taken] == payloads
     for _, found, _ in taken:

@@ -3,7 +3,7 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Recover, Rollback, SetTimeout, Start, encode_call
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRecover, DtxRollback, DtxSetTimeout, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker
@@ -43,7 +43,7 @@ class Worker:
         """One token, maybe more, to the other queue within the branch; ``False`` when it left before the end."""
         client, chance = self.client, self.chance
         source, target = (self.source, self.target) if chance.random() < 0.7 else (self.target, self.source)
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         for _ in range(chance.randint(1, 3)):
             body = client.take(1, source)
             if body is not None:
@@ -52,7 +52,7 @@ class Worker:
                 self._leave()
                 return False
         fail = chance.random() < 0.1
-        client.ask(1, End(xid=xid, fail=fail))
+        client.ask(1, DtxEnd(xid=xid, fail=fail))
         return not fail
 
     def run(self) -> list[Xid]:
@@ -70,35 +70,37 @@ class Worker:
             ("two-phase", "one-phase", "rollback", "refuse", "leave", "vanish", "doubt", "close", "late")
         ):
             case "two-phase":
-                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
-                    assert client.ask(2, Commit(xid=xid)) is XaFlag.OK
+                if client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
+                    assert client.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
             case "one-phase":
-                assert client.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+                assert client.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
             case "rollback":
-                assert client.ask(1, Rollback(xid=xid)) is XaFlag.OK
+                assert client.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
             case "refuse":
-                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
-                    assert client.ask(2, Rollback(xid=xid)) is XaFlag.OK
+                if client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
+                    assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
             case "leave":  # between the end and the vote, which then comes from elsewhere
                 self._leave()
-                if self.client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                if self.client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
                     self.left_prepared.append(xid)
             case "vanish":  # while the call is under way: whether it happened is not known
-                call = self.chance.choice((Prepare(xid=xid), Commit(xid=xid, one_phase=True), Rollback(xid=xid)))
-                client.send(2, encode_call(call))
+                call = self.chance.choice(
+                    (DtxPrepare(xid=xid), DtxCommit(xid=xid, one_phase=True), DtxRollback(xid=xid))
+                )
+                client.send(2, call.encode())
                 self._leave()
                 self.left_prepared.append(xid)
             case "doubt":
-                if client.ask(2, Prepare(xid=xid)) is XaFlag.OK:
+                if client.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK:
                     self.left_prepared.append(xid)
             case "close":
-                client.send(2, encode_call(Prepare(xid=xid)))
+                client.send(2, DtxPrepare(xid=xid).encode())
                 client.close_channel(1)
                 client.open(1, select=True)
-                client.answer(2, Prepare(xid=xid))
+                client.answer(2, DtxPrepare(xid=xid))
                 self.left_prepared.append(xid)
             case "late":
-                client.ask(2, SetTimeout(xid=xid, timeout=1))
+                client.ask(2, DtxSetTimeout(xid=xid, timeout=1))
 
 
 def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, broker: Broker) -> None:
@@ -118,7 +120,7 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, br
             client.open(1)
             for xid in open_ends:
                 _finish(client, xid, commit=workers[0].chance.random() < 0.5)
-            assert client.ask(1, Recover(startscan=True, endscan=True)) == []
+            assert client.ask(1, DtxRecover(startscan=True, endscan=True)) == []
 
         def all_there() -> bool:
             return broker.count(source) + broker.count(target) >= TOKENS
@@ -129,8 +131,8 @@ def test_whatever_clients_do_no_token_is_lost_or_doubled(service: DtxService, br
 
 def _finish(client: RawClient, xid: Xid, *, commit: bool) -> None:
     """Complete a branch of which only its worker knew how far it was."""
-    for call in (Prepare(xid=xid), Commit(xid=xid) if commit else Rollback(xid=xid)):
-        client.send(1, encode_call(call))
+    for call in (DtxPrepare(xid=xid), DtxCommit(xid=xid) if commit else DtxRollback(xid=xid)):
+        client.send(1, call.encode())
         payload = client.next_method(1)
         client.unread(1, payload)
         if payload[:2] == b"\x00\x14":

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
+from dtx.wire.amqp09.methods import DtxCall, DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, Mode
@@ -20,9 +20,9 @@ THREADS = 50
 ROUNDS = 6
 
 
-def attempt(client: RawClient, call: Call) -> XaFlag | int:
+def attempt(client: RawClient, call: DtxCall) -> XaFlag | int:
     """The flag, or the code of the refusal, of a call on channel 1 of a connection that is for this call alone."""
-    client.send(1, encode_call(call))
+    client.send(1, call.encode())
     payload = client.next_method(1)
     if payload[:4] == b"\x00\x14\x00\x28":
         client.send(1, methods.ChannelCloseOk().encode())
@@ -31,16 +31,16 @@ def attempt(client: RawClient, call: Call) -> XaFlag | int:
 
 
 @pytest.fixture
-def pair(service: DtxService) -> Iterator[Callable[[Call, Call], list[XaFlag | int]]]:
+def pair(service: DtxService) -> Iterator[Callable[[DtxCall, DtxCall], list[XaFlag | int]]]:
     """Two calls at the same time, each on a connection of its own; their answers."""
     clients = [RawClient(service.url()) for _ in range(2)]
     for client in clients:
         client.open(1)
 
-    def race(*calls: Call) -> list[XaFlag | int]:
+    def race(*calls: DtxCall) -> list[XaFlag | int]:
         barrier = threading.Barrier(len(calls))
 
-        def run(client: RawClient, call: Call) -> XaFlag | int:
+        def run(client: RawClient, call: DtxCall) -> XaFlag | int:
             barrier.wait()
             answer = attempt(client, call)
             if not isinstance(answer, XaFlag):
@@ -73,19 +73,19 @@ def test_fifty_threads_do_two_phase_commits_with_joins(service: DtxService, brok
         for turn in range(ROUNDS):
             barrier.wait()
             mine, others = branches[me][turn], branches[partner][turn]
-            client.ask(1, Start(xid=mine))
+            client.ask(1, DtxStart(xid=mine))
             client.consume_one(1, source)
             client.publish(1, queue, f"{me}.{turn}.own".encode())
-            client.ask(1, End(xid=mine))
+            client.ask(1, DtxEnd(xid=mine))
             barrier.wait()
-            client.ask(1, Start(xid=others, join=True))
+            client.ask(1, DtxStart(xid=others, join=True))
             client.publish(1, queue, f"{partner}.{turn}.joined".encode())
-            client.ask(1, End(xid=others))
+            client.ask(1, DtxEnd(xid=others))
             barrier.wait()
-            assert client.ask(1, Prepare(xid=mine)) is XaFlag.OK
+            assert client.ask(1, DtxPrepare(xid=mine)) is XaFlag.OK
             barrier.wait()
             # every third is rolled back
-            call = Rollback(xid=others) if (partner + turn) % 3 == 0 else Commit(xid=others)
+            call = DtxRollback(xid=others) if (partner + turn) % 3 == 0 else DtxCommit(xid=others)
             assert client.ask(1, call) is XaFlag.OK
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -108,7 +108,7 @@ def test_two_commits_at_once_are_both_answered_ok(
 ) -> None:
     """The second waits for the first, unless it comes so late that the branch has completed: then 404 says so."""
     raw.prepared(1, xid, queue=queue)
-    answers = pair(Commit(xid=xid), Commit(xid=xid))
+    answers = pair(DtxCommit(xid=xid), DtxCommit(xid=xid))
     assert XaFlag.OK in answers
     assert set(answers) <= {XaFlag.OK, 404}
     assert bodies(broker, queue) == [b"one"]
@@ -119,9 +119,9 @@ def test_a_commit_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient, 
     raw.open(4)
     for _ in range(5):
         xid = raw.prepared(1, new_xid(), queue=queue)
-        raw.send_frames(_frame(2, Commit(xid=xid)) + _frame(4, Commit(xid=xid)))
-        assert raw.answer(2, Commit(xid=xid)) is XaFlag.OK
-        assert raw.answer(4, Commit(xid=xid)) is XaFlag.OK
+        raw.send_frames(_frame(2, DtxCommit(xid=xid)) + _frame(4, DtxCommit(xid=xid)))
+        assert raw.answer(2, DtxCommit(xid=xid)) is XaFlag.OK
+        assert raw.answer(4, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"one"] * 5
 
 
@@ -131,18 +131,18 @@ def test_a_rollback_that_comes_while_another_runs_waits_and_is_ok(raw: RawClient
     for _ in range(5):
         xid = new_xid()
         raw.publish(1, queue, b"back")
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.consume_one(1, queue)
-        raw.ask(1, End(xid=xid))
-        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-        raw.send_frames(_frame(2, Rollback(xid=xid)) + _frame(4, Rollback(xid=xid)))
-        assert raw.answer(2, Rollback(xid=xid)) is XaFlag.OK
-        assert raw.answer(4, Rollback(xid=xid)) is XaFlag.OK
+        raw.ask(1, DtxEnd(xid=xid))
+        assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+        raw.send_frames(_frame(2, DtxRollback(xid=xid)) + _frame(4, DtxRollback(xid=xid)))
+        assert raw.answer(2, DtxRollback(xid=xid)) is XaFlag.OK
+        assert raw.answer(4, DtxRollback(xid=xid)) is XaFlag.OK
         assert bodies(broker, queue) == [b"back"]
 
 
-def _frame(channel: int, call: Call) -> bytes:
-    payload = encode_call(call)
+def _frame(channel: int, call: DtxCall) -> bytes:
+    payload = call.encode()
     return b"\x01" + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
 
 
@@ -154,7 +154,7 @@ def test_of_commit_and_rollback_at_once_one_wins_and_the_other_is_told(
     raw.open(4)
     for _ in range(5):
         xid = raw.prepared(1, new_xid(), queue=queue)
-        calls: list[Call] = [Commit(xid=xid), Rollback(xid=xid)]
+        calls: list[DtxCall] = [DtxCommit(xid=xid), DtxRollback(xid=xid)]
         if first == "rollback":
             calls.reverse()
         raw.send_frames(_frame(2, calls[0]) + _frame(4, calls[1]))
@@ -170,7 +170,7 @@ def test_commit_racing_rollback_from_two_connections(
 ) -> None:
     """Exactly one is told xa-ok, and the queue agrees with it."""
     raw.prepared(1, xid, queue=queue)
-    committed, rolled_back = pair(Commit(xid=xid), Rollback(xid=xid))
+    committed, rolled_back = pair(DtxCommit(xid=xid), DtxRollback(xid=xid))
     assert sorted([committed is XaFlag.OK, rolled_back is XaFlag.OK]) == [False, True]
     assert {committed, rolled_back} & {404, 503}
     assert bodies(broker, queue) == ([b"one"] if committed is XaFlag.OK else [])
@@ -184,17 +184,17 @@ def test_prepare_racing_the_end_of_the_channel_that_worked(
     raw.publish(1, queue, b"moved")
     worker = RawClient(service.url())
     worker.open(1, select=True)
-    worker.ask(1, Start(xid=xid))
+    worker.ask(1, DtxStart(xid=xid))
     worker.consume_one(1, queue)
     worker.publish(1, queue, b"result")
-    worker.ask(1, End(xid=xid))
-    raw.send(2, encode_call(Prepare(xid=xid)))
+    worker.ask(1, DtxEnd(xid=xid))
+    raw.send(2, DtxPrepare(xid=xid).encode())
     if _turn % 2:
         worker.abort()
     else:
         worker.close_channel(1)
-    assert raw.answer(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.answer(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == [b"result"]
     if not _turn % 2:
         worker.close()
@@ -209,10 +209,10 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
     raw.publish(1, queue, b"moved")
     worker = RawClient(service.url())
     worker.open(1, select=True)
-    worker.ask(1, Start(xid=xid))
+    worker.ask(1, DtxStart(xid=xid))
     worker.consume_one(1, queue)
-    worker.ask(1, End(xid=xid))
-    worker.send(1, encode_call(Prepare(xid=xid)))
+    worker.ask(1, DtxEnd(xid=xid))
+    worker.send(1, DtxPrepare(xid=xid).encode())
     if how == "channel.close":
         worker.send(1, methods.ChannelClose(200, b"done").encode())
         while worker.next_method(1)[:4] != b"\x00\x14\x00\x29":
@@ -223,8 +223,8 @@ def test_the_channel_that_asks_for_prepare_closes_before_the_answer(
         worker.abort()
     with RawClient(service.url()) as another:
         another.open(1)
-        assert attempt(another, Prepare(xid=xid)) in (XaFlag.OK, 503)  # 503: it is prepared already
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+        assert attempt(another, DtxPrepare(xid=xid)) in (XaFlag.OK, 503)  # 503: it is prepared already
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     assert bodies(broker, queue) == []
     worker.abort()
 
@@ -236,15 +236,15 @@ def test_five_hundred_branches_are_open_at_once(mode: Mode, raw: RawClient, brok
     """
     xids = [new_xid() for _ in range(500)]
     for number, xid in enumerate(xids):
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, queue, str(number).encode())
-        raw.ask(1, End(xid=xid, suspend=True))
+        raw.ask(1, DtxEnd(xid=xid, suspend=True))
     for xid in reversed(xids):
-        raw.ask(1, Start(xid=xid, resume=True))
-        raw.ask(1, End(xid=xid))
-        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        raw.ask(1, DtxStart(xid=xid, resume=True))
+        raw.ask(1, DtxEnd(xid=xid))
+        assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
     assert set(xids) <= {found for batch in raw.recover(2) for found in batch}
     for number, xid in enumerate(xids):
-        assert raw.ask(2, Commit(xid=xid) if number % 2 else Rollback(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxCommit(xid=xid) if number % 2 else DtxRollback(xid=xid)) is XaFlag.OK
     committed = range(1, 500, 2) if mode == "alongside" else range(499, 0, -2)
     assert bodies(broker, queue) == [str(number).encode() for number in committed]

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from dtx.wire.amqp09.calls import (
-    Call,
-    Commit,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    SetTimeout,
-    Start,
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxEnd,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRecover,
+    DtxRollback,
+    DtxSetTimeout,
+    DtxStart,
 )
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -24,72 +24,75 @@ from tests.support.client import bodies, new_xid
 from tests.support.raw import RawClient, Refusal
 from tests.support.service import DtxService
 
-METHODS = {Commit: 10, Forget: 20, GetTimeout: 30, Prepare: 40, Rollback: 60, SetTimeout: 70}
-OUTCOMES: list[Callable[[Xid], Call]] = [
-    lambda xid: Commit(xid=xid),
-    lambda xid: Commit(xid=xid, one_phase=True),
-    lambda xid: Forget(xid=xid),
-    lambda xid: Prepare(xid=xid),
-    lambda xid: Rollback(xid=xid),
+METHODS = {DtxCommit: 10, DtxForget: 20, DtxGetTimeout: 30, DtxPrepare: 40, DtxRollback: 60, DtxSetTimeout: 70}
+OUTCOMES: list[Callable[[Xid], DtxCall]] = [
+    lambda xid: DtxCommit(xid=xid),
+    lambda xid: DtxCommit(xid=xid, one_phase=True),
+    lambda xid: DtxForget(xid=xid),
+    lambda xid: DtxPrepare(xid=xid),
+    lambda xid: DtxRollback(xid=xid),
 ]
-TIMEOUTS: list[Callable[[Xid], Call]] = [lambda xid: GetTimeout(xid=xid), lambda xid: SetTimeout(xid=xid, timeout=9)]
+TIMEOUTS: list[Callable[[Xid], DtxCall]] = [
+    lambda xid: DtxGetTimeout(xid=xid),
+    lambda xid: DtxSetTimeout(xid=xid, timeout=9),
+]
 names = ["commit", "commit one-phase", "forget", "prepare", "rollback", "get-timeout", "set-timeout"]
 
 
-def check(refusal: Refusal, code: int, call: Call, words: str) -> None:
+def check(refusal: Refusal, code: int, call: DtxCall, words: str) -> None:
     """The code, the method that is refused, and words that help."""
     assert (refusal.code, refusal.class_id, refusal.method_id) == (code, 105, METHODS[type(call)])
     assert words in refusal.text
 
 
 @pytest.mark.parametrize("make", [*OUTCOMES, *TIMEOUTS], ids=names)
-def test_unknown_xid(raw: RawClient, xid: Xid, make: Callable[[Xid], Call]) -> None:
+def test_unknown_xid(raw: RawClient, xid: Xid, make: Callable[[Xid], DtxCall]) -> None:
     """Rule unknownXid: "has not been started or has already been ended ... 404 (not found)"."""
     check(raw.refusal(2, make(xid)), 404, make(xid), f"unknown xid {xid}")
 
 
 @pytest.mark.parametrize("how", ["associated", "suspended", "elsewhere"])
 @pytest.mark.parametrize("make", OUTCOMES, ids=names[:5])
-def test_notdisassociated(raw: RawClient, xid: Xid, make: Callable[[Xid], Call], how: str) -> None:
+def test_notdisassociated(raw: RawClient, xid: Xid, make: Callable[[Xid], DtxCall], how: str) -> None:
     """Rule notdisassociated: "called when Xid is still associated with a channel ... 503 (command invalid)"."""
-    raw.ask(3, Start(xid=xid))
+    raw.ask(3, DtxStart(xid=xid))
     if how == "suspended":
-        raw.ask(3, End(xid=xid, suspend=True))
+        raw.ask(3, DtxEnd(xid=xid, suspend=True))
     elif how == "elsewhere":
-        raw.ask(1, Start(xid=xid, join=True))
-        raw.ask(1, End(xid=xid))
+        raw.ask(1, DtxStart(xid=xid, join=True))
+        raw.ask(1, DtxEnd(xid=xid))
     check(raw.refusal(2, make(xid)), 503, make(xid), "associated or suspended")
-    assert raw.ask(3, End(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(3, DtxEnd(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 def test_completing_on_the_very_channel_that_is_associated(raw: RawClient, xid: Xid) -> None:
     """Rule notdisassociated; the exception ends the channel, so the branch can only be rolled back."""
-    raw.ask(1, Start(xid=xid))
-    check(raw.refusal(1, Prepare(xid=xid)), 503, Prepare(xid=xid), "associated")
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    raw.ask(1, DtxStart(xid=xid))
+    check(raw.refusal(1, DtxPrepare(xid=xid)), 503, DtxPrepare(xid=xid), "associated")
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
 def test_command_invalid_of_commit_before_prepare(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule commandInvalid: "two-phase-commit = C:PREPARE S:PREPARE-OK C:COMMIT S:COMMIT-OK"."""
     raw.idle(1, xid, queue=queue)
-    check(raw.refusal(2, Commit(xid=xid)), 503, Commit(xid=xid), "state=idle; commit is illegal in state idle")
-    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    check(raw.refusal(2, DtxCommit(xid=xid)), 503, DtxCommit(xid=xid), "state=idle; commit is illegal in state idle")
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
 
 
 def test_command_invalid_of_one_phase_commit_after_prepare(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule commandInvalid: "one-phase-commit = C:COMMIT S:COMMIT-OK"."""
     raw.prepared(1, xid, queue=queue)
-    call = Commit(xid=xid, one_phase=True)
+    call = DtxCommit(xid=xid, one_phase=True)
     check(raw.refusal(2, call), 503, call, "illegal in state prepared")
-    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
 
 
 def test_command_invalid_of_a_second_prepare(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule commandInvalid: one PREPARE for a branch."""
     raw.prepared(1, xid, queue=queue)
-    check(raw.refusal(2, Prepare(xid=xid)), 503, Prepare(xid=xid), "illegal in state prepared")
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    check(raw.refusal(2, DtxPrepare(xid=xid)), 503, DtxPrepare(xid=xid), "illegal in state prepared")
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 @pytest.mark.parametrize("state", ["idle", "prepared", "rollback-only"])
@@ -98,22 +101,22 @@ def test_command_invalid_of_forget(raw: RawClient, queue: str, xid: Xid, state: 
     if state == "prepared":
         raw.prepared(1, xid, queue=queue)
     else:
-        raw.ask(1, Start(xid=xid))
-        raw.ask(1, End(xid=xid, fail=state != "idle"))
-    check(raw.refusal(2, Forget(xid=xid)), 503, Forget(xid=xid), f"illegal in state {state}")
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        raw.ask(1, DtxStart(xid=xid))
+        raw.ask(1, DtxEnd(xid=xid, fail=state != "idle"))
+    check(raw.refusal(2, DtxForget(xid=xid)), 503, DtxForget(xid=xid), f"illegal in state {state}")
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 def test_commit_makes_available_and_discards(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Commit: "Any produced messages are made available and any consumed messages are discarded"."""
     raw.publish(1, queue, b"consumed")
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
     raw.publish(1, queue, b"produced")
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
     assert broker.count(queue) == 0
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert bodies(broker, queue) == [b"produced"]
 
@@ -122,13 +125,13 @@ def test_commit_makes_available_and_discards(raw: RawClient, broker: Broker, que
 def test_rollback_discards_and_re_enqueues(raw: RawClient, broker: Broker, queue: str, xid: Xid, vote: bool) -> None:
     """Rollback: "Any produced messages are discarded and any consumed messages are re-enqueued"."""
     raw.publish(1, queue, b"consumed")
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
     raw.publish(1, queue, b"produced")
-    raw.ask(1, End(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
     if vote:
-        assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Rollback(xid=xid)) is XaFlag.OK
+        assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
     raw.close_channel(1)
     assert bodies(broker, queue) == [b"consumed"]
 
@@ -142,20 +145,20 @@ def test_obligation_1(service: DtxService, broker: Broker, queue: str) -> None:
         client.abort()  # no channel.close, no connection.close
     with RawClient(service.url()) as client:
         client.open(1)
-        assert client.ask(1, Commit(xid=committed)) is XaFlag.OK
-        assert client.ask(1, Rollback(xid=rolled_back)) is XaFlag.OK
+        assert client.ask(1, DtxCommit(xid=committed)) is XaFlag.OK
+        assert client.ask(1, DtxRollback(xid=rolled_back)) is XaFlag.OK
     assert bodies(broker, queue) == [b"one"]
 
 
 def test_obligation_2(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule obligation2: "The knowledge of xid cannot be erased before commit or rollback complete the branch"."""
     raw.prepared(1, xid, queue=queue)
-    raw.refusal(2, Forget(xid=xid))
-    raw.refusal(2, Start(xid=xid))
+    raw.refusal(2, DtxForget(xid=xid))
+    raw.refusal(2, DtxStart(xid=xid))
     raw.close_channel(1)
     assert xid in [found for batch in raw.recover(2) for found in batch]
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    assert raw.refusal(2, Commit(xid=xid)).code == 404
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
+    assert raw.refusal(2, DtxCommit(xid=xid)).code == 404
 
 
 # -- recover ----------------------------------------------------------------------------------------------------------
@@ -164,29 +167,29 @@ def test_obligation_2(raw: RawClient, queue: str, xid: Xid) -> None:
 def test_recover_start_end(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule startEnd: "a single call starts and then ends a scan"."""
     raw.prepared(1, xid, queue=queue)
-    found = raw.ask(2, Recover(startscan=True, endscan=True))
+    found = raw.ask(2, DtxRecover(startscan=True, endscan=True))
     assert isinstance(found, list)
     assert xid in found
-    refusal = raw.refusal(2, Recover(startscan=False, endscan=False))
+    refusal = raw.refusal(2, DtxRecover(startscan=False, endscan=False))
     assert (refusal.code, refusal.class_id, refusal.method_id) == (503, 105, 50)
-    raw.ask(2, Rollback(xid=xid))
+    raw.ask(2, DtxRollback(xid=xid))
 
 
 def test_recover_must_be_started(raw: RawClient) -> None:
     """Rule mustBeStarted: "a recovery scan must already be started otherwise ... 503 (command invalid)"."""
-    refusal = raw.refusal(2, Recover(startscan=False, endscan=False))
+    refusal = raw.refusal(2, DtxRecover(startscan=False, endscan=False))
     assert (refusal.code, refusal.class_id, refusal.method_id) == (503, 105, 50)
     assert "no recovery scan is open" in refusal.text
 
 
 def test_recover_recovery_already_open(raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule recoveryAlreadyOpen: "as if the recovery scan were ended and then restarted"."""
-    raw.ask(2, Recover(startscan=True, endscan=False))
+    raw.ask(2, DtxRecover(startscan=True, endscan=False))
     raw.prepared(1, xid, queue=queue)
-    after = raw.ask(2, Recover(startscan=True, endscan=False))
+    after = raw.ask(2, DtxRecover(startscan=True, endscan=False))
     assert isinstance(after, list)
     assert xid in after
-    raw.ask(1, Rollback(xid=xid))
+    raw.ask(1, DtxRollback(xid=xid))
 
 
 def test_recover_lists_what_is_in_doubt_and_nothing_else(raw: RawClient, queue: str) -> None:
@@ -194,14 +197,14 @@ def test_recover_lists_what_is_in_doubt_and_nothing_else(raw: RawClient, queue: 
     prepared, idle, failed, gone = new_xid(), new_xid(), new_xid(), new_xid()
     raw.prepared(1, prepared, queue=queue)
     raw.idle(1, idle, queue=queue)
-    raw.ask(1, Start(xid=failed))
-    raw.ask(1, End(xid=failed, fail=True))
+    raw.ask(1, DtxStart(xid=failed))
+    raw.ask(1, DtxEnd(xid=failed, fail=True))
     raw.idle(1, gone, queue=queue)
-    raw.ask(1, Commit(xid=gone, one_phase=True))
+    raw.ask(1, DtxCommit(xid=gone, one_phase=True))
     found = [xid for batch in raw.recover(2) for xid in batch]
     assert {prepared, idle, failed, gone} & set(found) == {prepared}
     for xid in (prepared, idle, failed):
-        raw.ask(2, Rollback(xid=xid))
+        raw.ask(2, DtxRollback(xid=xid))
 
 
 # -- timeouts ---------------------------------------------------------------------------------------------------------
@@ -210,30 +213,30 @@ def test_recover_lists_what_is_in_doubt_and_nothing_else(raw: RawClient, queue: 
 def test_get_timeout_is_the_default_or_what_was_set(raw: RawClient, xid: Xid) -> None:
     """Get-timeout: "If setTimeout was not used ... the default timeout; otherwise, the value used in the previous"."""
     raw.idle(1, xid)
-    assert raw.ask(2, GetTimeout(xid=xid)) == DEFAULT_TIMEOUT
-    raw.ask(2, SetTimeout(xid=xid, timeout=17))
-    assert raw.ask(1, GetTimeout(xid=xid)) == 17
-    raw.ask(1, Rollback(xid=xid))
+    assert raw.ask(2, DtxGetTimeout(xid=xid)) == DEFAULT_TIMEOUT
+    raw.ask(2, DtxSetTimeout(xid=xid, timeout=17))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == 17
+    raw.ask(1, DtxRollback(xid=xid))
 
 
 def test_set_timeout_effective(raw: RawClient, xid: Xid) -> None:
     """Rule effective: "until this method is reinvoked with a different value", over end, suspend and resume."""
-    raw.ask(1, Start(xid=xid))
-    raw.ask(1, SetTimeout(xid=xid, timeout=17))
-    raw.ask(1, End(xid=xid, suspend=True))
-    assert raw.ask(1, GetTimeout(xid=xid)) == 17
-    raw.ask(1, Start(xid=xid, resume=True))
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(1, GetTimeout(xid=xid)) == 17
-    raw.ask(1, SetTimeout(xid=xid, timeout=18))
-    assert raw.ask(1, GetTimeout(xid=xid)) == 18
-    raw.ask(1, Rollback(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=17))
+    raw.ask(1, DtxEnd(xid=xid, suspend=True))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == 17
+    raw.ask(1, DtxStart(xid=xid, resume=True))
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == 17
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=18))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == 18
+    raw.ask(1, DtxRollback(xid=xid))
 
 
 def test_set_timeout_reset(raw: RawClient, xid: Xid) -> None:
     """Rule reset: "A value of zero resets the timeout value to the default value"."""
     raw.idle(1, xid)
-    raw.ask(1, SetTimeout(xid=xid, timeout=17))
-    raw.ask(1, SetTimeout(xid=xid, timeout=0))
-    assert raw.ask(1, GetTimeout(xid=xid)) == DEFAULT_TIMEOUT
-    raw.ask(1, Rollback(xid=xid))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=17))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=0))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == DEFAULT_TIMEOUT
+    raw.ask(1, DtxRollback(xid=xid))

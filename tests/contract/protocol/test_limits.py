@@ -7,7 +7,7 @@ import pika
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Select, Start
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxSelect, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Broker, only_alongside, only_standalone
@@ -45,7 +45,7 @@ def consume(queue: str) -> bytes:
 def test_select_is_refused_on_a_channel_with_another_mode(raw: RawClient, before: Callable[[str], bytes]) -> None:
     raw.send(2, before(""))
     raw.next_method(2)
-    check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
+    check(raw.refusal(2, DtxSelect()), 406, "select on a channel", 101 << 16 | 10)
 
 
 @only_standalone
@@ -57,11 +57,11 @@ def test_what_was_delivered_before_select_can_be_part_of_a_branch(
     wait_until(lambda: broker.count(queue) == 1, what="a message")
     tag = raw.get(2, queue)
     assert tag is not None
-    raw.ask(2, Select())
-    raw.ask(2, Start(xid=xid))
+    raw.ask(2, DtxSelect())
+    raw.ask(2, DtxStart(xid=xid))
     raw.send(2, methods.BasicAck(tag).encode())
-    assert raw.ask(2, End(xid=xid)) is XaFlag.OK
-    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert raw.ask(2, DtxEnd(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     raw.close_channel(2)
     assert bodies(broker, queue) == []
 
@@ -76,7 +76,7 @@ def test_select_is_refused_on_a_channel_with_deliveries(
         wait_until(lambda: broker.count(queue) == 1, what="a message")
     raw.send(2, before(queue))
     raw.next_method(2)
-    check(raw.refusal(2, Select()), 406, "select on a channel", 101 << 16 | 10)
+    check(raw.refusal(2, DtxSelect()), 406, "select on a channel", 101 << 16 | 10)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_a_selected_channel_takes_no_other_mode(raw: RawClient, other: bytes) ->
 @pytest.mark.parametrize("how", ["reply-to", "target"])
 def test_direct_reply_to_cannot_be_part_of_a_branch(raw: RawClient, queue: str, xid: Xid, how: str) -> None:
     """A reply is bound to a connection that may be gone when the branch is committed."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     if how == "target":
         raw.publish(1, "amq.rabbitmq.reply-to.g1h2AA5yZXBseUAx.abc")
     else:
         raw.publish(1, queue, properties=b"".join(pika.BasicProperties(reply_to="amq.rabbitmq.reply-to").encode()))
     check(raw.refused(1), 540, "direct reply-to")
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
 @only_alongside
@@ -115,46 +115,46 @@ def test_deliveries_of_a_stream_cannot_be_part_of_a_branch(
     raw.send(1, methods.BasicConsume(stream.encode(), b"tag", arguments=first).encode())
     raw.read_method(1, methods.BasicConsumeOk.KEY)
     tag = struct.unpack_from(">Q", raw.read_method(1, methods.BasicDeliver.KEY), 8)[0]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     check(raw.refusal_of(1, methods.BasicAck(tag).encode()), 540, "stream", methods.BasicAck.KEY)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     with broker.channel() as channel:
         channel.queue_delete(stream)
 
 
 def test_a_message_has_a_largest_size(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """As the broker's max_message_size: 406, told by the header, before the body comes."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES))
-    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
-    raw.ask(1, Start(xid=xid))
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES + 1))
     check(raw.refused(1), 406, f"larger than configured max size {MESSAGE_BYTES}")
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == []
 
 
 def test_a_branch_has_a_largest_number_of_messages(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
     """Beyond it the branch is rollback-only and the channel is closed with 506."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     for _ in range(MESSAGES):
         raw.publish(1, queue)
-    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-    raw.ask(1, Start(xid=xid, join=True))
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxStart(xid=xid, join=True))
     raw.publish(1, queue)
     check(raw.refused(1), 506, "limits of a branch exceeded")
-    assert raw.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == []
 
 
 def test_a_branch_has_a_largest_number_of_bytes(raw: RawClient, broker: Broker, queue: str, xid: Xid) -> None:
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue, bytes(MESSAGE_BYTES))
     raw.publish(1, queue, bytes(MESSAGE_BYTES - 1024))
     raw.publish(1, queue, bytes(2048))
     check(raw.refused(1), 506, "limits of a branch exceeded")
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert bodies(broker, queue) == []
 
 
@@ -167,7 +167,7 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
     with broker.channel() as channel:
         for number in range(count):
             channel.basic_publish("", queue, str(number).encode())
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     for _ in range(count):
         assert raw.get(1, queue) is not None
     if multiple:
@@ -175,7 +175,7 @@ def test_consumed_messages_count_too_and_are_back_afterwards(
     else:
         raw.send(1, *(methods.BasicAck(tag).encode() for tag in range(1, count + 1)))
     check(raw.refused(1), 506, "limits of a branch exceeded", methods.BasicAck.KEY)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     raw.close_channel(1)
     assert sorted(bodies(broker, queue), key=int) == [str(number).encode() for number in range(count)]
 
@@ -189,25 +189,25 @@ def test_a_delivery_whose_content_was_too_much_to_keep_cannot_be_consumed(
         for _ in range(9):
             channel.basic_publish("", queue, bytes(30 * 1024))
     tags = [raw.get(1, queue) for _ in range(9)]
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     assert tags[0] is not None
     raw.send(1, methods.BasicAck(tags[0]).encode())
-    raw.ask(1, End(xid=xid))
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=xid)) is XaFlag.OK
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid))
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=xid)) is XaFlag.OK
+    raw.ask(1, DtxStart(xid=xid))
     assert tags[8] is not None
     check(raw.refusal_of(1, methods.BasicAck(tags[8]).encode()), 506, "--max-kept-bytes", methods.BasicAck.KEY)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
 def test_an_unknown_delivery_tag_is_refused_as_the_broker_refuses_it(raw: RawClient, queue: str, xid: Xid) -> None:
     """Held deliveries are not there any more: a second ack is a mistake."""
     raw.publish(1, queue)
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
     check(raw.refusal_of(1, methods.BasicAck(99).encode()), 406, "unknown delivery tag 99", methods.BasicAck.KEY)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
 
 
 @pytest.mark.parametrize("multiple", [False, True], ids=["alone", "multiple"])
@@ -223,7 +223,7 @@ def test_a_delivery_is_settled_once(
     assert earlier is not None
     assert later is not None
     if within:
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicAck(later).encode())
     check(
         raw.refusal_of(1, methods.BasicAck(later, multiple).encode()),

@@ -8,18 +8,17 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from dtx.wire.amqp09.calls import (
-    Call,
-    Commit,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Rollback,
-    Select,
-    SetTimeout,
-    Start,
-    encode_call,
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxEnd,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRollback,
+    DtxSelect,
+    DtxSetTimeout,
+    DtxStart,
 )
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -66,18 +65,18 @@ def connected(service: DtxService, user: str, **options: Any) -> RawClient:
 
 # -- branches have owners ---------------------------------------------------------------------------------------------
 
-CALLS: list[Callable[[Xid], Call]] = [
-    lambda xid: Start(xid=xid, join=True),
-    lambda xid: Start(xid=xid, resume=True),
-    lambda xid: End(xid=xid),
-    lambda xid: End(xid=xid, fail=True),
-    lambda xid: Prepare(xid=xid),
-    lambda xid: Commit(xid=xid),
-    lambda xid: Commit(xid=xid, one_phase=True),
-    lambda xid: Rollback(xid=xid),
-    lambda xid: Forget(xid=xid),
-    lambda xid: GetTimeout(xid=xid),
-    lambda xid: SetTimeout(xid=xid, timeout=1),
+CALLS: list[Callable[[Xid], DtxCall]] = [
+    lambda xid: DtxStart(xid=xid, join=True),
+    lambda xid: DtxStart(xid=xid, resume=True),
+    lambda xid: DtxEnd(xid=xid),
+    lambda xid: DtxEnd(xid=xid, fail=True),
+    lambda xid: DtxPrepare(xid=xid),
+    lambda xid: DtxCommit(xid=xid),
+    lambda xid: DtxCommit(xid=xid, one_phase=True),
+    lambda xid: DtxRollback(xid=xid),
+    lambda xid: DtxForget(xid=xid),
+    lambda xid: DtxGetTimeout(xid=xid),
+    lambda xid: DtxSetTimeout(xid=xid, timeout=1),
 ]
 
 
@@ -87,7 +86,7 @@ def test_another_user_can_neither_see_nor_touch_a_branch(
 ) -> None:
     """Rule security: "restricting which users are allowed to control which transactions"."""
     if state == "active":
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         raw.publish(1, queue)
     elif state == "idle":
         raw.idle(1, xid, queue=queue)
@@ -97,11 +96,11 @@ def test_another_user_can_neither_see_nor_touch_a_branch(
         for make in CALLS:
             refusal = stranger.refusal(1, make(xid))
             assert (refusal.code, refusal.text[:16]) == (403, "ACCESS_REFUSED -"), make(xid)
-        assert stranger.refusal(1, Start(xid=xid)).code == 530
+        assert stranger.refusal(1, DtxStart(xid=xid)).code == 530
         assert xid not in [found for batch in stranger.recover(2) for found in batch]
     if state == "active":
-        assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-    outcome = Commit(xid=xid, one_phase=state != "prepared")
+        assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+    outcome = DtxCommit(xid=xid, one_phase=state != "prepared")
     assert raw.ask(2, outcome) is XaFlag.OK
     assert bodies(broker, queue) == [b"one"]
 
@@ -116,21 +115,21 @@ def test_a_coordinator_sees_and_completes_the_branches_of_all(
     raw.idle(1, idle, queue=queue, body=b"idle")
     with connected(service, COORDINATOR) as manager:
         assert {committed, rolled_back} <= {found for batch in manager.recover(2) for found in batch}
-        assert manager.ask(2, Commit(xid=committed)) is XaFlag.OK
-        assert manager.ask(2, Rollback(xid=rolled_back)) is XaFlag.OK
-        assert manager.ask(2, Prepare(xid=idle)) is XaFlag.OK
-        assert manager.ask(2, Commit(xid=idle)) is XaFlag.OK
+        assert manager.ask(2, DtxCommit(xid=committed)) is XaFlag.OK
+        assert manager.ask(2, DtxRollback(xid=rolled_back)) is XaFlag.OK
+        assert manager.ask(2, DtxPrepare(xid=idle)) is XaFlag.OK
+        assert manager.ask(2, DtxCommit(xid=idle)) is XaFlag.OK
     assert sorted(bodies(broker, queue)) == [b"committed", b"idle"]
 
 
 def test_what_is_remembered_of_a_branch_is_for_its_owner(service: DtxService, raw: RawClient, xid: Xid) -> None:
     """The one further rollback that is answered is not used up by a stranger."""
-    raw.ask(1, Start(xid=xid))
-    raw.ask(1, End(xid=xid, fail=True))
-    raw.ask(1, Prepare(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid, fail=True))
+    raw.ask(1, DtxPrepare(xid=xid))
     with connected(service, CLERK) as stranger:
-        assert stranger.refusal(1, Rollback(xid=xid)).code == 404
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.RBROLLBACK
+        assert stranger.refusal(1, DtxRollback(xid=xid)).code == 404
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.RBROLLBACK
 
 
 def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
@@ -138,13 +137,13 @@ def test_how_a_branch_ended_is_for_its_owner_and_coordinators(
 ) -> None:
     """Others hear what they would hear of an xid that never was."""
     raw.prepared(1, xid, queue=queue)
-    assert raw.ask(1, Commit(xid=xid)) is XaFlag.OK
-    assert "completed: committed at 20" in raw.refusal(2, Commit(xid=xid)).text
+    assert raw.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
+    assert "completed: committed at 20" in raw.refusal(2, DtxCommit(xid=xid)).text
     with connected(service, COORDINATOR) as manager:
-        assert "completed: committed at 20" in manager.refusal(2, Commit(xid=xid)).text
+        assert "completed: committed at 20" in manager.refusal(2, DtxCommit(xid=xid)).text
     with connected(service, CLERK) as stranger:
         other = new_xid()
-        said, never_was = (stranger.refusal(2, Commit(xid=which)) for which in (xid, other))
+        said, never_was = (stranger.refusal(2, DtxCommit(xid=which)) for which in (xid, other))
         assert said.code == never_was.code == 404
         assert said.text == never_was.text.replace(str(other), str(xid))
 
@@ -159,7 +158,7 @@ def test_select_needs_the_permissions_that_receipts_need(service: DtxService, us
     with RawClient(service.url(user)) as client:
         client.open(1)
         for _ in range(2):
-            refusal = client.refusal(1, Select())
+            refusal = client.refusal(1, DtxSelect())
             assert (refusal.code, refusal.class_id, refusal.method_id) == (403, 101, 10)
             assert words in refusal.text
 
@@ -178,16 +177,16 @@ def test_a_login_by_token_passes_through_and_cannot_select(
         with RawClient(service.url("bearer", token)) as client:
             client.open(1)
             for _ in range(2):
-                refusal = client.refusal(1, Select())
+                refusal = client.refusal(1, DtxSelect())
                 assert (refusal.code, refusal.class_id, refusal.method_id) == (403, 101, 10)
                 assert "a token" in refusal.text
             raw.prepared(1, xid, queue=queue, body=b"branch")
-            assert client.refusal(1, Commit(xid=xid)).code == 403
+            assert client.refusal(1, DtxCommit(xid=xid)).code == 403
             assert [found for batch in client.recover(1) for found in batch] == []
             client.publish(1, queue, b"passes through")
             client.close_channel(1)
         assert bodies(rabbitmq, queue) == [b"passes through"]
-        assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
     finally:
         rabbitmq.delete_user("bearer")
 
@@ -201,7 +200,7 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
         rabbitmq.api("DELETE", f"/api/permissions/{vhost}/guest")
         with RawClient(service.url(CLERK, vhost=vhost)) as client:
             client.open(1)
-            refusal = client.refusal(1, Select())
+            refusal = client.refusal(1, DtxSelect())
             assert refusal.code == 541
             assert f"dtx cannot work in vhost '{vhost}'" in refusal.text
             assert "530" in refusal.text
@@ -210,9 +209,9 @@ def test_select_says_that_dtx_itself_may_not_use_the_vhost(service: DtxService, 
 
 
 @only_alongside
-@pytest.mark.parametrize("call", [lambda xid: Prepare(xid=xid), lambda xid: Commit(xid=xid, one_phase=True)])
+@pytest.mark.parametrize("call", [lambda xid: DtxPrepare(xid=xid), lambda xid: DtxCommit(xid=xid, one_phase=True)])
 def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
-    service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid, call: Callable[[Xid], Call]
+    service: DtxService, rabbitmq: RabbitNode, queue: str, xid: Xid, call: Callable[[Xid], DtxCall]
 ) -> None:
     """The broker refuses it by closing the channel; the answer comes before that is passed on."""
     user = f"soon without rights {xid.gtrid.hex()}"
@@ -221,15 +220,15 @@ def test_a_refused_receipt_rolls_the_branch_back_and_says_so(
         channel.basic_publish("", queue, b"consumed")
     try:
         with connected(service, user) as client:
-            client.ask(1, Start(xid=xid))
+            client.ask(1, DtxStart(xid=xid))
             client.consume_one(1, queue)
             client.publish(1, queue, b"published")
-            client.ask(1, End(xid=xid))
+            client.ask(1, DtxEnd(xid=xid))
             rabbitmq.set_permissions(user, write="^$")
             assert client.ask(1, call(xid)) is XaFlag.RBROLLBACK
             refusal = client.refused(1)
             assert (refusal.code, refusal.class_id, refusal.method_id) == (403, 60, 40)
-            assert client.ask(2, Rollback(xid=xid)) is XaFlag.RBROLLBACK
+            assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.RBROLLBACK
         assert bodies(rabbitmq, queue) == [b"consumed"]
     finally:
         rabbitmq.delete_user(user)
@@ -274,18 +273,18 @@ def check_refusal(
         with pytest.raises(ChannelClosedByBroker) as raised:
             direct.basic_qos(prefetch_count=1)
     with connected(service, CLERK) as client:
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.publish(1, key, exchange=exchange, properties=b"".join(message.encode()))
-        refusal = client.refusal(1, End(xid=xid))
+        refusal = client.refusal(1, DtxEnd(xid=xid))
         assert refusal.code == code == raised.value.reply_code
         assert refusal.text == raised.value.reply_text
         assert (refusal.class_id, refusal.method_id) == (60, 40)
-        assert client.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+        assert client.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
         # the judge works on: what is allowed is taken
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.publish(1, "ok.topic", exchange="ok-topic")
-        assert client.ask(1, End(xid=xid)) is XaFlag.OK
-        assert client.ask(2, Rollback(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
@@ -297,16 +296,16 @@ def test_one_bad_publish_among_good_ones_dooms_its_own_branch_alone(
         channel.queue_bind(queue, "ok-fanout")
     with connected(service, CLERK) as client:
         client.open(3, select=True)
-        client.ask(1, Start(xid=good))
-        client.ask(3, Start(xid=bad))
+        client.ask(1, DtxStart(xid=good))
+        client.ask(3, DtxStart(xid=bad))
         for number in range(5):
             client.publish(1, f"good {number}", f"good {number}".encode(), exchange="ok-fanout")
             client.publish(3, f"bad {number}", b"bad", exchange="secret" if number == 2 else "ok-fanout")
-        client.send(1, encode_call(End(xid=good)))
-        assert client.refusal(3, End(xid=bad)).code == 403
-        assert client.answer(1, End(xid=good)) is XaFlag.OK
-        assert client.ask(2, Prepare(xid=bad)) is XaFlag.RBROLLBACK
-        assert client.ask(2, Commit(xid=good, one_phase=True)) is XaFlag.OK
+        client.send(1, DtxEnd(xid=good).encode())
+        assert client.refusal(3, DtxEnd(xid=bad)).code == 403
+        assert client.answer(1, DtxEnd(xid=good)) is XaFlag.OK
+        assert client.ask(2, DtxPrepare(xid=bad)) is XaFlag.RBROLLBACK
+        assert client.ask(2, DtxCommit(xid=good, one_phase=True)) is XaFlag.OK
     assert bodies(broker, queue) == [f"good {number}".encode() for number in range(5)]
 
 
@@ -316,11 +315,11 @@ def test_one_s_own_user_id_is_kept_and_cc_reaches_its_queues(
     """Beside a broker dtx's own user publishes at commit; the broker takes the user-id from an impersonator."""
     message = pika.BasicProperties(user_id=CLERK, headers={"CC": [queue]}, expiration="60000", message_id="7")
     with connected(service, CLERK) as client:
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.publish(1, "nobody", properties=b"".join(message.encode()))
-        client.ask(1, End(xid=xid))
-        client.ask(1, Prepare(xid=xid))
-        assert client.ask(1, Commit(xid=xid)) is XaFlag.OK
+        client.ask(1, DtxEnd(xid=xid))
+        client.ask(1, DtxPrepare(xid=xid))
+        assert client.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
     ((body, found, _),) = broker.take_all(queue)
     assert (body, found.user_id, found.expiration, found.message_id) == (b"one", CLERK, "60000", "7")
     assert found.headers["CC"] == [queue]

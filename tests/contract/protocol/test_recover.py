@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from dtx.client import AsyncCoordinator, Coordinator
-from dtx.wire.amqp09.calls import Call, Commit, Forget, GetTimeout, Prepare, Recover, Rollback, Start
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRecover,
+    DtxRollback,
+    DtxStart,
+)
 from dtx.xa.codes import Heuristic, XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Mode, StandaloneBroker
@@ -22,10 +31,10 @@ from tests.support.service import DtxService
 COUNT = 5000
 QUEUE = "of-the-many"
 """Where the branches publish to, where there is a broker."""
-START = Recover(startscan=True, endscan=False)
-NEXT = Recover(startscan=False, endscan=False)
-END = Recover(startscan=False, endscan=True)
-ONCE = Recover(startscan=True, endscan=True)
+START = DtxRecover(startscan=True, endscan=False)
+NEXT = DtxRecover(startscan=False, endscan=False)
+END = DtxRecover(startscan=False, endscan=True)
+ONCE = DtxRecover(startscan=True, endscan=True)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +93,7 @@ def client(seeded: DtxService, many: str) -> Iterator[RawClient]:
         yield raw
 
 
-def batch(client: RawClient, channel: int, call: Call) -> list[Xid]:
+def batch(client: RawClient, channel: int, call: DtxCall) -> list[Xid]:
     """One recover."""
     found = client.ask(channel, call)
     assert isinstance(found, list)
@@ -206,7 +215,7 @@ def test_branches_are_completed_in_the_middle_of_a_scan(
     done = [*listed[:5], *listed[-5:]]
     found = batch(client, 1, START)
     for number, xid in enumerate(done):
-        outcome = Commit(xid=xid) if number % 2 else Rollback(xid=xid)
+        outcome = DtxCommit(xid=xid) if number % 2 else DtxRollback(xid=xid)
         assert client.ask(1 + number % 2, outcome) is XaFlag.OK
     while page := batch(client, 1, NEXT):
         found += page
@@ -239,16 +248,21 @@ def test_a_heuristic_outcome_is_told_until_it_is_forgotten(
     with RawClient(seeded.url()) as client:
         client.open(1, select=True)
         assert xid in everything(client)
-        calls: list[Call] = [Commit(xid=xid), Rollback(xid=xid), Commit(xid=xid, one_phase=True), Rollback(xid=xid)]
+        calls: list[DtxCall] = [
+            DtxCommit(xid=xid),
+            DtxRollback(xid=xid),
+            DtxCommit(xid=xid, one_phase=True),
+            DtxRollback(xid=xid),
+        ]
         for call in calls:
             assert client.ask(1, call) is flag
-        assert client.refusal(1, Prepare(xid=xid)).code == 503
-        assert client.refusal(1, Start(xid=xid)).code == 530
-        assert client.refusal(1, Start(xid=xid, join=True)).code == 503
-        client.ask(1, GetTimeout(xid=xid))
-        assert client.ask(1, Forget(xid=xid)) is None
+        assert client.refusal(1, DtxPrepare(xid=xid)).code == 503
+        assert client.refusal(1, DtxStart(xid=xid)).code == 530
+        assert client.refusal(1, DtxStart(xid=xid, join=True)).code == 503
+        client.ask(1, DtxGetTimeout(xid=xid))
+        assert client.ask(1, DtxForget(xid=xid)) is None
         assert xid not in everything(client)
-        calls = [Forget(xid=xid), Commit(xid=xid), Rollback(xid=xid)]
+        calls = [DtxForget(xid=xid), DtxCommit(xid=xid), DtxRollback(xid=xid)]
         for call in calls:
             refusal = client.refusal(1, call)
             assert refusal.code == 404

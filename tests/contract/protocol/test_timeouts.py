@@ -2,7 +2,16 @@
 
 import pytest
 
-from dtx.wire.amqp09.calls import Call, Commit, End, GetTimeout, Prepare, Rollback, SetTimeout, Start
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxEnd,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRollback,
+    DtxSetTimeout,
+    DtxStart,
+)
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.contract.conftest import DEFAULT_TIMEOUT, MAX_TIMEOUT
@@ -28,25 +37,25 @@ def test_a_branch_that_took_too_long_says_so_once(service: DtxService, raw: RawC
     active, prepared, one_phase, rolled_back, joined = (new_xid() for _ in range(5))
     for xid in (prepared, one_phase, rolled_back, joined):
         raw.idle(1, xid, queue=queue)
-        raw.ask(1, SetTimeout(xid=xid, timeout=1))
-    raw.ask(1, Start(xid=active))
-    raw.ask(2, SetTimeout(xid=active, timeout=1))
+        raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
+    raw.ask(1, DtxStart(xid=active))
+    raw.ask(2, DtxSetTimeout(xid=active, timeout=1))
     await_timeout(service, active, prepared, one_phase, rolled_back, joined)
 
-    assert raw.ask(1, End(xid=active)) is XaFlag.RBTIMEOUT
-    assert raw.ask(2, Prepare(xid=active)) is XaFlag.RBTIMEOUT
-    assert raw.ask(2, Prepare(xid=prepared)) is XaFlag.RBTIMEOUT
-    assert raw.ask(2, Commit(xid=one_phase, one_phase=True)) is XaFlag.RBTIMEOUT
+    assert raw.ask(1, DtxEnd(xid=active)) is XaFlag.RBTIMEOUT
+    assert raw.ask(2, DtxPrepare(xid=active)) is XaFlag.RBTIMEOUT
+    assert raw.ask(2, DtxPrepare(xid=prepared)) is XaFlag.RBTIMEOUT
+    assert raw.ask(2, DtxCommit(xid=one_phase, one_phase=True)) is XaFlag.RBTIMEOUT
     # "one further rollback answers the same code"
     for xid in (active, prepared, one_phase):
-        assert raw.ask(2, Rollback(xid=xid)) is XaFlag.RBTIMEOUT
-        assert raw.refusal(2, Rollback(xid=xid)).code == 404
-    assert raw.refusal(3, Commit(xid=rolled_back)).code == 503
-    assert raw.ask(2, Rollback(xid=rolled_back)) is XaFlag.RBTIMEOUT
-    assert raw.refusal(2, Rollback(xid=rolled_back)).code == 404
-    assert raw.ask(1, Start(xid=joined, join=True)) is XaFlag.RBROLLBACK
-    assert raw.refusal(3, Start(xid=joined)).code == 530
-    assert raw.ask(2, Rollback(xid=joined)) is XaFlag.RBTIMEOUT
+        assert raw.ask(2, DtxRollback(xid=xid)) is XaFlag.RBTIMEOUT
+        assert raw.refusal(2, DtxRollback(xid=xid)).code == 404
+    assert raw.refusal(3, DtxCommit(xid=rolled_back)).code == 503
+    assert raw.ask(2, DtxRollback(xid=rolled_back)) is XaFlag.RBTIMEOUT
+    assert raw.refusal(2, DtxRollback(xid=rolled_back)).code == 404
+    assert raw.ask(1, DtxStart(xid=joined, join=True)) is XaFlag.RBROLLBACK
+    assert raw.refusal(3, DtxStart(xid=joined)).code == 530
+    assert raw.ask(2, DtxRollback(xid=joined)) is XaFlag.RBTIMEOUT
 
 
 def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
@@ -54,25 +63,25 @@ def test_what_was_consumed_is_back_as_soon_as_the_branch_has_timed_out(
 ) -> None:
     """Rollback: "any consumed messages are re-enqueued"; nobody needs to ask for it."""
     raw.publish(1, queue, b"wanted elsewhere")
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.consume_one(1, queue)
-    raw.ask(1, SetTimeout(xid=xid, timeout=1))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
     await_timeout(service, xid)
     wait_until(lambda: broker.count(queue) == 1, what="the message's return")
     raw.publish(1, queue, b"too late")  # the branch is lost already, and this with it
-    assert raw.ask(1, End(xid=xid)) is XaFlag.RBTIMEOUT
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.RBTIMEOUT
     raw.close_channel(1)
     assert bodies(broker, queue) == [b"wanted elsewhere"]
 
 
 def test_suspended_work_that_took_too_long_is_told_at_resume(service: DtxService, raw: RawClient, xid: Xid) -> None:
     """Start-ok knows xa-ok and xa-rbrollback alone."""
-    raw.ask(1, Start(xid=xid))
-    raw.ask(1, End(xid=xid, suspend=True))
-    raw.ask(1, SetTimeout(xid=xid, timeout=1))
+    raw.ask(1, DtxStart(xid=xid))
+    raw.ask(1, DtxEnd(xid=xid, suspend=True))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
     await_timeout(service, xid)
-    assert raw.ask(1, Start(xid=xid, resume=True)) is XaFlag.RBROLLBACK
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.RBTIMEOUT
+    assert raw.ask(1, DtxStart(xid=xid, resume=True)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.RBTIMEOUT
 
 
 def test_a_prepared_branch_never_times_out(
@@ -81,16 +90,16 @@ def test_a_prepared_branch_never_times_out(
     """Obligation2, and no "completed by a timeout": neither by one set before prepare, nor by one after."""
     before, after = new_xid(), new_xid()
     raw.idle(1, before, queue=queue)
-    raw.ask(1, SetTimeout(xid=before, timeout=1))
-    assert raw.ask(1, Prepare(xid=before)) is XaFlag.OK
+    raw.ask(1, DtxSetTimeout(xid=before, timeout=1))
+    assert raw.ask(1, DtxPrepare(xid=before)) is XaFlag.OK
     raw.prepared(1, after, queue=queue)
-    raw.ask(1, SetTimeout(xid=after, timeout=1))
-    assert raw.ask(1, GetTimeout(xid=after)) == 1
+    raw.ask(1, DtxSetTimeout(xid=after, timeout=1))
+    assert raw.ask(1, DtxGetTimeout(xid=after)) == 1
     raw.idle(1, xid)
-    raw.ask(1, SetTimeout(xid=xid, timeout=2))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=2))
     await_timeout(service, xid)
-    assert raw.ask(2, Commit(xid=before)) is XaFlag.OK
-    assert raw.ask(2, Commit(xid=after)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=before)) is XaFlag.OK
+    assert raw.ask(2, DtxCommit(xid=after)) is XaFlag.OK
     assert bodies(broker, queue) == [b"one", b"one"]
 
 
@@ -100,20 +109,20 @@ def test_a_prepared_branch_never_times_out(
 def test_the_ceiling_is_what_is_told(raw: RawClient, xid: Xid, seconds: int, effective: int) -> None:
     """Get-timeout: "the value used in the previous setTimeout call"; above the ceiling the ceiling was used."""
     raw.idle(1, xid)
-    raw.ask(1, SetTimeout(xid=xid, timeout=seconds))
-    assert raw.ask(1, GetTimeout(xid=xid)) == effective
-    raw.ask(1, SetTimeout(xid=xid, timeout=0xFFFFFFFF))
-    assert raw.ask(1, GetTimeout(xid=xid)) == MAX_TIMEOUT
-    raw.ask(1, Rollback(xid=xid))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=seconds))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == effective
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=0xFFFFFFFF))
+    assert raw.ask(1, DtxGetTimeout(xid=xid)) == MAX_TIMEOUT
+    raw.ask(1, DtxRollback(xid=xid))
 
 
 def test_a_longer_timeout_saves_a_branch(service: DtxService, raw: RawClient, queue: str, xid: Xid) -> None:
     """Rule effective: "Once set, this timeout value is effective until this method is reinvoked"."""
     raw.idle(1, xid, queue=queue)
-    raw.ask(1, SetTimeout(xid=xid, timeout=1))
-    raw.ask(1, SetTimeout(xid=xid, timeout=30))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=1))
+    raw.ask(1, DtxSetTimeout(xid=xid, timeout=30))
     control = raw.idle(1, new_xid())
-    raw.ask(1, SetTimeout(xid=control, timeout=2))
+    raw.ask(1, DtxSetTimeout(xid=control, timeout=2))
     await_timeout(service, control)
-    calls: list[Call] = [Prepare(xid=xid), Rollback(xid=xid)]
+    calls: list[DtxCall] = [DtxPrepare(xid=xid), DtxRollback(xid=xid)]
     assert [raw.ask(2, call) for call in calls] == [XaFlag.OK, XaFlag.OK]

@@ -5,8 +5,8 @@ import struct
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import GetTimeout, Prepare, Rollback, Start
 from dtx.wire.amqp09.frames import header_frame, method_frame
+from dtx.wire.amqp09.methods import DtxGetTimeout, DtxPrepare, DtxRollback, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.broker import Mode, only_standalone
@@ -62,7 +62,7 @@ def test_endscan_is_a_long(raw: RawClient, queue: str, xid: Xid) -> None:
     # an octet with two bits, as if endscan were one, is a truncated recover
     refusal = raw.refusal_of(2, method(105, 50, b"\x00\x00" + b"\x03"))
     assert (refusal.code, refusal.class_id, refusal.method_id) == (502, 105, 50)
-    raw.ask(2, Rollback(xid=xid))
+    raw.ask(2, DtxRollback(xid=xid))
 
 
 def test_recover_ok_is_a_table_with_one_long_string(raw: RawClient, queue: str) -> None:
@@ -77,7 +77,7 @@ def test_recover_ok_is_a_table_with_one_long_string(raw: RawClient, queue: str) 
     for xid in (first, second):
         wire = xid.to_wire()
         assert bytes((len(wire),)) + wire in answer
-        raw.ask(2, Rollback(xid=xid))
+        raw.ask(2, DtxRollback(xid=xid))
 
 
 WIRE = struct.pack(">IBB", 1, 2, 2) + b"gtbq"
@@ -149,12 +149,12 @@ def test_what_was_sent_behind_a_refused_call_is_discarded(raw: RawClient, queue:
         methods.BasicGet(queue.encode()).encode(),
     )
     assert refusal.code == 404
-    assert raw.refusal(2, GetTimeout(xid=xid)).code == 404
+    assert raw.refusal(2, DtxGetTimeout(xid=xid)).code == 404
 
 
 def test_a_content_of_another_class_ends_the_connection(raw: RawClient, queue: str, xid: Xid) -> None:
     """4.2.6.1: "The class-id MUST match the method frame class id". The text has 501 for it; RabbitMQ answers 505."""
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.send(1, methods.BasicPublish(b"", queue.encode()).encode())
     raw.send_frames(header_frame(1, 70, 0, b"\x00\x00"))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
@@ -178,7 +178,7 @@ def test_a_method_within_a_content_ends_the_connection(
 ) -> None:
     """2.3.5.2: "The content body frames of one channel are not intermixed with its methods"."""
     if within:
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
     raw.send_frames(methods.BasicPublish(b"", queue.encode()).frame(1) + header + method_frame(1, payload))
     with pytest.raises(ConnectionEnded, match="505 UNEXPECTED_FRAME"):
         raw.next_method(1)
@@ -204,7 +204,7 @@ def test_both_sides_close_the_channel_at_once(raw: RawClient, xid: Xid) -> None:
     if methods.ChannelClose.HEAD in seen:
         raw.send(1, methods.ChannelCloseOk().encode())
     raw.open(1, select=True)
-    raw.ask(1, Start(xid=xid))
-    assert raw.ask(2, GetTimeout(xid=xid)) == 60
+    raw.ask(1, DtxStart(xid=xid))
+    assert raw.ask(2, DtxGetTimeout(xid=xid)) == 60
     raw.close_channel(1)
-    assert raw.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from dtx.wire.amqp09 import handshake, methods, properties, tables
-from dtx.wire.amqp09.calls import Start, encode_call
+from dtx.wire.amqp09.methods import DtxStart
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import amqp10, corpus, server, server10
 from tests.evidence.fuzz.conversations import broker_of_its_own, conversation
@@ -41,7 +41,7 @@ def seeds(name: str) -> list[bytes]:
         case "xid":
             return [_XID.to_wire(), str(_XID).encode()]
         case "call":
-            return [b"\x00" + encode_call(Start(xid=_XID))]
+            return [b"\x00" + DtxStart(xid=_XID).encode()]
         case "sasl":
             login = tables.entry(b"LOGIN", b"S", b"guest") + tables.entry(b"PASSWORD", b"S", b"guest")
             return [server.START_OK[7:-1], handshake.plain(b"guest", b"guest"), login]

@@ -4,22 +4,21 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 
+from dtx.client import pika_methods
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.calls import (
-    Call,
-    DtxMethod,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    Select,
-    SetTimeout,
-    Start,
-    encode_call,
-)
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxEnd,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRecover,
+    DtxRollback,
+    DtxSelect,
+    DtxSetTimeout,
+    DtxStart,
+)
 from dtx.xa.xid import Xid
 from tests.support.peer import message
 
@@ -55,24 +54,24 @@ def conversation(rng: random.Random, queue: bytes) -> list[bytes]:
         methods.BasicConsume(b"", b"tag-1").frame(1),
     ]
     work = [
-        method_frame(2, encode_call(Select())),
+        DtxSelect().frame(2),
         *[message(2, queue, b"%d" % number) for number in range(5)],
         methods.BasicGet(queue).frame(2),
         methods.BasicConsume(queue, b"tag-2").frame(2),
         message(2, queue, b"outside"),
-        method_frame(2, encode_call(Start(xid=xid))),
+        DtxStart(xid=xid).frame(2),
         rich,
         methods.BasicAck(1).frame(2),
         message(2, queue, rng.randbytes(9000), size=4096),
-        method_frame(2, encode_call(End(xid=xid))),
-        method_frame(2, encode_call(GetTimeout(xid=xid))),
-        method_frame(2, encode_call(SetTimeout(xid=xid, timeout=30))),
-        method_frame(2, encode_call(Rollback(xid=xid))),
-        method_frame(2, encode_call(Start(xid=other))),
+        DtxEnd(xid=xid).frame(2),
+        DtxGetTimeout(xid=xid).frame(2),
+        DtxSetTimeout(xid=xid, timeout=30).frame(2),
+        DtxRollback(xid=xid).frame(2),
+        DtxStart(xid=other).frame(2),
         methods.BasicReject(2).frame(2),
         methods.BasicAck(0, multiple=True).frame(2),
-        method_frame(2, encode_call(End(xid=other, suspend=True))),
-        method_frame(2, encode_call(End(xid=other))),
+        DtxEnd(xid=other, suspend=True).frame(2),
+        DtxEnd(xid=other).frame(2),
         *coordination(rng, other),
         method_frame(2, methods.BasicRecover.HEAD + b"\x01"),
     ]
@@ -150,13 +149,13 @@ def broker_of_its_own(rng: random.Random, queue: bytes) -> list[bytes]:
 
 def coordination(rng: random.Random, xid: Xid) -> Sequence[bytes]:
     """The end of a branch, always rolled back: the queue must stay as it is."""
-    calls: list[Call] = [
-        Prepare(xid=xid),
-        Recover(startscan=True, endscan=rng.random() < 0.5),
-        Forget(xid=xid),
-        Rollback(xid=xid),
+    calls: list[DtxCall] = [
+        DtxPrepare(xid=xid),
+        DtxRecover(startscan=True, endscan=rng.random() < 0.5),
+        DtxForget(xid=xid),
+        DtxRollback(xid=xid),
     ]
-    return [method_frame(rng.choice((1, 2)), encode_call(call)) for call in calls]
+    return [call.frame(rng.choice((1, 2))) for call in calls]
 
 
 def flip(rng: random.Random, frames: list[bytes]) -> list[bytes]:
@@ -210,7 +209,9 @@ def change_channel(rng: random.Random, frames: list[bytes]) -> list[bytes]:
 
 def insert_call(rng: random.Random, frames: list[bytes]) -> list[bytes]:
     """A method of one of the dtx classes with any arguments, anywhere."""
-    key = rng.choice((*DtxMethod, 101 << 16 | rng.randrange(65536), 105 << 16 | rng.randrange(65536)))
+    key = rng.choice(
+        (*sorted(pika_methods.METHODS), 101 << 16 | rng.randrange(65536), 105 << 16 | rng.randrange(65536))
+    )
     call = method_frame(rng.choice((1, 2)), key.to_bytes(4, "big") + rng.randbytes(rng.randrange(40)))
     position = rng.randrange(len(frames))
     return [*frames[:position], call, *frames[position:]]

@@ -15,12 +15,12 @@ from dtx.client import pika_methods
 from dtx.log.changes import BindingRow, DestinationKind
 from dtx.store.postgres import matching
 from dtx.store.postgres.arguments import QueueArguments, check_equivalent, queue_arguments
-from dtx.wire.amqp09 import content, handshake, methods, properties, tables
-from dtx.wire.amqp09.calls import DtxMethod, decode_call, encode_call
+from dtx.wire.amqp09 import content, handshake, methods, properties, recovery, tables
 from dtx.wire.amqp09.closes import connection_close, describe
 from dtx.wire.amqp09.codec import Fact
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import Frame, FrameSplitter
+from dtx.wire.amqp09.methods import decode_call
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
@@ -134,7 +134,7 @@ def xid(data: bytes) -> None:
         assert Xid.parse(str(parsed)) == parsed == Xid.from_wire(parsed.to_wire())
 
 
-_CALLS: Final = tuple(DtxMethod)
+_CALLS: Final = sorted(pika_methods.METHODS)
 
 
 def call(data: bytes) -> None:
@@ -143,7 +143,7 @@ def call(data: bytes) -> None:
     payload = _CALLS[chosen % len(_CALLS)].to_bytes(4, "big") + rest if chosen else rest.ljust(4, b"\x00")
     with nothing_but(ReplyCode.SYNTAX_ERROR, ReplyCode.COMMAND_INVALID, ReplyCode.NOT_IMPLEMENTED):
         read = decode_call(payload)
-        assert decode_call(encode_call(read)) == read
+        assert decode_call(read.encode()) == read
     method = pika_methods.METHODS.get(int.from_bytes(payload[:4], "big"))
     if method is not None:
         with nothing_but(*_MALFORMED):
@@ -159,7 +159,8 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     methods.is_query,
     methods.ticket,
     handshake.advertise,
-    pika_methods.split_xids,
+    recovery.split_xids,
+    recovery.read_xids,
     *(lambda data, made=made: made().decode(data) for made in preview.METHODS.values()),
 )
 

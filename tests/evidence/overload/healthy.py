@@ -7,7 +7,19 @@ from multiprocessing.connection import Connection
 from typing import Final, Self
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Call, Commit, DtxMethod, End, Prepare, Select, Start, encode_call
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxEndOk,
+    DtxPrepare,
+    DtxPrepareOk,
+    DtxSelect,
+    DtxSelectOk,
+    DtxStart,
+    DtxStartOk,
+)
 from dtx.xa.xid import Xid
 from tests.evidence.overload.members import BODY, new_xid
 from tests.support.peer import logged_in, message
@@ -15,10 +27,10 @@ from tests.support.peer import logged_in, message
 QUEUE: Final = b"overload-healthy"
 BESIDE: Final = b"overload-beside"
 ANSWERS: Final = {
-    "start": DtxMethod.START_OK,
-    "end": DtxMethod.END_OK,
-    "prepare": DtxMethod.PREPARE_OK,
-    "commit": DtxMethod.COMMIT_OK,
+    "start": DtxStartOk.KEY,
+    "end": DtxEndOk.KEY,
+    "prepare": DtxPrepareOk.KEY,
+    "commit": DtxCommitOk.KEY,
 }
 REQUESTS: Final = tuple(ANSWERS)
 _PAUSE: Final = 0.01
@@ -37,9 +49,9 @@ class Waits:
     requests: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in REQUESTS})
 
 
-def calls(xid: Xid) -> tuple[Call, ...]:
+def calls(xid: Xid) -> tuple[DtxCall, ...]:
     """What is asked in a branch, in order; the publish comes before end."""
-    return Start(xid=xid), End(xid=xid), Prepare(xid=xid), Commit(xid=xid, one_phase=False)
+    return DtxStart(xid=xid), DtxEnd(xid=xid), DtxPrepare(xid=xid), DtxCommit(xid=xid, one_phase=False)
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -51,8 +63,8 @@ def percentile(values: list[float], percent: float) -> float:
 def _run(pipe: Connection, url: str) -> None:
     with logged_in(url) as peer:
         peer.socket.settimeout(120)
-        peer.say(1, encode_call(Select()))
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.say(1, DtxSelect().encode())
+        peer.wait(DtxSelectOk.KEY)
         pipe.send(None)
         waits = Waits()
         while True:
@@ -61,7 +73,7 @@ def _run(pipe: Connection, url: str) -> None:
             for name, call in zip(REQUESTS, calls(xid), strict=True):
                 if name == "end":
                     peer.send(message(1, QUEUE, BODY))
-                peer.say(1, encode_call(call))
+                peer.say(1, call.encode())
                 peer.wait(ANSWERS[name])
                 now = time.perf_counter()
                 waits.requests[name].append(now - last)

@@ -13,8 +13,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import METHOD, method_frame
+from dtx.wire.amqp09.methods import (
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxEndOk,
+    DtxPrepare,
+    DtxPrepareOk,
+    DtxSelect,
+    DtxSelectOk,
+    DtxStart,
+    DtxStartOk,
+)
 from dtx.xa.xid import Xid
 from tests.evidence.overload.links import Left, Link, Server
 from tests.support.peer import HEADER_0_9_1, message
@@ -84,18 +95,18 @@ async def idle(place: Place) -> None:
 async def select(place: Place) -> Link:
     """A connection whose channel has selected dtx."""
     link = await place.link(HEARTBEAT)
-    await link.ask(encode_call(Select()), DtxMethod.SELECT_OK)
+    await link.ask(DtxSelect().encode(), DtxSelectOk.KEY)
     return link
 
 
 async def branch(link: Link, work: Callable[[], Awaitable[None]]) -> None:
     """A whole branch in two phases, each answer waited for."""
     xid = new_xid()
-    await link.ask(encode_call(Start(xid=xid)), DtxMethod.START_OK)
+    await link.ask(DtxStart(xid=xid).encode(), DtxStartOk.KEY)
     await work()
-    await link.ask(encode_call(End(xid=xid)), DtxMethod.END_OK)
-    await link.ask(encode_call(Prepare(xid=xid)), DtxMethod.PREPARE_OK)
-    await link.ask(encode_call(Commit(xid=xid, one_phase=False)), DtxMethod.COMMIT_OK)
+    await link.ask(DtxEnd(xid=xid).encode(), DtxEndOk.KEY)
+    await link.ask(DtxPrepare(xid=xid).encode(), DtxPrepareOk.KEY)
+    await link.ask(DtxCommit(xid=xid, one_phase=False).encode(), DtxCommitOk.KEY)
 
 
 async def active(place: Place) -> None:
@@ -173,10 +184,10 @@ async def deserter(place: Place) -> None:
         with suppress(Left, OSError):
             link = await select(place)
             xid = new_xid()
-            await link.ask(encode_call(Start(xid=xid)), DtxMethod.START_OK)
+            await link.ask(DtxStart(xid=xid).encode(), DtxStartOk.KEY)
             link.transport.write(message(1, queue_of(place.number), BODY))
             if place.dice.random() < 0.5:
-                await link.ask(encode_call(End(xid=xid)), DtxMethod.END_OK)
+                await link.ask(DtxEnd(xid=xid).encode(), DtxEndOk.KEY)
             else:
                 link.transport.write(bytes((METHOD, 0, 1, 0, 0, 1)))
             link.vanish()

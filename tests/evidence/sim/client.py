@@ -4,12 +4,28 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from dtx.client.pika_methods import split_xids
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.calls import DtxMethod, GetTimeout, Recover, SetTimeout, encode_call
 from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame
+from dtx.wire.amqp09.methods import (
+    DtxCommit,
+    DtxEnd,
+    DtxForget,
+    DtxForgetOk,
+    DtxGetTimeout,
+    DtxGetTimeoutOk,
+    DtxPrepare,
+    DtxRecover,
+    DtxRecoverOk,
+    DtxRollback,
+    DtxSelect,
+    DtxSelectOk,
+    DtxSetTimeout,
+    DtxSetTimeoutOk,
+    DtxStart,
+)
+from dtx.wire.amqp09.recovery import split_xids
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.evidence.sim.instance import PORT
@@ -87,7 +103,7 @@ class Client:
         async with asyncio.timeout(PATIENCE):
             self._channel = await OwnChannel(self._connection).open()
         if select:
-            await self.ask(int(DtxMethod.SELECT).to_bytes(4, "big"), DtxMethod.SELECT_OK)
+            await self.ask(int(DtxSelect.KEY).to_bytes(4, "big"), DtxSelectOk.KEY)
 
     @property
     def is_open(self) -> bool:
@@ -123,47 +139,47 @@ class Client:
 
     async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
         """dtx-demarcation.start."""
-        return await self._flag(DtxMethod.START, xid, bytes((join | resume << 1,)))
+        return await self._flag(DtxStart.KEY, xid, bytes((join | resume << 1,)))
 
     async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
         """dtx-demarcation.end."""
-        return await self._flag(DtxMethod.END, xid, bytes((fail | suspend << 1,)))
+        return await self._flag(DtxEnd.KEY, xid, bytes((fail | suspend << 1,)))
 
     async def prepare(self, xid: Xid) -> XaFlag:
         """dtx-coordination.prepare."""
-        return await self._flag(DtxMethod.PREPARE, xid)
+        return await self._flag(DtxPrepare.KEY, xid)
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
         """dtx-coordination.commit."""
-        return await self._flag(DtxMethod.COMMIT, xid, bytes((one_phase,)))
+        return await self._flag(DtxCommit.KEY, xid, bytes((one_phase,)))
 
     async def rollback(self, xid: Xid) -> XaFlag:
         """dtx-coordination.rollback."""
-        return await self._flag(DtxMethod.ROLLBACK, xid)
+        return await self._flag(DtxRollback.KEY, xid)
 
     async def forget(self, xid: Xid) -> None:
         """dtx-coordination.forget."""
-        payload = int(DtxMethod.FORGET).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire())
-        await self.ask(payload, DtxMethod.FORGET_OK)
+        payload = DtxForget.HEAD + b"\0\0" + tables.put_long(xid.to_wire())
+        await self.ask(payload, DtxForgetOk.KEY)
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
         """dtx-coordination.set-timeout."""
-        await self.ask(encode_call(SetTimeout(xid=xid, timeout=seconds)), DtxMethod.SET_TIMEOUT_OK)
+        await self.ask(DtxSetTimeout(xid=xid, timeout=seconds).encode(), DtxSetTimeoutOk.KEY)
 
     async def get_timeout(self, xid: Xid) -> int:
         """dtx-coordination.get-timeout, seconds."""
-        _, answer, _ = await self.ask(encode_call(GetTimeout(xid=xid)), DtxMethod.GET_TIMEOUT_OK)
+        _, answer, _ = await self.ask(DtxGetTimeout(xid=xid).encode(), DtxGetTimeoutOk.KEY)
         return int.from_bytes(answer[4:8], "big")
 
-    async def _flag(self, method: DtxMethod, xid: Xid, rest: bytes = b"") -> XaFlag:
-        payload = int(method).to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
-        _, answer, _ = await self.ask(payload, method + 1)
+    async def _flag(self, key: int, xid: Xid, rest: bytes = b"") -> XaFlag:
+        payload = key.to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
+        _, answer, _ = await self.ask(payload, key + 1)
         return XaFlag(int.from_bytes(answer[4:6], "big"))
 
     async def recover(self, *, start: bool = True, end: bool = True) -> list[Xid]:
         """dtx-coordination.recover: a batch of a scan, by default of one that this call starts and ends."""
-        call = encode_call(Recover(startscan=start, endscan=end))
-        _, answer, _ = await self.ask(call, DtxMethod.RECOVER_OK)
+        call = DtxRecover(startscan=start, endscan=end).encode()
+        _, answer, _ = await self.ask(call, DtxRecoverOk.KEY)
         assert not self._frame_max or len(answer) + OVERHEAD <= self._frame_max, f"a frame of {len(answer)} octets"
         table, _ = tables.long_string(answer, 4)
         (xids,) = (entry.value for entry in tables.entries(table))

@@ -12,7 +12,7 @@ from dtx.manager.upkeep import Upkeep
 from dtx.server import demarcation
 from dtx.server.coordination import Coordination
 from dtx.server.demarcation import Demarcation
-from dtx.wire.amqp09 import calls
+from dtx.wire.amqp09 import methods
 from dtx.xa import branch
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Answer, Association, ChannelLost, Happened, Operation, end_operation
@@ -42,7 +42,7 @@ def _no_snapshot() -> Sequence[Change]:
     """A scan goes on in a list that has changed since it began."""
     recover = Coordination._recover
 
-    async def fresh(self: Coordination, call: calls.Recover, who: Who, frame_max: int) -> bytes:
+    async def fresh(self: Coordination, call: methods.DtxRecover, who: Who, frame_max: int) -> bytes:
         if self.scan is not None and not call.startscan:
             self.scan._snapshot = await self._manager.in_doubt(who)
         return await recover(self, call, who, frame_max)
@@ -102,9 +102,9 @@ def _resumed_in_name() -> Sequence[Change]:
     """What is done behind a resume is no work of the branch."""
     run = Demarcation._run
 
-    def absent(self: Demarcation, call: calls.Start | calls.End, who: Who) -> bytes | None:
+    def absent(self: Demarcation, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         frame = run(self, call, who)
-        if isinstance(call, calls.Start) and call.resume:
+        if isinstance(call, methods.DtxStart) and call.resume:
             self.branch = None
         return frame
 
@@ -115,12 +115,12 @@ def _suspended_in_name() -> Sequence[Change]:
     """What is done while the branch is suspended is its work, too."""
     run = Demarcation._run
 
-    def present(self: Demarcation, call: calls.Start | calls.End, who: Who) -> bytes | None:
+    def present(self: Demarcation, call: methods.DtxStart | methods.DtxEnd, who: Who) -> bytes | None:
         worked_for = self.branch
-        if isinstance(call, calls.Start):
+        if isinstance(call, methods.DtxStart):
             self.branch = None
         frame = run(self, call, who)
-        if isinstance(call, calls.End) and call.suspend:
+        if isinstance(call, methods.DtxEnd) and call.suspend:
             self.branch = worked_for
         return frame
 

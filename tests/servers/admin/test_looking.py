@@ -8,7 +8,7 @@ from pika.exceptions import ConnectionClosedByBroker
 
 from dtx.client import XaFlag, XAResource, Xid
 from dtx.log.operator_tables import Role
-from dtx.wire.amqp09.calls import Recover
+from dtx.wire.amqp09.methods import DtxRecover
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
 from tests.support.crash import Scene, StandaloneStage, work
@@ -114,12 +114,12 @@ def test_an_open_scan_is_seen_until_it_is_ended(alone: StandaloneStage) -> None:
             prepare(xa, xid)
         with RawClient(alone.service.url(), frame_max=4096) as client:
             client.open(1)
-            handed_out = client.ask(1, Recover(startscan=True, endscan=False))
+            handed_out = client.ask(1, DtxRecover(startscan=True, endscan=False))
             assert isinstance(handed_out, list)
             (scan,) = pages(viewer.get, "/api/scans", "scans")
             assert (scan["channel"], scan["user"], scan["vhost"]) == (1, "guest", "/")
             assert scan["left"] == len(xids) - len(handed_out) > 0
-            client.ask(1, Recover(startscan=False, endscan=True))
+            client.ask(1, DtxRecover(startscan=False, endscan=True))
             assert pages(viewer.get, "/api/scans", "scans") == []
 
 

@@ -8,8 +8,7 @@ from pika.exceptions import AMQPConnectionError
 
 from dtx.client import XAER_RMFAIL, Coordinator, XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxStart, DtxStartOk
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.support.client import bodies, connected, new_xid
@@ -72,10 +71,10 @@ def test_nothing_is_said_behind_the_end_of_a_connection(
         client.open(1, select=True)
         network.stall("down")
         sent = network.bytes["up"]
-        start, end = (method_frame(1, encode_call(call)) for call in (Start(xid=xid), End(xid=xid)))
+        start, end = (call.frame(1) for call in (DtxStart(xid=xid), DtxEnd(xid=xid)))
         client.send_frames(start + publish_frames(1, "any") + end)
         network.wait_for_bytes("up", sent + len(methods.BasicPublish(b"", b"any").encode()))
-        client.read_method(1, DtxMethod.START_OK)
+        client.read_method(1, DtxStartOk.KEY)
         network.cut()
         with pytest.raises(ConnectionEnded, match="320 "):
             client.read()

@@ -6,8 +6,8 @@ import pytest
 
 from dtx.client import XaFlag
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import End, GetTimeout, Rollback, Start, encode_call
 from dtx.wire.amqp09.frames import HEADER, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxGetTimeout, DtxRollback, DtxStart
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
 from tests.support.crash import PERSISTENT, Stage
@@ -45,16 +45,16 @@ def client(stage: Stage, *channels: int) -> RawClient:
 def fits(observer: RawClient, size: int) -> bool:
     """Whether a branch may hold a message of that size now; it is rolled back."""
     xid = new_xid()
-    observer.ask(1, Start(xid=xid))
+    observer.ask(1, DtxStart(xid=xid))
     method, header = methods.BasicPublish(b"", b"out").encode(), header_frame(1, _BASIC, size, b"\x00\x00")
     body = body_frames(1, bytes(size), observer.frame_max)
     observer.send_frames(b"".join((method_frame(1, method), header, *body)))
-    observer.send(1, encode_call(End(xid=xid)))
+    observer.send(1, DtxEnd(xid=xid).encode())
     taken = observer.next_method(1)[:4] != methods.ChannelClose.HEAD
     if not taken:
         observer.send(1, methods.ChannelCloseOk().encode())
         observer.open(1, select=True)
-    observer.ask(1, Rollback(xid=xid))
+    observer.ask(1, DtxRollback(xid=xid))
     return taken
 
 
@@ -83,11 +83,11 @@ def test_a_delivery_that_is_complete_counts_once(stage: Stage) -> None:
     stage.fill("in", bytes(LARGE))
     with client(stage, 1) as observer, client(stage, 1) as consumer:
         xid = new_xid()
-        consumer.ask(1, Start(xid=xid))
+        consumer.ask(1, DtxStart(xid=xid))
         consumer.consume_one(1, "in")
-        assert consumer.ask(1, End(xid=xid)) is XaFlag.OK
+        assert consumer.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         assert room(observer, HELD - LARGE - PROPERTIES)()
-        assert consumer.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert consumer.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
         assert room(observer, HELD)()
     stage.wait_for_count("in", 1)
     assert stage.bodies("in") == [bytes(LARGE)]
@@ -104,21 +104,21 @@ def test_what_is_published_in_a_branch_that_is_lost_is_not_kept(stage: Stage) ->
             frames = body_frames(channel, bytes(size - 1), publisher.frame_max)
             method = methods.BasicPublish(b"", b"out").frame(channel)
             publisher.send_frames(b"".join((method, header_frame(channel, _BASIC, size, b"\x00\x00"), *frames)))
-        publisher.ask(1, GetTimeout(xid=xid))  # answered behind all of that
+        publisher.ask(1, DtxGetTimeout(xid=xid))  # answered behind all of that
         assert resident(stage.service.pid) - before < 60 * MIB
         for channel in channels:
             publisher.send_frames(b"".join(body_frames(channel, b"x", publisher.frame_max)))
-            assert publisher.ask(channel, End(xid=xid)) is XaFlag.RBROLLBACK
-        publisher.ask(1, Rollback(xid=xid))
+            assert publisher.ask(channel, DtxEnd(xid=xid)) is XaFlag.RBROLLBACK
+        publisher.ask(1, DtxRollback(xid=xid))
     assert stage.bodies("out") == []
 
 
 def doomed(publisher: RawClient, channels: tuple[int, ...]) -> Xid:
     """A branch that can only be rolled back, with which *channels* are associated; channel 1 was, too."""
     xid = new_xid()
-    publisher.ask(1, Start(xid=xid))
+    publisher.ask(1, DtxStart(xid=xid))
     for channel in channels:
-        publisher.ask(channel, Start(xid=xid, join=True))
+        publisher.ask(channel, DtxStart(xid=xid, join=True))
     header = header_frame(1, _BASIC, HELD + 1, b"\x00\x00")
     publisher.send_frames(methods.BasicPublish(b"", b"out").frame(1) + header)
     assert publisher.refused(1).code == 506

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtx.client import XaFlag, Xid
-from dtx.wire.amqp09.calls import End, Rollback, Start
+from dtx.wire.amqp09.methods import DtxEnd, DtxRollback, DtxStart
 from dtx.wire.amqp10.performatives import Role
 from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
 from tests.conftest import ServiceFactory
@@ -31,9 +31,9 @@ def leave_a_branch(service: DtxService, queue: str, xid: Xid) -> None:
     """A client of AMQP 0-9 consumes in a branch, and goes."""
     with RawClient(service.url()) as leaver:
         leaver.open(1, select=True)
-        leaver.ask(1, Start(xid=xid))
+        leaver.ask(1, DtxStart(xid=xid))
         leaver.consume_one(1, queue)
-        assert leaver.ask(1, End(xid=xid)) is XaFlag.OK
+        assert leaver.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
 
 
 def leave_a_transaction(service: DtxService, queue: str, xid: Xid) -> None:
@@ -72,6 +72,6 @@ def test_whoever_leaves_branches_behind_has_as_many_connections_as_others(
         manager.open(1)
         for _ in range(3):
             assert not let_in()
-        assert manager.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert manager.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
         wait_until(let_in, what="room for another client")
     assert bodies(rabbitmq, queue) == [b"one"]

@@ -10,8 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_UNSETTLED
-from dtx.wire.amqp09 import calls, methods, tables
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry
@@ -83,17 +82,17 @@ def settled(peer: Peer, queue: bytes) -> int:
 
 
 def select(peer: Peer, channel: int = 1) -> None:
-    ask(peer, calls.encode_call(calls.Select()), DtxMethod.SELECT_OK, channel)
+    ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY, channel)
 
 
 def start(peer: Peer) -> Xid:
     xid = new_xid()
-    ask(peer, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)), DtxMethod.START_OK)
+    ask(peer, methods.DtxStart(xid=xid, join=False, resume=False).encode(), methods.DtxStartOk.KEY)
     return xid
 
 
 def end(peer: Peer, xid: Xid) -> None:
-    ask(peer, calls.encode_call(calls.End(xid=xid, fail=False, suspend=False)), DtxMethod.END_OK)
+    ask(peer, methods.DtxEnd(xid=xid, fail=False, suspend=False).encode(), methods.DtxEndOk.KEY)
 
 
 def publish_largest(peer: Peer, queue: bytes) -> None:
@@ -142,7 +141,7 @@ def test_a_body_comes_in_very_many_frames(peer: Peer, queue: bytes, how: str, pa
 def test_frames_that_wait_behind_a_call_are_little_work_together(peer: Peer, queue: bytes) -> None:
     """A select takes its time; what waits behind it is done afterwards."""
     one = message(1, queue, b"")
-    peer.send(method_frame(1, calls.encode_call(calls.Select())), one * (MANY // 2))
+    peer.send(methods.DtxSelect().frame(1), one * (MANY // 2))
     ask(peer, methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
 
 
@@ -156,7 +155,7 @@ def test_messages_of_a_branch_have_as_many_headers_as_may_be(peer: Peer, queue: 
     properties = build({Property.HEADERS: headers})
     peer.send((methods.BasicPublish(b"", queue).frame(1) + header_frame(1, 60, 0, properties)) * 20)
     end(peer, xid)
-    ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=True)), DtxMethod.COMMIT_OK)
+    ask(peer, methods.DtxCommit(xid=xid, one_phase=True).encode(), methods.DtxCommitOk.KEY)
 
 
 @pytest.mark.parametrize("end_of_it", ["commit", "rollback"])
@@ -170,7 +169,7 @@ def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, q
     xid = start(peer)
     peer.say(1, methods.BasicAck(0, multiple=True).encode())
     end(peer, xid)
-    ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
+    ask(peer, methods.DtxPrepare(xid=xid).encode(), methods.DtxPrepareOk.KEY)
     conclude(peer, xid, end_of_it)
 
 
@@ -179,9 +178,9 @@ def test_a_branch_consumes_messages_with_as_many_headers_as_may_be(peer: Peer, q
 
 def conclude(peer: Peer, xid: Xid, how: str) -> None:
     if how in ("commit", "one-phase"):
-        ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=how == "one-phase")), DtxMethod.COMMIT_OK)
+        ask(peer, methods.DtxCommit(xid=xid, one_phase=how == "one-phase").encode(), methods.DtxCommitOk.KEY)
     else:
-        ask(peer, calls.encode_call(calls.Rollback(xid=xid)), DtxMethod.ROLLBACK_OK)
+        ask(peer, methods.DtxRollback(xid=xid).encode(), methods.DtxRollbackOk.KEY)
 
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "one-phase"])
@@ -202,7 +201,7 @@ def test_the_largest_branch_ends(peer: Peer, request: pytest.FixtureRequest, kin
         peer.say(1, methods.BasicNack(0, multiple=True, requeue=False).encode())
     end(peer, xid)
     if how in ("commit", "rollback"):
-        ask(peer, calls.encode_call(calls.Prepare(xid=xid)), DtxMethod.PREPARE_OK)
+        ask(peer, methods.DtxPrepare(xid=xid).encode(), methods.DtxPrepareOk.KEY)
     conclude(peer, xid, how)
     left = {"publish": ("commit", "one-phase"), "consume": ("rollback",), "reject": ("rollback",)}
     wanted = BRANCH_MESSAGES if how in left[kind] else 0
@@ -280,7 +279,7 @@ def test_a_channel_has_as_many_unsettled_deliveries_as_may_be(peer: Peer, overfu
         assert settled(peer, overfull) == 0
     ask(peer, CLOSE, methods.ChannelCloseOk.KEY)
     peer.open(1)
-    ask(peer, calls.encode_call(calls.Rollback(xid=xid)), DtxMethod.ROLLBACK_OK)
+    ask(peer, methods.DtxRollback(xid=xid).encode(), methods.DtxRollbackOk.KEY)
     wanted = 1 if how == "ack" else MAX_UNSETTLED
     wait_until(lambda: settled(peer, overfull) == wanted, seconds=PATIENCE, what=f"{wanted} messages")
 
@@ -318,8 +317,8 @@ def test_a_client_has_as_many_channels_as_may_be(peer: Peer, mode: str, how: str
     peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
     take(peer, len(numbers), methods.ChannelOpenOk.KEY)
     if mode == "selected":
-        peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
-        take(peer, len(numbers), DtxMethod.SELECT_OK)
+        peer.send(*(methods.DtxSelect().frame(number) for number in numbers))
+        take(peer, len(numbers), methods.DtxSelectOk.KEY)
     if how == "close":
         peer.send(*(method_frame(number, CLOSE) for number in numbers))
         take(peer, len(numbers), methods.ChannelCloseOk.KEY)

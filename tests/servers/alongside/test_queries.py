@@ -11,8 +11,8 @@ import pytest
 from dtx.client.pika_methods import Method
 from dtx.server.alongside import queries
 from dtx.wire.amqp09 import methods, tables
-from dtx.wire.amqp09.calls import DtxMethod, End, Select, Start, encode_call
 from dtx.wire.amqp09.frames import Protocol, method_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxSelectOk, DtxStart
 from tests.conftest import ServiceFactory
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message
@@ -223,8 +223,8 @@ BOTH_CHANNELS = pytest.mark.parametrize("selected", [False, True], ids=["a chann
 def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected: bool, query: bytes) -> None:
     """ticket: "A valid ticket should be provided", on-failure "access-refused"."""
     if selected:
-        peer.say(1, encode_call(Select()))
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.say(1, DtxSelect().encode())
+        peer.wait(DtxSelectOk.KEY)
     close = refusal(peer, query)
     assert (close.reply_code, close.failed) == (403, int.from_bytes(query[:4], "big"))
     assert b"with ticket 1, which this channel was not given" in close.reply_text
@@ -235,9 +235,9 @@ def test_a_ticket_that_the_channel_was_not_given_is_refused(peer: Peer, selected
 def test_the_ticket_of_access_request_will_do(peer: Peer, selected: bool, first: bool) -> None:
     """Asked for before the channel is selected, or after."""
     request = methods.AccessRequest.HEAD + b"\x05realm\x1f"
-    selects = [encode_call(Select())] if selected else []
+    selects = [DtxSelect().encode()] if selected else []
     peer.say(1, *([request, *selects] if first else [*selects, request]))
-    answers = {DtxMethod.SELECT_OK, methods.AccessRequestOk.KEY} if selected else {methods.AccessRequestOk.KEY}
+    answers = {DtxSelectOk.KEY, methods.AccessRequestOk.KEY} if selected else {methods.AccessRequestOk.KEY}
     for _ in range(len(answers)):
         answers.remove(peer.wait(*answers).key)
     peer.say(1, *QUERIES)
@@ -262,8 +262,8 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
         peer.log_in()
         peer.open(number)
         if selected:
-            peer.say(number, encode_call(Select()))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(number, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
         peer.say(number, ask, declare, flow, ask, flow, delete, ask, binding_query(name.decode()), declare, ask, delete)
         answers: list[object] = []
         while len(answers) < 11:
@@ -289,13 +289,13 @@ def test_a_query_has_its_place_between_other_methods(service: DtxService, select
 def test_a_query_may_come_within_a_branch_and_between_messages(peer: Peer, there: Names) -> None:
     """It is no work of the branch, and what is published before and behind it is."""
     xid = new_xid()
-    peer.say(1, encode_call(Select()), encode_call(Start(xid=xid)))
+    peer.say(1, DtxSelect().encode(), DtxStart(xid=xid).encode())
     peer.send(message(1, there.queue.encode(), b"one"))
     peer.say(1, exchange_query(there.exchange))
     peer.send(message(1, there.queue.encode(), b"two"))
-    peer.say(1, encode_call(End(xid=xid, fail=True)))
+    peer.say(1, DtxEnd(xid=xid, fail=True).encode())
     assert read_description(peer).kind == b"headers"
-    peer.wait(DtxMethod.END_OK)
+    peer.wait(DtxEndOk.KEY)
 
 
 def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: Names) -> None:
@@ -309,8 +309,8 @@ def test_a_query_behind_a_method_that_fails_is_not_answered(peer: Peer, there: N
 def test_a_client_may_close_its_channel_behind_a_query(peer: Peer, there: Names, selected: bool) -> None:
     """It waits no longer for the answer, and nothing is sent on a closed channel: the broker would drop the rest."""
     if selected:
-        peer.say(1, encode_call(Select()))
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.say(1, DtxSelect().encode())
+        peer.wait(DtxSelectOk.KEY)
     peer.say(1, exchange_query(there.exchange), methods.ChannelClose(200, b"").encode())
     while (frame := peer.frame()) is not None and frame.key != methods.ChannelCloseOk.KEY:
         assert frame.key == methods.ExchangeBindOk.KEY
@@ -417,7 +417,7 @@ def test_a_flush_is_answered_when_all_has_been_done(peer: Peer, rabbitmq: Rabbit
 
 def test_a_selected_channel_counts_each_command_once(peer: Peer, there: Names) -> None:
     """Those too that wait for what went before them: a message, then a get."""
-    peer.say(1, encode_call(Select()))
+    peer.say(1, DtxSelect().encode())
     peer.send(message(1, there.other.encode(), b"one"))
     get = methods.BasicGet(there.other.encode()).encode()
     peer.say(1, get)

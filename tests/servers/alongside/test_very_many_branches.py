@@ -7,9 +7,7 @@ import pytest
 from dtx.client import Xid
 from dtx.log.operator_tables import Role
 from dtx.log.operators import OperatorLog
-from dtx.wire.amqp09 import calls, methods
-from dtx.wire.amqp09.calls import DtxMethod
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods
 from tests.support.operator import Operator
 from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
@@ -43,16 +41,16 @@ def test_a_client_leaves_very_many_branches_of_very_many_channels(service: Watch
             numbers = range(first, first + 100)
             peer.send(*(methods.ChannelOpen().frame(number) for number in numbers))
             take(peer, len(numbers), methods.ChannelOpenOk.KEY)
-            peer.send(*(method_frame(number, calls.encode_call(calls.Select())) for number in numbers))
-            take(peer, len(numbers), DtxMethod.SELECT_OK)
+            peer.send(*(methods.DtxSelect().frame(number) for number in numbers))
+            take(peer, len(numbers), methods.DtxSelectOk.KEY)
             for number in numbers:
                 for count in range(EACH):
                     xid = Xid(7, b"%d" % number, b"%d" % count)
                     peer.send(
-                        method_frame(number, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)))
-                        + method_frame(number, calls.encode_call(calls.End(xid=xid, fail=False, suspend=True)))
+                        methods.DtxStart(xid=xid, join=False, resume=False).frame(number)
+                        + methods.DtxEnd(xid=xid, fail=False, suspend=True).frame(number)
                     )
-            take(peer, EACH * len(numbers), DtxMethod.END_OK)
+            take(peer, EACH * len(numbers), methods.DtxEndOk.KEY)
         with not_held(service):
             (connection,) = operator.get("/api/connections")["connections"]
             assert connection["suspended"] == CHANNELS * EACH

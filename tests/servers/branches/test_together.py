@@ -11,8 +11,8 @@ import pytest
 
 from dtx.client import XaFlag, XAResource, Xid
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import body_frames, header_frame
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxSetTimeout, DtxStart
 from tests.servers.branches.conftest import MakeScene
 from tests.support.broker import Mode, only_alongside
 from tests.support.client import new_xid
@@ -51,7 +51,7 @@ def client(stage: Scene) -> Iterator[Make]:
 def fits(client: RawClient, size: int) -> bool:
     """Whether a branch may hold a message of that size now; it is rolled back."""
     xid = new_xid()
-    client.ask(1, Start(xid=xid))
+    client.ask(1, DtxStart(xid=xid))
     client.publish(1, "out", bytes(size))
     client.send(
         1, methods.QueueDeclare(b"out", passive=True).encode()
@@ -59,12 +59,12 @@ def fits(client: RawClient, size: int) -> bool:
     payload = client.next_method(1)
     taken = payload[:4] == struct.pack(">I", methods.QueueDeclareOk.KEY)
     if taken:
-        client.ask(1, End(xid=xid))
+        client.ask(1, DtxEnd(xid=xid))
     else:
         client.unread(1, payload)
         refusal = client.refused(1)
         assert (refusal.code, "--max-held-bytes" in refusal.text) == (506, True), refusal
-    client.ask(1, Rollback(xid=xid))
+    client.ask(1, DtxRollback(xid=xid))
     return taken
 
 
@@ -74,20 +74,20 @@ def test_memory_for_the_messages_of_all_branches_has_a_limit(stage: Scene, clien
     first, second, third = client(), client(), client()
     large, refused, small = new_xid(), new_xid(), new_xid()
     first.idle(1, large, queue="out", body=bytes(HELD - 4096))
-    second.ask(1, Start(xid=refused))
+    second.ask(1, DtxStart(xid=refused))
     second.publish(1, "out", bytes(8192))
     refusal = second.refused(1)
     assert (refusal.code, refusal.class_id, refusal.method_id) == (506, 60, 40)
     assert "--max-held-bytes" in refusal.text
     assert "rolled back" in refusal.text
     third.prepared(1, small, queue="out", body=b"small")
-    assert third.ask(1, Commit(xid=small)) is XaFlag.OK
+    assert third.ask(1, DtxCommit(xid=small)) is XaFlag.OK
     third.publish(1, "out", b"outside")
-    assert second.ask(1, Prepare(xid=refused)) is XaFlag.RBROLLBACK
-    assert first.ask(1, Prepare(xid=large)) is XaFlag.OK  # what has voted is in the log: it counts no more
+    assert second.ask(1, DtxPrepare(xid=refused)) is XaFlag.RBROLLBACK
+    assert first.ask(1, DtxPrepare(xid=large)) is XaFlag.OK  # what has voted is in the log: it counts no more
     again = second.prepared(1, new_xid(), queue="out", body=bytes(HELD - 4096))
-    assert second.ask(1, Rollback(xid=again)) is XaFlag.OK
-    assert first.ask(1, Rollback(xid=large)) is XaFlag.OK
+    assert second.ask(1, DtxRollback(xid=again)) is XaFlag.OK
+    assert first.ask(1, DtxRollback(xid=large)) is XaFlag.OK
     stage.wait_for_count("out", 2)
     assert sorted(stage.bodies("out")) == [b"outside", b"small"]
 
@@ -103,16 +103,16 @@ def test_deliveries_that_are_not_settled_count_as_well(stage: Stage, client: Mak
     tag = second.get(1, "in")
     assert tag is not None
     doomed = new_xid()
-    second.ask(1, Start(xid=doomed))
+    second.ask(1, DtxStart(xid=doomed))
     refusal = second.refusal_of(1, methods.BasicAck(tag).encode())
     assert refusal.code == 506
     assert "--max-held-bytes" in refusal.text
-    assert second.ask(1, Rollback(xid=doomed)) is XaFlag.OK
-    assert first.ask(1, Rollback(xid=xid)) is XaFlag.OK
-    second.ask(1, Start(xid=doomed))
+    assert second.ask(1, DtxRollback(xid=doomed)) is XaFlag.OK
+    assert first.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
+    second.ask(1, DtxStart(xid=doomed))
     second.consume_one(1, "in")
-    second.ask(1, End(xid=doomed))
-    assert second.ask(1, Commit(xid=doomed, one_phase=True)) is XaFlag.OK
+    second.ask(1, DtxEnd(xid=doomed))
+    assert second.ask(1, DtxCommit(xid=doomed, one_phase=True)) is XaFlag.OK
     assert stage.bodies("in") == []
 
 
@@ -127,11 +127,11 @@ def test_a_delivery_that_was_kept_is_not_counted_twice(stage: Stage, client: Mak
     assert tag is not None
     other = first.idle(1, new_xid(), queue="out", body=bytes(HELD - 4000))
     xid = new_xid()
-    second.ask(1, Start(xid=xid))
+    second.ask(1, DtxStart(xid=xid))
     second.send(1, methods.BasicAck(tag).encode())
-    assert second.ask(1, End(xid=xid)) is XaFlag.OK
+    assert second.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
     for each in (xid, other):
-        assert second.ask(1, Rollback(xid=each)) is XaFlag.OK
+        assert second.ask(1, DtxRollback(xid=each)) is XaFlag.OK
     stage.wait_for_count("in", 1)
     assert stage.bodies("in") == [bytes(3000)]
 
@@ -142,20 +142,20 @@ def test_there_is_a_largest_number_of_branches(stage: Scene, client: Make) -> No
     first, second = client(), client()
     xids = [first.idle(1, new_xid(), queue="out", body=b"%d" % number) for number in range(BRANCHES)]
     for _ in range(2):
-        refusal = second.refusal(1, Start(xid=new_xid()))
+        refusal = second.refusal(1, DtxStart(xid=new_xid()))
         assert (refusal.code, refusal.class_id, refusal.method_id) == (506, 101, 20)
         assert f"{BRANCHES} branches are open or in doubt" in refusal.text
-    assert first.ask(1, Start(xid=xids[0], join=True)) is XaFlag.OK
-    assert first.ask(1, End(xid=xids[0])) is XaFlag.OK
-    assert first.ask(1, Prepare(xid=xids[0])) is XaFlag.OK
-    assert second.refusal(1, Start(xid=new_xid())).code == 506
-    assert first.ask(1, Rollback(xid=xids[1])) is XaFlag.OK
+    assert first.ask(1, DtxStart(xid=xids[0], join=True)) is XaFlag.OK
+    assert first.ask(1, DtxEnd(xid=xids[0])) is XaFlag.OK
+    assert first.ask(1, DtxPrepare(xid=xids[0])) is XaFlag.OK
+    assert second.refusal(1, DtxStart(xid=new_xid())).code == 506
+    assert first.ask(1, DtxRollback(xid=xids[1])) is XaFlag.OK
     second.idle(1, xids[1], queue="out", body=b"1 again")
-    assert second.refusal(1, Start(xid=new_xid())).code == 506
-    assert second.ask(1, Commit(xid=xids[0])) is XaFlag.OK
+    assert second.refusal(1, DtxStart(xid=new_xid())).code == 506
+    assert second.ask(1, DtxCommit(xid=xids[0])) is XaFlag.OK
     xids.append(second.idle(1, new_xid(), queue="out", body=b"4"))
     for xid in xids[1:]:
-        assert second.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+        assert second.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     assert sorted(stage.bodies("out")) == [b"0", b"1 again", b"2", b"3", b"4"]
 
 
@@ -225,18 +225,18 @@ class Load:
     def rolled_back(self, xid: Xid) -> bool:
         """Roll *xid* back, unless dtx has not heard yet that its client is dead."""
         client = self.alive[0]
-        client.send(1, encode_call(Rollback(xid=xid)))
+        client.send(1, DtxRollback(xid=xid).encode())
         payload = client.next_method(1)
         client.unread(1, payload)
         if payload[:4] == struct.pack(">I", methods.ChannelClose.KEY):
             assert client.refused(1).code == 503
             return False
-        return client.answer(1, Rollback(xid=xid)) in (XaFlag.OK, XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT)
+        return client.answer(1, DtxRollback(xid=xid)) in (XaFlag.OK, XaFlag.RBROLLBACK, XaFlag.RBTIMEOUT)
 
     def begin(self, client: RawClient) -> Xid:
         """A branch that publishes and consumes."""
         xid = new_xid()
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.publish(1, "out", bytes(self._random.randrange(4096)))
         client.consume_one(1, "in")
         return xid
@@ -244,7 +244,7 @@ class Load:
     def ended(self, client: RawClient) -> Xid:
         """The same, ended."""
         xid = self.begin(client)
-        assert client.ask(1, End(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
         return xid
 
     def any(self) -> RawClient:
@@ -253,25 +253,25 @@ class Load:
 
     def completed(self) -> None:
         xid = self.ended(client := self.any())
-        assert client.ask(1, Prepare(xid=xid)) is XaFlag.OK
-        assert client.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
 
     def one_phase(self) -> None:
         self._stage.fill("in", b"one more")
         xid = self.ended(client := self.any())
-        assert client.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+        assert client.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
 
     def failed(self) -> None:
         xid = self.begin(client := self.any())
-        assert client.ask(1, End(xid=xid, fail=True)) is XaFlag.RBROLLBACK
-        assert client.ask(1, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+        assert client.ask(1, DtxEnd(xid=xid, fail=True)) is XaFlag.RBROLLBACK
+        assert client.ask(1, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
         self.left.append(xid)
 
     def timed_out(self) -> None:
         xid = self.begin(client := self.any())
-        client.ask(1, SetTimeout(xid=xid, timeout=1))
+        client.ask(1, DtxSetTimeout(xid=xid, timeout=1))
         self._stage.wait_for(lambda: self._stage.history(xid) == ["timed-out"], "the time-out")
-        assert client.ask(1, End(xid=xid)) is XaFlag.RBTIMEOUT
+        assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.RBTIMEOUT
         self.left.append(xid)
 
     def dies_active(self) -> None:

@@ -6,7 +6,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dtx.wire.amqp09.calls import End, Prepare, Rollback, Start
+from dtx.wire.amqp09.methods import DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.xa.codes import XaFlag
 from tests.support.client import new_xid
 from tests.support.dialogue import Dialogue, Got, unique
@@ -101,16 +101,16 @@ def test_a_message_that_a_prepared_branch_holds_expires_when_it_is_back(service:
         table = {"x-message-ttl": 3000, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
         talk.channel.queue_declare(queue, durable=True, arguments=table)
         raw.open(1, select=True)
-        raw.ask(1, Start(xid=xid))
+        raw.ask(1, DtxStart(xid=xid))
         talk.publish(queue, "held", "late", delivery_mode=2)
         raw.consume_one(1, queue)
-        assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-        assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
         service.restart()
     with Dialogue(service.url()) as talk, RawClient(service.url()) as raw:
         raw.open(1, select=True)
         assert [got.body for got in talk.receive("dead")] == ["late"]
         assert (talk.count(queue), talk.count("dead")) == (0, 0)
-        assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+        assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
         (got,) = talk.receive("dead")
         assert (got.body, got.deaths[0]["reason"], got.deaths[0]["count"]) == ("held", "expired", 1)

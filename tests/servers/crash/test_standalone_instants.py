@@ -11,7 +11,7 @@ import pytest
 
 from dtx.auth.editing import AccountEditor
 from dtx.client import XAER_DUPID, XAER_NOTA, XAER_RMERR, Coordinator, XaFlag, XAResource, Xid
-from dtx.wire.amqp09.calls import Call, Commit, End, Prepare, Rollback, Start, encode_call
+from dtx.wire.amqp09.methods import DtxCall, DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.wire.amqp09.properties import Property, build
 from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
@@ -89,14 +89,14 @@ class Case:
         return self.source, self.target
 
     @property
-    def call(self) -> Call:
+    def call(self) -> DtxCall:
         match self.act:
             case Act.PREPARE_TO_COMMIT | Act.PREPARE_TO_ROLL_BACK:
-                return Prepare(xid=self.xid)
+                return DtxPrepare(xid=self.xid)
             case Act.ROLL_BACK:
-                return Rollback(xid=self.xid)
+                return DtxRollback(xid=self.xid)
             case _:
-                return Commit(xid=self.xid, one_phase=self.act is Act.ONE_PHASE)
+                return DtxCommit(xid=self.xid, one_phase=self.act is Act.ONE_PHASE)
 
     @property
     def rolls_back(self) -> bool:
@@ -165,21 +165,21 @@ def begin(client: RawClient, case: Case) -> None:
         client.send(number, TX_SELECT)
         client.read_method(number)
     else:
-        client.ask(number, Start(xid=case.xid))
+        client.ask(number, DtxStart(xid=case.xid))
     if case.publishes:
         for body in (b"a", b"b"):
             client.publish(number, case.target, body, properties=DURABLE_MESSAGE)
     if case.consumes:
         client.consume_one(number, case.source)
     if case.act is not Act.TX_COMMIT:
-        assert client.ask(number, End(xid=case.xid)) is XaFlag.OK
+        assert client.ask(number, DtxEnd(xid=case.xid)) is XaFlag.OK
     if case.act in (Act.COMMIT, Act.ROLL_BACK):
-        assert client.ask(number, Prepare(xid=case.xid)) is XaFlag.OK
+        assert client.ask(number, DtxPrepare(xid=case.xid)) is XaFlag.OK
 
 
 def ask(client: RawClient, case: Case) -> None:
     """The act, without waiting for the answer."""
-    client.send(case.number, TX_COMMIT if case.act is Act.TX_COMMIT else encode_call(case.call))
+    client.send(case.number, TX_COMMIT if case.act is Act.TX_COMMIT else case.call.encode())
 
 
 def hear(client: RawClient, case: Case) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dtx.client import Coordinator, XaFlag
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, Prepare, Recover, Start, encode_call
+from dtx.wire.amqp09.methods import DtxCommit, DtxPrepare, DtxRecover, DtxStart
 from tests.support.client import connected, new_xid, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.postgres import PostgresServer
@@ -60,10 +60,10 @@ def test_a_predecessor_that_wakes_up_answers_nothing_that_its_successor_has_deci
         idle = client.idle(2, new_xid(), queue="q", body=b"not prepared")
         active.pause()
         client.publish(1, "q", b"too late", properties=b"\x10\x00\x02")
-        client.send(2, encode_call(Prepare(xid=idle)))
-        client.send(3, encode_call(Start(xid=new_xid())))
-        client.send(4, encode_call(Commit(xid=decided, one_phase=False)))
-        client.send(5, encode_call(Recover(startscan=True, endscan=True)))
+        client.send(2, DtxPrepare(xid=idle).encode())
+        client.send(3, DtxStart(xid=new_xid()).encode())
+        client.send(4, DtxCommit(xid=decided, one_phase=False).encode())
+        client.send(5, DtxRecover(startscan=True, endscan=True).encode())
         standby.wait_ready()
         with connected(standby.url()) as connection, Coordinator(connection) as coordinator:
             assert list(coordinator.recover()) == [decided]

@@ -13,8 +13,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import header_frame, method_frame
+from dtx.wire.amqp09.methods import DtxPrepare, DtxRecover, DtxRecoverOk, DtxSelect, DtxSelectOk
 from tests.servers.amqp10.raw import Raw
 from tests.servers.amqp10.test_connections import closed
 from tests.servers.hostile.conftest import StartService
@@ -24,7 +24,7 @@ from tests.support.peer import NO_PROPERTIES, Peer, logged_in, message
 from tests.support.processes import resident, wait_until
 from tests.support.service import DtxService
 
-SELECT = method_frame(1, DtxMethod.SELECT.to_bytes(4, "big"))
+SELECT = method_frame(1, DtxSelect().encode())
 PUBLISH = methods.BasicPublish(b"", b"nowhere").frame(1)
 
 
@@ -72,8 +72,8 @@ MALFORMED: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "channel opened twice": (methods.ChannelOpen().frame(1), (504,)),
     "close-ok without a close": (frame(1, 78, methods.ChannelCloseOk().encode()), (504,)),
     "channel.open on channel 0": (frame(1, 0, methods.ChannelOpen().encode()), (503, 504)),
-    "dtx select on channel 0": (frame(1, 0, DtxMethod.SELECT.to_bytes(4, "big")), (503,)),
-    "dtx recover on channel 0": (frame(1, 0, DtxMethod.RECOVER.to_bytes(4, "big") + bytes(7)), (503,)),
+    "dtx select on channel 0": (frame(1, 0, DtxSelect().encode()), (503,)),
+    "dtx recover on channel 0": (frame(1, 0, DtxRecover.HEAD + bytes(7)), (503,)),
     "body on channel 0": (frame(3, 0, b"abc"), (503, 505)),
     "tune-ok once more": (frame(1, 0, struct.pack(">IHIH", methods.ConnectionTuneOk.KEY, 0, 0, 0)), (503,)),
     "open once more": (frame(1, 0, methods.ConnectionOpen.HEAD + b"\x01/\x00\x00"), (503,)),
@@ -90,7 +90,7 @@ def test_malformed_input_closes_the_connection_with_a_reason(
     with logged_in(service.url()) as peer:
         if selected:
             peer.send(SELECT)
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.wait(DtxSelectOk.KEY)
         peer.send(data)
         end = peer.end()
         assert end is not None, "the socket was closed without a word"
@@ -112,22 +112,22 @@ def test_what_the_broker_lets_pass_without_a_word_harms_nobody(
     with logged_in(service.url()) as peer:
         if selected:
             peer.send(SELECT)
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.wait(DtxSelectOk.KEY)
         peer.send(data)
 
 
 BAD_CALLS = {
     "unknown method of class 101": (b"\x00\x65\x00\x63", 540),
     "unknown method of class 105": (b"\x00\x69\x27\x0f", 540),
-    "an answer": (DtxMethod.SELECT_OK.to_bytes(4, "big"), 503),
-    "another answer": (DtxMethod.RECOVER_OK.to_bytes(4, "big") + bytes(4), 503),
-    "prepare without xid": (DtxMethod.PREPARE.to_bytes(4, "big"), 502),
-    "prepare with half an xid": (DtxMethod.PREPARE.to_bytes(4, "big") + b"\0\0\0\0\0\x09\0\0\0\1\x04\x04abc", 502),
-    "xid longer than its frame": (DtxMethod.PREPARE.to_bytes(4, "big") + b"\0\0\xff\xff\xff\xff", 502),
-    "gtrid of 65": (DtxMethod.PREPARE.to_bytes(4, "big") + b"\0\0\0\0\0\x47\0\0\0\1\x41\0" + bytes(65), 502),
-    "empty gtrid": (DtxMethod.PREPARE.to_bytes(4, "big") + b"\0\0\0\0\0\x06\0\0\0\1\0\0", 502),
-    "short recover": (DtxMethod.RECOVER.to_bytes(4, "big") + bytes(3), 502),
-    "select with arguments": (DtxMethod.SELECT.to_bytes(4, "big") + b"x", 502),
+    "an answer": (DtxSelectOk().encode(), 503),
+    "another answer": (DtxRecoverOk.HEAD + bytes(4), 503),
+    "prepare without xid": (DtxPrepare.HEAD, 502),
+    "prepare with half an xid": (DtxPrepare.HEAD + b"\0\0\0\0\0\x09\0\0\0\1\x04\x04abc", 502),
+    "xid longer than its frame": (DtxPrepare.HEAD + b"\0\0\xff\xff\xff\xff", 502),
+    "gtrid of 65": (DtxPrepare.HEAD + b"\0\0\0\0\0\x47\0\0\0\1\x41\0" + bytes(65), 502),
+    "empty gtrid": (DtxPrepare.HEAD + b"\0\0\0\0\0\x06\0\0\0\1\0\0", 502),
+    "short recover": (DtxRecover.HEAD + bytes(3), 502),
+    "select with arguments": (DtxSelect().encode() + b"x", 502),
 }
 
 
@@ -198,7 +198,7 @@ def ask_on(peer: Peer, call: bytes, seconds: float) -> int:
     [
         SELECT,
         method_frame(1, methods.BasicRecover.HEAD + b"\1"),
-        method_frame(1, DtxMethod.RECOVER.to_bytes(4, "big") + b"\0\0\1\0\0\0\0"),
+        method_frame(1, DtxRecover.HEAD + b"\0\0\1\0\0\0\0"),
     ],
     ids=["select", "basic.recover", "recover"],
 )
@@ -208,7 +208,7 @@ def test_a_client_that_never_reads_its_answers_costs_no_memory(
     before = resident(service.pid)
     with logged_in(service.url()) as peer:
         peer.send(SELECT)
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.wait(DtxSelectOk.KEY)
         ask_on(peer, call * 5000, 6)
         assert resident(service.pid) - before < 64 << 20
 

@@ -9,8 +9,8 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod, End, Start, encode_call
 from dtx.wire.amqp09.frames import BODY, body_frames, header_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxStart
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import select
 from tests.support.client import bodies, connected, new_xid
@@ -129,9 +129,7 @@ def question(channel: int, queue: str, body: bytes, properties: bytes = WANTS_RE
 
 
 def waiting_for_replies(peer: Peer) -> None:
-    peer.say(
-        1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicConsume(REPLY_TO.encode(), b"tag", no_ack=True).encode()
-    )
+    peer.say(1, DtxSelect().encode(), methods.BasicConsume(REPLY_TO.encode(), b"tag", no_ack=True).encode())
     peer.wait(methods.BasicConsumeOk.KEY)
 
 
@@ -150,8 +148,8 @@ def test_questions_count_when_a_close_comes_behind_them(
             if branch:
                 peer.say(1, methods.BasicGet(filled.encode()).encode())
                 peer.wait(methods.BasicGetOk.KEY)
-                peer.say(1, encode_call(Start(xid=xid)), methods.BasicAck(1).encode(), encode_call(End(xid=xid)))
-                peer.wait(DtxMethod.END_OK)
+                peer.say(1, DtxStart(xid=xid).encode(), methods.BasicAck(1).encode(), DtxEnd(xid=xid).encode())
+                peer.wait(DtxEndOk.KEY)
             before = question(1, target, b"before", b"\x00\x00") if number < 4 else b""
             close = row(200, b"bye").frame(close_of)
             peer.send(before, question(1, target, body * 3000), close)

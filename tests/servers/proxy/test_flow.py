@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod
 from dtx.wire.amqp09.frames import BODY, HEADER
+from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from tests.conftest import ServiceFactory
 from tests.support.peer import Peer, logged_in, message
 from tests.support.processes import wait_until
@@ -61,8 +61,8 @@ def test_a_message_of_200_mb_passes_through(
     size = 200 * MIB
     with logged_in(service.url()) as peer:
         if selected:
-            peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(1, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
         body = b"".join(pieces(size))
         peer.send(message(1, queue.encode(), body))
         peer.say(1, methods.BasicGet(queue.encode(), no_ack=not selected).encode())
@@ -191,7 +191,7 @@ def test_what_waits_behind_a_commit_of_acks_is_bounded(
     between = proxy("127.0.0.1", rabbitmq.port)
     service = dtx_service(broker=f"amqp://guest:guest@127.0.0.1:{between.port}/", env={"DTX_UPSTREAM_HEARTBEAT": "60"})
     with logged_in(service.url()) as peer:
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicGet(queue.encode()).encode())
+        peer.say(1, DtxSelect().encode(), methods.BasicGet(queue.encode()).encode())
         peer.wait(BODY)
         between.stall("up")
         memory = Memory(service.pid)

@@ -3,8 +3,8 @@
 import pytest
 
 from dtx.wire.amqp09 import content, methods
-from dtx.wire.amqp09.calls import DtxMethod, End, Recover, Start, encode_call
-from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
+from dtx.wire.amqp09.frames import BODY, HEADER
+from dtx.wire.amqp09.methods import DtxEnd, DtxRecover, DtxSelect, DtxSelectOk, DtxStart
 from tests.support.client import new_xid
 from tests.support.peer import logged_in
 from tests.support.rabbitmq import RabbitNode
@@ -24,8 +24,8 @@ def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
             channel.basic_publish("", queue, b"x" * 6_000_000)
     with logged_in(service.url()) as peer:
         if selected:
-            peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(1, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
         peer.say(1, methods.BasicConsume(queue.encode(), b"tag").encode())
         whole = left = asked = 0
         between = []
@@ -33,8 +33,10 @@ def test_answers_of_dtx_never_come_between_the_frames_of_a_message(
             if asked < CALLS:
                 asked += 1
                 xid = new_xid()
-                calls = (Start(xid=xid), End(xid=xid)) if selected else (Recover(startscan=True, endscan=True),)
-                peer.send(*(method_frame(1, encode_call(call)) for call in calls))
+                calls = (
+                    (DtxStart(xid=xid), DtxEnd(xid=xid)) if selected else (DtxRecover(startscan=True, endscan=True),)
+                )
+                peer.send(*(call.frame(1) for call in calls))
             frame = peer.frame()
             assert frame is not None
             if frame.key == methods.BasicDeliver.KEY:

@@ -14,8 +14,16 @@ from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from dtx.client import XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Commit, DtxMethod, End, Prepare, Start, encode_call
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import (
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxPrepare,
+    DtxPrepareOk,
+    DtxSelect,
+    DtxSelectOk,
+    DtxStart,
+)
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.servers.proxy.channels import fill, get, select
@@ -37,8 +45,8 @@ def test_clients_hear_that_the_broker_is_gone_and_new_ones_work_when_it_is_back(
         with logged_in(service.url()) as plain, logged_in(service.url()) as selected:
             plain.say(1, methods.QueueDeclare(b"", exclusive=True).encode())
             plain.wait(methods.QueueDeclareOk.KEY)
-            selected.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-            selected.wait(DtxMethod.SELECT_OK)
+            selected.say(1, DtxSelect().encode())
+            selected.wait(DtxSelectOk.KEY)
             end_broker()
             for peer in (plain, selected):
                 end = peer.end()
@@ -69,8 +77,8 @@ def use(service: DtxService) -> None:
 def test_clients_are_told_of_the_end(dtx_service: ServiceFactory) -> None:
     service = dtx_service()
     with logged_in(service.url()) as peer, logged_in(service.url()) as selected, Peer(service.url()) as silent:
-        selected.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-        selected.wait(DtxMethod.SELECT_OK)
+        selected.say(1, DtxSelect().encode())
+        selected.wait(DtxSelectOk.KEY)
         begun = time.monotonic()
         service.signal(signal.SIGTERM)
         for client in (peer, selected):
@@ -146,18 +154,18 @@ def hanging_commit(service: DtxService, between: Proxy, queue: str) -> Iterator[
     with logged_in(service.url()) as peer:
         peer.open(2)
         for channel in (1, 2):
-            peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(channel, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
         xid = new_xid()
         peer.send(
-            method_frame(1, encode_call(Start(xid=xid))),
+            DtxStart(xid=xid).frame(1),
             message(1, queue.encode(), b"committed"),
-            method_frame(1, encode_call(End(xid=xid))),
-            method_frame(1, encode_call(Prepare(xid=xid))),
+            DtxEnd(xid=xid).frame(1),
+            DtxPrepare(xid=xid).frame(1),
         )
-        peer.wait(DtxMethod.PREPARE_OK)
+        peer.wait(DtxPrepareOk.KEY)
         between.stall("up")
-        peer.say(1, encode_call(Commit(xid=xid)))
+        peer.say(1, DtxCommit(xid=xid).encode())
         committing = ("in-doubt", "--json", "--state", "committing")
         wait_until(lambda: service.run(*committing).stdout, what="the decision to commit")
         yield peer
@@ -181,10 +189,10 @@ def test_a_commit_under_way_is_finished_first(
     with hanging_commit(service, between, queue) as peer:
         service.signal(signal.SIGTERM)
         wait_until(lambda: not accepts(service), what="no more connections")
-        peer.say(2, encode_call(Start(xid=new_xid())))
+        peer.say(2, DtxStart(xid=new_xid()).encode())
         assert peer.refusal(2).reply_code == 506
         between.resume()
-        peer.wait(DtxMethod.COMMIT_OK)
+        peer.wait(DtxCommitOk.KEY)
         end = peer.end()
         assert end is not None
         assert end.reply_code == GOODBYE

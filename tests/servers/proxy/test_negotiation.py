@@ -10,8 +10,8 @@ from pika.adapters.blocking_connection import BlockingConnection
 from pika.exceptions import ProbableAccessDeniedError, ProbableAuthenticationError
 
 from dtx.wire.amqp09 import handshake, methods, tables
-from dtx.wire.amqp09.calls import DtxMethod, End, Rollback, Select, Start, encode_call
 from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, method_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxRollback, DtxRollbackOk, DtxSelect, DtxSelectOk, DtxStart
 from tests.conftest import ServiceFactory
 from tests.support.client import connected, new_xid
 from tests.support.peer import Peer, logged_in, message
@@ -163,8 +163,8 @@ def test_all_channels_can_be_open_and_selected_at_once(service: DtxService) -> N
             peer.say(channel, methods.QueueDeclare(b"", exclusive=True).encode())
             peer.wait(methods.QueueDeclareOk.KEY, channel=channel)
         for channel in range(1, most + 1):
-            peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK, channel=channel)
+            peer.say(channel, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY, channel=channel)
         peer.close()
 
 
@@ -188,25 +188,25 @@ def test_select_leaves_what_the_client_may_still_open(service: DtxService, fille
             peer.open(1)
             xids.append(new_xid())
             peer.say(
-                1, encode_call(Select()), encode_call(Start(xid=xids[-1])), methods.BasicGet(filled.encode()).encode()
+                1, DtxSelect().encode(), DtxStart(xid=xids[-1]).encode(), methods.BasicGet(filled.encode()).encode()
             )
             tag = methods.BasicGetOk.decode(peer.wait(methods.BasicGetOk.KEY).payload).delivery_tag
-            peer.say(1, methods.BasicAck(tag).encode(), encode_call(End(xid=xids[-1])))
+            peer.say(1, methods.BasicAck(tag).encode(), DtxEnd(xid=xids[-1]).encode())
             peer.say(1, methods.ChannelClose(200, b"done").encode())
             peer.wait(methods.ChannelCloseOk.KEY)
         peer.open(*range(2, most + 1))
         for channel in range(2, most):
-            peer.say(channel, encode_call(Select()))
-            peer.wait(DtxMethod.SELECT_OK, channel=channel)
-        peer.say(most, encode_call(Select()))
+            peer.say(channel, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY, channel=channel)
+        peer.say(most, DtxSelect().encode())
         refusal = peer.refusal(most)
         assert refusal.reply_code == 506
         assert b"a selected channel needs two" in refusal.reply_text
         peer.say(most, methods.ChannelCloseOk().encode())
         peer.open(1, most)
         for xid in xids:
-            peer.say(1, encode_call(Rollback(xid=xid)))
-            peer.wait(DtxMethod.ROLLBACK_OK)
+            peer.say(1, DtxRollback(xid=xid).encode())
+            peer.wait(DtxRollbackOk.KEY)
 
 
 # -- heartbeats

@@ -8,7 +8,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from tests.servers.proxy.channels import fill, get, get_body, numbers
 from tests.support.client import bodies, new_xid
 from tests.support.peer import logged_in, message
@@ -166,8 +166,8 @@ def test_what_was_published_can_be_got_at_once(selected: BlockingChannel) -> Non
 
 def test_a_queue_takes_what_is_published_behind_its_declaration(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.say(1, DtxSelect().encode())
+        peer.wait(DtxSelectOk.KEY)
         for number in range(100):
             name = b"pipelined-%d" % number
             declare = methods.QueueDeclare(name, exclusive=True).frame(1)

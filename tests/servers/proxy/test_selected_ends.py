@@ -10,8 +10,8 @@ from pika.exceptions import ChannelClosedByBroker
 
 from dtx.client import XAError, XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod, End, SetTimeout, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import DtxEnd, DtxEndOk, DtxSelect, DtxSelectOk, DtxSetTimeout, DtxStart
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import fill, get, numbers, select
 from tests.support.client import bodies, connected, new_xid
@@ -112,8 +112,8 @@ def get_all(channel: BlockingChannel, queue: str) -> list[int]:
 def test_a_close_pipelined_behind_an_exception_is_answered(service: DtxService) -> None:
     for _ in range(20):
         with logged_in(service.url()) as peer:
-            peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(1, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
             missing = methods.QueueDeclare(b"no such queue", passive=True).encode()
             peer.say(1, missing, methods.ChannelClose(200, b"bye").encode())
             frame = peer.frame()
@@ -131,7 +131,7 @@ def test_everything_sent_before_a_close_counts(service: DtxService, queue: str, 
         row = methods.ChannelClose if close_of else methods.ConnectionClose
         with logged_in(service.url()) as peer:
             peer.send(
-                method_frame(1, DtxMethod.SELECT.to_bytes(4, "big")),
+                method_frame(1, DtxSelect().encode()),
                 message(1, queue.encode(), b"body"),
                 row(200, b"bye").frame(close_of),
             )
@@ -158,11 +158,11 @@ def test_close_ok_comes_when_everything_is_done_beside_a_branch_that_stays(
         target = control.queue_declare(f"{queue}-target", durable=True).method.queue
     with logged_in(service.url()) as peer:
         peer.open(2)
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.BasicGet(filled.encode()).encode())
+        peer.say(1, DtxSelect().encode(), methods.BasicGet(filled.encode()).encode())
         peer.wait(methods.BasicGetOk.KEY)
-        patience = encode_call(SetTimeout(xid=xid, timeout=3600))  # where much else runs an alarm may take a minute
-        peer.say(1, encode_call(Start(xid=xid)), patience, methods.BasicAck(1).encode(), encode_call(End(xid=xid)))
-        peer.wait(DtxMethod.END_OK)
+        patience = DtxSetTimeout(xid=xid, timeout=3600).encode()  # where much else runs an alarm may take a minute
+        peer.say(1, DtxStart(xid=xid).encode(), patience, methods.BasicAck(1).encode(), DtxEnd(xid=xid).encode())
+        peer.wait(DtxEndOk.KEY)
         rabbitmq.memory_alarm(on=True)
         peer.send(message(publisher, target.encode(), b"blocked"))
         if closes != "connection":
@@ -188,7 +188,7 @@ def test_nothing_stays_at_the_broker_of_a_client_that_left(service: DtxService, 
         exclusive = select(connection).queue_declare("", exclusive=True).method.queue
     assert_gone(rabbitmq, exclusive)
     with logged_in(service.url()) as peer:
-        peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"), methods.QueueDeclare(b"", exclusive=True).encode())
+        peer.say(1, DtxSelect().encode(), methods.QueueDeclare(b"", exclusive=True).encode())
         declared = peer.wait(methods.QueueDeclareOk.KEY)
     assert_gone(rabbitmq, declared.payload[5:-8].decode())
 
@@ -239,7 +239,7 @@ def consumers(node: RabbitNode, queue: str) -> int:
 def test_a_channel_may_be_closed_while_it_is_being_selected(service: DtxService) -> None:
     with logged_in(service.url()) as peer:
         for _ in range(50):
-            peer.say(2, methods.ChannelOpen().encode(), DtxMethod.SELECT.to_bytes(4, "big"))
+            peer.say(2, methods.ChannelOpen().encode(), DtxSelect().encode())
             peer.wait(methods.ChannelOpenOk.KEY)
             peer.say(2, methods.ChannelClose(200, b"never mind").encode())
             peer.wait(methods.ChannelCloseOk.KEY)
@@ -255,14 +255,14 @@ def test_a_client_may_hang_up_behind_a_close_beside_a_branch(service: DtxService
         with logged_in(service.url()) as peer:
             peer.open(2)
             for channel in (1, 2):
-                peer.say(channel, DtxMethod.SELECT.to_bytes(4, "big"))
-                peer.wait(DtxMethod.SELECT_OK)
+                peer.say(channel, DtxSelect().encode())
+                peer.wait(DtxSelectOk.KEY)
             peer.say(2, methods.BasicConsume(filled.encode(), b"tag").encode())
             peer.wait(methods.BasicDeliver.KEY)
             peer.say(1, methods.BasicGet(filled.encode()).encode(), methods.BasicGet(queue.encode()).encode())
             peer.say(2, methods.BasicAck(1).encode())
-            peer.say(2, encode_call(Start(xid=xid)), methods.BasicAck(2).encode(), encode_call(End(xid=xid)))
-            peer.wait(DtxMethod.END_OK)
+            peer.say(2, DtxStart(xid=xid).encode(), methods.BasicAck(2).encode(), DtxEnd(xid=xid).encode())
+            peer.wait(DtxEndOk.KEY)
             peer.say(1, methods.ChannelClose(200, b"bye").encode())
         assert coordinator.prepare(xid) == XaFlag.OK
         assert coordinator.commit(xid) == XaFlag.OK
@@ -272,8 +272,8 @@ def test_what_waits_behind_a_publish_that_is_refused_waits_no_longer(service: Dt
     """queue.declare waits for the publish before it, whose channel the broker closes."""
     with logged_in(service.url()) as peer:
         for _ in range(20):
-            peer.say(1, DtxMethod.SELECT.to_bytes(4, "big"))
-            peer.wait(DtxMethod.SELECT_OK)
+            peer.say(1, DtxSelect().encode())
+            peer.wait(DtxSelectOk.KEY)
             peer.send(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
                 methods.QueueDeclare(queue.encode(), passive=True).frame(1),
@@ -288,7 +288,7 @@ def test_a_select_behind_a_publish_that_is_refused_costs_its_channel_alone(servi
         for _ in range(20):
             peer.send(
                 message(1, b"key", b"body", exchange=b"no such exchange"),
-                method_frame(1, DtxMethod.SELECT.to_bytes(4, "big")),
+                method_frame(1, DtxSelect().encode()),
             )
             assert peer.refusal(1).reply_code == 404
             peer.say(1, methods.ChannelCloseOk().encode())

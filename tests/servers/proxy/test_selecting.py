@@ -7,8 +7,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 
 from dtx.client import XAError, XAResource
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import DtxMethod, encode_call
-from dtx.wire.amqp09.calls import Select as SelectCall
+from dtx.wire.amqp09.methods import DtxSelect, DtxSelectOk
 from dtx.xa.codes import XaFlag
 from tests.servers.proxy.channels import get, numbers
 from tests.support.client import bodies, new_xid
@@ -128,7 +127,7 @@ def test_what_is_open_keeps_a_channel_from_being_selected_and_costs_only_that_ch
 
 def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, rabbitmq: RabbitNode) -> None:
     """What is not answered counts as open; what was settled in the same packet does not."""
-    select = encode_call(SelectCall())
+    select = DtxSelect().encode()
     with logged_in(service.url()) as peer:
         peer.say(1, methods.BasicGet(filled.encode()).encode(), select)
         assert b"not answered yet" in peer.refusal(1).reply_text
@@ -138,5 +137,5 @@ def test_a_select_pipelined_behind_consuming(service: DtxService, filled: str, r
         peer.wait(methods.BasicGetOk.KEY)
         peer.wait(methods.BasicGetOk.KEY)
         peer.say(1, methods.BasicAck(2).encode(), methods.BasicAck(1).encode(), select)
-        peer.wait(DtxMethod.SELECT_OK)
+        peer.wait(DtxSelectOk.KEY)
     assert bodies(rabbitmq, filled) == numbers(3, 4, 5, 6)

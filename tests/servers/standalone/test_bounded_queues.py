@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
@@ -29,10 +29,10 @@ def raw(standalone: DtxService) -> Iterator[RawClient]:
 def work(raw: RawClient, queue: str, *bodies: bytes) -> tuple[Xid, object]:
     """A branch that publishes; its xid, and the answer to end."""
     xid = new_xid()
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     for body in bodies:
         raw.publish(1, queue, body)
-    return xid, raw.ask(1, End(xid=xid))
+    return xid, raw.ask(1, DtxEnd(xid=xid))
 
 
 @pytest.mark.parametrize("arguments", [{"max_length": 2}, {"max_length_bytes": 2}])
@@ -43,18 +43,18 @@ def test_a_branch_that_a_full_queue_refuses_is_rolled_back(
     queue, other = talk.queue(overflow="reject-publish", **arguments), talk.queue()
     xid, ended = work(raw, queue, b"1", b"2")
     assert ended is XaFlag.OK
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
-    assert raw.ask(1, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=False)) is XaFlag.OK
     xid = new_xid()
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, other, b"elsewhere")
     raw.publish(1, queue, b"3")
-    assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
     assert (talk.drain(queue), talk.count(other)) == (["1", "2"], 0)
     xid, ended = work(raw, queue, b"4", b"5", b"6")
     assert ended is XaFlag.RBROLLBACK
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
     assert talk.count(queue) == 0
 
 
@@ -62,9 +62,9 @@ def test_what_a_branch_has_voted_for_comes_into_a_full_queue(talk: Dialogue, raw
     queue = talk.queue(overflow="reject-publish", max_length=1)
     xid, ended = work(raw, queue, b"promised")
     assert ended is XaFlag.OK
-    assert raw.ask(1, Prepare(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
     assert talk.publish(queue, "first", "second") == [True, False]
-    assert raw.ask(1, Commit(xid=xid, one_phase=False)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=False)) is XaFlag.OK
     assert set(talk.drain(queue)) == {"first", "promised"}
 
 
@@ -72,13 +72,13 @@ def test_a_branch_that_is_suspended_is_judged_when_it_ends(talk: Dialogue, raw: 
     queue = talk.queue(overflow="reject-publish", max_length=1)
     talk.publish(queue, "first")
     xid = new_xid()
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue)
-    assert raw.ask(1, End(xid=xid, suspend=True)) is XaFlag.OK
+    assert raw.ask(1, DtxEnd(xid=xid, suspend=True)) is XaFlag.OK
     talk.drain(queue)
-    raw.ask(1, Start(xid=xid, resume=True))
-    assert raw.ask(1, End(xid=xid)) is XaFlag.OK
-    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    raw.ask(1, DtxStart(xid=xid, resume=True))
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     assert talk.count(queue) == 1
 
 
@@ -86,12 +86,12 @@ def test_a_branch_that_ends_without_being_resumed_is_judged_as_well(talk: Dialog
     """X/Open, table 6-2: xa_end is permitted in T2, suspended."""
     queue = talk.queue(overflow="reject-publish", max_length=1)
     xid = new_xid()
-    raw.ask(1, Start(xid=xid))
+    raw.ask(1, DtxStart(xid=xid))
     raw.publish(1, queue, b"1")
     raw.publish(1, queue, b"2")
-    assert raw.ask(1, End(xid=xid, suspend=True)) is XaFlag.OK
-    assert raw.ask(1, End(xid=xid)) is XaFlag.RBROLLBACK
-    assert raw.ask(1, Rollback(xid=xid)) is XaFlag.OK
+    assert raw.ask(1, DtxEnd(xid=xid, suspend=True)) is XaFlag.OK
+    assert raw.ask(1, DtxEnd(xid=xid)) is XaFlag.RBROLLBACK
+    assert raw.ask(1, DtxRollback(xid=xid)) is XaFlag.OK
     assert talk.count(queue) == 0
 
 
@@ -101,6 +101,6 @@ def test_a_full_queue_that_drops_its_head_takes_a_branch(talk: Dialogue, raw: Ra
     talk.publish(queue, "first")
     xid, ended = work(raw, queue, b"second", b"third")
     assert ended is XaFlag.OK
-    assert raw.ask(1, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+    assert raw.ask(1, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     assert [got.body for got in talk.receive(grave, 2)] == ["first", "second"]
     assert talk.drain(queue) == ["third"]

@@ -12,7 +12,7 @@ import pytest
 from dtx.auth.editing import AccountEditor
 from dtx.cli import run
 from dtx.wire.amqp09 import methods, properties
-from dtx.wire.amqp09.calls import Commit, End, Prepare, Rollback, Start
+from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -77,19 +77,19 @@ class Scene:
             client.send(2, methods.QueueBind(queue, b"amq.fanout", b"").encode())
             client.next_method(2)
         client.prepared(1, self.over, queue="orders", body=b"first")
-        assert client.ask(2, Commit(xid=self.over)) is XaFlag.OK
-        client.ask(1, Start(xid=self.published))
+        assert client.ask(2, DtxCommit(xid=self.over)) is XaFlag.OK
+        client.ask(1, DtxStart(xid=self.published))
         raw = properties.build({Property.MESSAGE_ID: b"m1"})
         client.publish(1, "key", ATTACK, exchange="amq.fanout", properties=raw)
         self._prepare(self.published)
-        client.ask(1, Start(xid=self.moved))
+        client.ask(1, DtxStart(xid=self.moved))
         client.consume_one(1, "orders")
         client.publish(1, "copies", b"second")
         self._prepare(self.moved)
 
     def _prepare(self, xid: Xid) -> None:
-        assert self.client.ask(1, End(xid=xid)) is XaFlag.OK
-        assert self.client.ask(1, Prepare(xid=xid)) is XaFlag.OK
+        assert self.client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert self.client.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_branch_whose_queue_is_gone_is_shown_still(scene: Scene, dtx: Command)
     assert shown["in_log"]["publishes"] == 1
     dtx("show", str(xid))
     dtx("in-doubt")
-    assert client.ask(2, Rollback(xid=xid)) is XaFlag.OK
+    assert client.ask(2, DtxRollback(xid=xid)) is XaFlag.OK
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

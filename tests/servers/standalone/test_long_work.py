@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED
-from dtx.wire.amqp09 import calls, methods, tables
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp09.frames import BODY, header_frame
 from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry, put_short
@@ -164,26 +164,26 @@ def test_frames_that_wait_behind_a_method_are_little_work_together(service: Watc
 def test_the_largest_branch_ends(service: WatchedService, peer: Peer, kind: str, end: str) -> None:
     queue = a_queue(peer, durable=True)
     xid = new_xid()
-    ask(peer, calls.encode_call(calls.Select()), calls.DtxMethod.SELECT_OK)
+    ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
     if kind == "consume":
         fill(peer, queue, BRANCH_MESSAGES)
         peer.say(1, methods.BasicConsume(queue, b"all").encode())
         take(peer, BRANCH_MESSAGES)
-    ask(peer, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)), calls.DtxMethod.START_OK)
+    ask(peer, methods.DtxStart(xid=xid, join=False, resume=False).encode(), methods.DtxStartOk.KEY)
     if kind == "consume":
         service.reset()
         peer.say(1, methods.BasicAck(0, multiple=True).encode())
     else:
         peer.send(message(1, queue, b"x" * 100) * BRANCH_MESSAGES)
-    ask(peer, calls.encode_call(calls.End(xid=xid, fail=False, suspend=False)), calls.DtxMethod.END_OK)
+    ask(peer, methods.DtxEnd(xid=xid, fail=False, suspend=False).encode(), methods.DtxEndOk.KEY)
     service.reset()
     if end in ("commit", "rollback"):
-        ask(peer, calls.encode_call(calls.Prepare(xid=xid)), calls.DtxMethod.PREPARE_OK)
+        ask(peer, methods.DtxPrepare(xid=xid).encode(), methods.DtxPrepareOk.KEY)
         service.reset()
     if end in ("commit", "one-phase"):
-        ask(peer, calls.encode_call(calls.Commit(xid=xid, one_phase=end == "one-phase")), calls.DtxMethod.COMMIT_OK)
+        ask(peer, methods.DtxCommit(xid=xid, one_phase=end == "one-phase").encode(), methods.DtxCommitOk.KEY)
     else:
-        ask(peer, calls.encode_call(calls.Rollback(xid=xid)), calls.DtxMethod.ROLLBACK_OK)
+        ask(peer, methods.DtxRollback(xid=xid).encode(), methods.DtxRollbackOk.KEY)
     with logged_in(service.url()) as other:
         ask(other, methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
 

@@ -8,26 +8,30 @@ from typing import Final, NamedTuple
 import pytest
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import (
-    Call,
-    Commit,
-    DtxMethod,
-    End,
-    Forget,
-    GetTimeout,
-    Prepare,
-    Recover,
-    Rollback,
-    Select,
-    SetTimeout,
-    Start,
-    encode_call,
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxCommitOk,
+    DtxEnd,
+    DtxEndOk,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRecover,
+    DtxRollback,
+    DtxRollbackOk,
+    DtxSelect,
+    DtxSelectOk,
+    DtxSetTimeout,
+    DtxStart,
+    DtxStartOk,
 )
 from dtx.wire.amqp09.tables import put_long, put_short
 from dtx.xa.xid import Xid
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in, message
 from tests.support.postgres import PostgresServer
+from tests.support.preview import with_ticket
 from tests.support.service import DtxService
 from tests.support.topology import table
 from tests.support.users import StandaloneUsers
@@ -214,7 +218,7 @@ def test_a_flush_tells_how_many_commands_have_been_executed(peer: Peer) -> None:
     peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode())
     for number in range(3):
         peer.send(message(1, queue, b"%d" % number))
-    peer.say(1, encode_call(Select()), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
+    peer.say(1, DtxSelect().encode(), FLUSH, methods.QueueDeclare(queue, passive=True).encode(), FLUSH)
     assert peer.wait(methods.ExecutionComplete.KEY).payload[4:] == struct.pack(">I", 5)
     declared = methods.QueueDeclareOk.decode(peer.wait(methods.QueueDeclareOk.KEY).payload)
     assert declared.message_count == 3
@@ -231,14 +235,14 @@ def test_commands_are_counted_on_their_channel(peer: Peer) -> None:
 
 def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
     xid = new_xid()
-    calls: list[Call] = [Select(), Start(xid=xid), End(xid=xid), Rollback(xid=xid)]
-    peer.say(1, *map(encode_call, calls), FLUSH)
+    calls: list[DtxCall] = [DtxSelect(), DtxStart(xid=xid), DtxEnd(xid=xid), DtxRollback(xid=xid)]
+    peer.say(1, *(call.encode() for call in calls), FLUSH)
     answers = [peer.frame() for _ in range(5)]
     assert [answer.key for answer in answers if answer] == [
-        DtxMethod.SELECT_OK,
-        DtxMethod.START_OK,
-        DtxMethod.END_OK,
-        DtxMethod.ROLLBACK_OK,
+        DtxSelectOk.KEY,
+        DtxStartOk.KEY,
+        DtxEndOk.KEY,
+        DtxRollbackOk.KEY,
         methods.ExecutionComplete.KEY,
     ]
     assert answers[-1] is not None
@@ -247,15 +251,15 @@ def test_a_flush_in_a_branch_waits_for_what_came_before_it(peer: Peer) -> None:
 
 # -- access tickets ----------------------------------------------------------------------------------------------------
 
-TICKETED: Final[list[Callable[[Xid], Call]]] = [
-    lambda xid: Start(xid=xid),
-    lambda xid: End(xid=xid),
-    lambda xid: Prepare(xid=xid),
-    lambda xid: Commit(xid=xid),
-    lambda xid: Rollback(xid=xid),
-    lambda xid: Forget(xid=xid),
-    lambda xid: SetTimeout(xid=xid, timeout=1),
-    lambda _: Recover(startscan=True, endscan=True),
+TICKETED: Final[list[Callable[[Xid], DtxCall]]] = [
+    lambda xid: DtxStart(xid=xid),
+    lambda xid: DtxEnd(xid=xid),
+    lambda xid: DtxPrepare(xid=xid),
+    lambda xid: DtxCommit(xid=xid),
+    lambda xid: DtxRollback(xid=xid),
+    lambda xid: DtxForget(xid=xid),
+    lambda xid: DtxSetTimeout(xid=xid, timeout=1),
+    lambda _: DtxRecover(startscan=True, endscan=True),
 ]
 QUERIES_WITH: Final[list[Callable[[int], bytes]]] = [
     lambda ticket: exchange_query(b"amq.direct", ticket),
@@ -287,7 +291,7 @@ def test_without_a_ticket_nothing_of_the_preview_is_done(strict: DtxService) -> 
     with logged_in(strict.url()) as peer:
         for ticket in (0, 1, 99):
             for make in TICKETED:
-                close = refusal(peer, encode_call(Select()), encode_call(make(xid), ticket))
+                close = refusal(peer, DtxSelect().encode(), with_ticket(make(xid), ticket))
                 assert ticket_refused(close, "dtx-"), (ticket, make(xid))
             for query in QUERIES_WITH:
                 assert refusal(peer, query(ticket)).reply_code == 403
@@ -302,13 +306,13 @@ def test_with_its_ticket_a_channel_works(strict: DtxService) -> None:
         for query in QUERIES_WITH:
             peer.say(1, query(ticket))
             peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
-        peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode(), encode_call(Select()))
-        peer.say(1, encode_call(Start(xid=xid), ticket))
+        peer.say(1, methods.QueueDeclare(queue, exclusive=True).encode(), DtxSelect().encode())
+        peer.say(1, with_ticket(DtxStart(xid=xid), ticket))
         peer.send(message(1, queue, b"one"))
-        calls: list[Call] = [SetTimeout(xid=xid, timeout=5), End(xid=xid), Prepare(xid=xid)]
-        calls += [Recover(startscan=True, endscan=True), Commit(xid=xid)]
-        peer.say(1, *(encode_call(call, ticket) for call in calls))
-        peer.wait(DtxMethod.COMMIT_OK)
+        calls: list[DtxCall] = [DtxSetTimeout(xid=xid, timeout=5), DtxEnd(xid=xid), DtxPrepare(xid=xid)]
+        calls += [DtxRecover(startscan=True, endscan=True), DtxCommit(xid=xid)]
+        peer.say(1, *(with_ticket(call, ticket) for call in calls))
+        peer.wait(DtxCommitOk.KEY)
         peer.say(1, methods.QueuePurge(queue).encode())
         assert peer.wait(methods.QueuePurgeOk.KEY).payload[4:] == struct.pack(">I", 1)
 
@@ -326,9 +330,9 @@ def test_a_ticket_is_for_its_channel(strict: DtxService) -> None:
 def test_select_and_get_timeout_have_no_ticket(strict: DtxService) -> None:
     """In the XML neither has the field."""
     with logged_in(strict.url()) as peer:
-        peer.say(1, encode_call(Select()))
-        peer.wait(DtxMethod.SELECT_OK)
-        assert refusal(peer, encode_call(GetTimeout(xid=new_xid()))).reply_code == 404
+        peer.say(1, DtxSelect().encode())
+        peer.wait(DtxSelectOk.KEY)
+        assert refusal(peer, DtxGetTimeout(xid=new_xid()).encode()).reply_code == 404
 
 
 def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: Peer) -> None:
@@ -336,5 +340,5 @@ def test_where_none_is_required_ticket_0_will_do_and_a_wrong_one_will_not(peer: 
         peer.say(1, query(0))
         peer.wait(methods.ExchangeBindOk.KEY, methods.BindingQueryOk.KEY)
         assert refusal(peer, query(7)).reply_code == 403
-    start = Start(xid=new_xid())
-    assert ticket_refused(refusal(peer, encode_call(Select()), encode_call(start, 7)), "dtx-demarcation.start")
+    start = DtxStart(xid=new_xid())
+    assert ticket_refused(refusal(peer, DtxSelect().encode(), with_ticket(start, 7)), "dtx-demarcation.start")

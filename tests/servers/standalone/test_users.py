@@ -16,7 +16,17 @@ from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError,
 from dtx.auth.editing import AccountEditor
 from dtx.cli import run
 from dtx.wire.amqp09 import methods, properties
-from dtx.wire.amqp09.calls import Call, Commit, End, Forget, GetTimeout, Prepare, Rollback, SetTimeout, Start
+from dtx.wire.amqp09.methods import (
+    DtxCall,
+    DtxCommit,
+    DtxEnd,
+    DtxForget,
+    DtxGetTimeout,
+    DtxPrepare,
+    DtxRollback,
+    DtxSetTimeout,
+    DtxStart,
+)
 from dtx.wire.amqp09.properties import Property
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -250,31 +260,31 @@ def test_what_may_not_be_published_in_a_branch_dooms_it(
     with RawClient(users.url(clerk)) as client:
         client.open(1, select=True)
         client.open(2)
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.publish(1, queue, b"permitted")
         client.publish(1, queue, exchange=exchange, properties=raw)
         refusal = client.refused(1)
         assert (refusal.code, refusal.class_id, refusal.method_id) == (code, 60, 40)
-        assert client.ask(2, Prepare(xid=xid)) is XaFlag.RBROLLBACK
-        assert client.ask(1, Start(xid=xid)) is XaFlag.OK
+        assert client.ask(2, DtxPrepare(xid=xid)) is XaFlag.RBROLLBACK
+        assert client.ask(1, DtxStart(xid=xid)) is XaFlag.OK
         client.publish(1, queue, b"again")
         if what == "topic":
             client.publish(1, "permitted.topic", exchange=exchange)
-        assert client.ask(1, End(xid=xid)) is XaFlag.OK
-        assert client.ask(2, Commit(xid=xid, one_phase=True)) is XaFlag.OK
+        assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert client.ask(2, DtxCommit(xid=xid, one_phase=True)) is XaFlag.OK
     assert bodies(service, queue) == [b"again"]
 
 
-STRANGERS_CALLS: Final[list[Callable[[Xid], Call]]] = [
-    lambda xid: Start(xid=xid, join=True),
-    lambda xid: End(xid=xid),
-    lambda xid: Prepare(xid=xid),
-    lambda xid: Commit(xid=xid),
-    lambda xid: Commit(xid=xid, one_phase=True),
-    lambda xid: Rollback(xid=xid),
-    lambda xid: Forget(xid=xid),
-    lambda xid: GetTimeout(xid=xid),
-    lambda xid: SetTimeout(xid=xid, timeout=1),
+STRANGERS_CALLS: Final[list[Callable[[Xid], DtxCall]]] = [
+    lambda xid: DtxStart(xid=xid, join=True),
+    lambda xid: DtxEnd(xid=xid),
+    lambda xid: DtxPrepare(xid=xid),
+    lambda xid: DtxCommit(xid=xid),
+    lambda xid: DtxCommit(xid=xid, one_phase=True),
+    lambda xid: DtxRollback(xid=xid),
+    lambda xid: DtxForget(xid=xid),
+    lambda xid: DtxGetTimeout(xid=xid),
+    lambda xid: DtxSetTimeout(xid=xid, timeout=1),
 ]
 
 
@@ -301,9 +311,9 @@ def test_a_branch_is_its_users_and_the_coordinators(
         assert not recovered(stranger) & {idle, first, second}
         assert {first, second} <= recovered(owner)
         assert {first, second} <= recovered(tm)
-        assert tm.ask(2, Commit(xid=first)) is XaFlag.OK
-        assert tm.ask(2, Rollback(xid=second)) is XaFlag.OK
-        assert owner.ask(2, Commit(xid=idle, one_phase=True)) is XaFlag.OK
+        assert tm.ask(2, DtxCommit(xid=first)) is XaFlag.OK
+        assert tm.ask(2, DtxRollback(xid=second)) is XaFlag.OK
+        assert owner.ask(2, DtxCommit(xid=idle, one_phase=True)) is XaFlag.OK
     assert bodies(service, queue) == [b"first", b"idle"]
 
 
@@ -322,8 +332,8 @@ def test_a_branch_outlives_its_user(service: DtxService, users: StandaloneUsers,
     with RawClient(users.url("tm")) as tm:
         tm.open(2)
         assert prepared in recovered(tm)
-        assert tm.ask(2, Commit(xid=prepared)) is XaFlag.OK
-        assert tm.ask(2, Rollback(xid=idle)) is XaFlag.OK
+        assert tm.ask(2, DtxCommit(xid=prepared)) is XaFlag.OK
+        assert tm.ask(2, DtxRollback(xid=idle)) is XaFlag.OK
     assert bodies(service, queue) == [b"one"]
 
 
@@ -350,9 +360,9 @@ def test_a_consumer_keeps_what_it_was_given_until_it_leaves(users: StandaloneUse
         wait_until(lambda: not may_get(client, queue), what="the refusal")
         guest.publish(1, queue)
         tag = methods.BasicDeliver.decode(client.read_method(1, methods.BasicDeliver.KEY)).delivery_tag
-        client.ask(1, Start(xid=xid))
+        client.ask(1, DtxStart(xid=xid))
         client.send(1, methods.BasicAck(tag).encode())
-        assert client.ask(1, End(xid=xid)) is XaFlag.OK
-        assert client.ask(1, Prepare(xid=xid)) is XaFlag.OK
-        assert client.ask(1, Commit(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxEnd(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxPrepare(xid=xid)) is XaFlag.OK
+        assert client.ask(1, DtxCommit(xid=xid)) is XaFlag.OK
         assert guest.get(1, queue) is None

@@ -7,9 +7,8 @@ import psycopg
 import pytest
 
 from dtx.client import Xid
-from dtx.wire.amqp09 import calls
-from dtx.wire.amqp09.answers import MAX_XIDS
-from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.recovery import MAX_XIDS
 from tests.support.operator import Operator
 from tests.support.peer import Peer
 from tests.support.postgres import PostgresServer
@@ -51,10 +50,10 @@ def open_all(peer: Peer, xids: list[Xid]) -> None:
     for start in range(0, len(xids), AT_ONCE):
         for xid in xids[start : start + AT_ONCE]:
             peer.send(
-                method_frame(1, calls.encode_call(calls.Start(xid=xid, join=False, resume=False)))
-                + method_frame(1, calls.encode_call(calls.End(xid=xid, fail=False, suspend=True)))
+                methods.DtxStart(xid=xid, join=False, resume=False).frame(1)
+                + methods.DtxEnd(xid=xid, fail=False, suspend=True).frame(1)
             )
-        take(peer, AT_ONCE, calls.DtxMethod.END_OK)
+        take(peer, AT_ONCE, methods.DtxEndOk.KEY)
 
 
 def states(operator: Operator) -> dict[str, int]:
@@ -71,7 +70,7 @@ def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(databas
         peer = Peer(service.url(), patience=PATIENCE)
         peer.log_in()
         peer.open(1)
-        ask(peer, calls.encode_call(calls.Select()), calls.DtxMethod.SELECT_OK)
+        ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
         with not_held(service):
             open_all(peer, xids)
             (connection,) = operator.get("/api/connections")["connections"]
@@ -81,7 +80,7 @@ def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(databas
             assert len(operator.get("/api/associations", limit=1000)["associations"]) == 1000
             with RawClient(service.url()) as coordinator:
                 coordinator.open(1)
-                assert coordinator.ask(1, calls.Recover(startscan=True, endscan=True)) == []
+                assert coordinator.ask(1, methods.DtxRecover(startscan=True, endscan=True)) == []
         with not_held(service):
             wait_until(lambda: states(operator) == {"timed-out": MANY}, what="their time-outs", seconds=PATIENCE)
         with not_held(service):
@@ -103,5 +102,5 @@ def test_very_many_branches_in_doubt_are_listed(database: str, xids: list[Xid]) 
         pages = [*client.recover(1)]
         assert [len(page) for page in pages] == [MAX_XIDS] * (MANY // MAX_XIDS)
         assert {xid for page in pages for xid in page} == set(xids)
-        again = [client.ask(1, calls.Recover(startscan=True, endscan=True)) for _ in pages]
+        again = [client.ask(1, methods.DtxRecover(startscan=True, endscan=True)) for _ in pages]
         assert again == pages

@@ -18,7 +18,7 @@ from dtx.log.failpoints import around
 from dtx.log.records import Advance, Insert, LogState, LogWrite
 from dtx.manager import effects
 from dtx.server.failpoints import _AROUND
-from dtx.wire.amqp09.calls import DtxMethod
+from dtx.wire.amqp09.methods import METHODS, DtxCall
 from dtx.xa.model import (
     Answer,
     Apply,
@@ -196,7 +196,7 @@ def test_the_points_of_the_log_are_those_of_its_writes() -> None:
 
 
 def test_every_answer_to_a_dtx_method_has_points() -> None:
-    assert set(_AROUND) == {method for method in DtxMethod if method.name.endswith("_OK")}
-    for method, (before, sent) in _AROUND.items():
-        name = method.name.removesuffix("_OK")
+    assert set(_AROUND) == {row.ANSWER.KEY for row in get_args(DtxCall) if row.ANSWER}
+    for key, (before, sent) in _AROUND.items():
+        name = METHODS[key].NAME.partition(".")[2].removesuffix("-ok").replace("-", "_").upper()
         assert (before.name, sent.name) == (f"REPLY_{name}_BEFORE", f"REPLY_{name}_SENT")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pika import frame as pika_frame
 
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.wire.amqp09.methods import DtxForget, DtxSelect
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import server
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation
 
-SELECT = method_frame(1, encode_call(Select()))
+SELECT = DtxSelect().frame(1)
 DECLARED = methods.QueueDeclare(b"q", durable=True).frame(1)
 
 
@@ -89,7 +89,7 @@ def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
         ([], 0),
         ([SELECT], 1),
         ([SELECT, SELECT], 1),
-        ([SELECT, method_frame(1, encode_call(Forget(xid=Xid(1, b"unknown"))))], 0),  # 404: the channel is closed
+        ([SELECT, DtxForget(xid=Xid(1, b"unknown")).frame(1)], 0),  # 404: the channel is closed
         ([SELECT, methods.ChannelClose(200, b"").frame(1)], 0),
         ([SELECT, method_frame(2, SELECT[7:-1])], 2),
     ],

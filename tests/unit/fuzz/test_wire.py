@@ -12,24 +12,24 @@ from pika import frame
 
 from dtx.client import pika_methods
 from dtx.wire.amqp09 import (
-    calls,
     content,
     handshake,
     methods,
     properties,
     tables,
 )
-from dtx.wire.amqp09.answers import recover_ok, split_recover
-from dtx.wire.amqp09.calls import Call, decode_call, encode_call
 from dtx.wire.amqp09.closes import reply_text
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
 from dtx.wire.amqp09.frames import FrameSplitter, body_frames, header_frame, method_frame, protocol_header
+from dtx.wire.amqp09.methods import decode_call
 from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.recovery import recover_ok, split_recover
 from dtx.xa.codes import ReplyCode
 from dtx.xa.xid import MAX_WIRE, Xid
 from tests.evidence.fuzz.targets import READERS, nothing_but
 from tests.support import preview
+from tests.support.preview import with_ticket
 
 channels = st.integers(0, 0xFFFF)
 octets = st.binary(max_size=200)
@@ -172,7 +172,7 @@ def test_a_valid_message_with_flipped_octets_raises_nothing_but_a_syntax_error(
 @given(
     st.one_of(
         octets,
-        st.sampled_from(sorted(calls.DtxMethod)).flatmap(
+        st.sampled_from(sorted(pika_methods.METHODS)).flatmap(
             lambda method: octets.map(lambda rest: method.to_bytes(4, "big") + rest)
         ),
     ).filter(lambda data: len(data) >= 4)
@@ -180,26 +180,26 @@ def test_a_valid_message_with_flipped_octets_raises_nothing_but_a_syntax_error(
 def test_any_dtx_method_is_read_or_is_a_channel_exception(data: bytes) -> None:
     with nothing_but(ReplyCode.SYNTAX_ERROR, ReplyCode.COMMAND_INVALID, ReplyCode.NOT_IMPLEMENTED):
         call = decode_call(data)
-        assert decode_call(encode_call(call)) == call
+        assert decode_call(call.encode()) == call
 
 
-dtx_calls: st.SearchStrategy[Call] = st.one_of(
-    st.just(calls.Select()),
-    st.builds(calls.Start, xid=xids, join=flags, resume=flags),
-    st.builds(calls.End, xid=xids, fail=flags, suspend=flags),
-    st.builds(calls.Commit, xid=xids, one_phase=flags),
-    st.builds(calls.Forget, xid=xids),
-    st.builds(calls.GetTimeout, xid=xids),
-    st.builds(calls.Prepare, xid=xids),
-    st.builds(calls.Recover, startscan=flags, endscan=flags),
-    st.builds(calls.Rollback, xid=xids),
-    st.builds(calls.SetTimeout, xid=xids, timeout=st.integers(0, 0xFFFFFFFF)),
+dtx_calls: st.SearchStrategy[methods.DtxCall] = st.one_of(
+    st.just(methods.DtxSelect()),
+    st.builds(methods.DtxStart, xid=xids, join=flags, resume=flags),
+    st.builds(methods.DtxEnd, xid=xids, fail=flags, suspend=flags),
+    st.builds(methods.DtxCommit, xid=xids, one_phase=flags),
+    st.builds(methods.DtxForget, xid=xids),
+    st.builds(methods.DtxGetTimeout, xid=xids),
+    st.builds(methods.DtxPrepare, xid=xids),
+    st.builds(methods.DtxRecover, startscan=flags, endscan=flags),
+    st.builds(methods.DtxRollback, xid=xids),
+    st.builds(methods.DtxSetTimeout, xid=xids, timeout=st.integers(0, 0xFFFFFFFF)),
 )
 
 
 @given(dtx_calls, st.integers(0, 0xFFFF), channels)
-def test_client_and_server_agree_about_every_call(call: Call, ticket: int, channel: int) -> None:
-    framed = method_frame(channel, encode_call(call, ticket))
+def test_client_and_server_agree_about_every_call(call: methods.DtxCall, ticket: int, channel: int) -> None:
+    framed = method_frame(channel, with_ticket(call, ticket))
     consumed, decoded = frame.decode_frame(framed)
     assert consumed == len(framed)
     assert decoded.marshal() == framed

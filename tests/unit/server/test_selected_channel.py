@@ -12,14 +12,14 @@ from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget
-from dtx.wire.amqp09 import answers, methods
-from dtx.wire.amqp09.calls import DtxMethod, Prepare, encode_call
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, body_frames, header_frame, method_frame
+from dtx.wire.amqp09.methods import DtxPrepare, DtxPrepareOk
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
 
 CLOSE = methods.ChannelClose(403, b"ACCESS_REFUSED - no", methods.BasicPublish.KEY).encode()
-ANSWER = answers.flags_ok(1, DtxMethod.PREPARE_OK, XaFlag.RBROLLBACK)
+ANSWER = DtxPrepareOk(XaFlag.RBROLLBACK).frame(1)
 P = 9
 """The channel at the broker that publishes."""
 
@@ -101,7 +101,7 @@ class Rig:
 def rig() -> Rig:
     """A channel on which a prepare runs."""
     rig = Rig()
-    rig.client(encode_call(Prepare(xid=Xid(1, b"g", b"b"))))
+    rig.client(DtxPrepare(xid=Xid(1, b"g", b"b")).encode())
     return rig
 
 

@@ -19,7 +19,7 @@ from dtx.server.demarcation import Demarcation
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics, traces
 from dtx.telemetry.traces import MOST_LINKS, Traces
-from dtx.wire.amqp09 import calls, properties, tables
+from dtx.wire.amqp09 import methods, properties, tables
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 from tests.support.memory_log import MemoryDatabase, MemoryLog
@@ -60,7 +60,10 @@ class Traced:
             raw = properties.set_header(raw, b"traceparent", traceparent, kind)
         entry.work.add_publish(HeldPublish(b"", b"q", False, raw, b"body", queues=(7,)))
 
-    async def ask(self, call: calls.Prepare | calls.Commit | calls.Rollback | calls.Forget | calls.Recover) -> None:
+    async def ask(
+        self,
+        call: methods.DtxPrepare | methods.DtxCommit | methods.DtxRollback | methods.DtxForget | methods.DtxRecover,
+    ) -> None:
         """A call of dtx-coordination, until it is answered."""
         answered = asyncio.Event()
         self.coordination.run(call, WHO, 131072, lambda _: answered.set())
@@ -88,13 +91,13 @@ def parent(number: int = 1) -> bytes:
 
 
 async def test_a_branch_has_a_span_for_each_call_in_the_trace_of_its_messages(traced: Traced) -> None:
-    traced.demarcation.run(calls.Start(xid=XID, join=False, resume=False), WHO)
+    traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     traced.publish(traceparent=parent())
     traced.publish()
     traced.publish(traceparent=parent(2))
-    traced.demarcation.run(calls.End(xid=XID, fail=False, suspend=False), WHO)
-    await traced.ask(calls.Prepare(xid=XID))
-    await traced.ask(calls.Commit(xid=XID, one_phase=False))
+    traced.demarcation.run(methods.DtxEnd(xid=XID, fail=False, suspend=False), WHO)
+    await traced.ask(methods.DtxPrepare(xid=XID))
+    await traced.ask(methods.DtxCommit(xid=XID, one_phase=False))
     assert [span.name for span in traced.spans] == ["dtx.start", "dtx.end", "dtx.prepare", "dtx.commit"]
     start, *others = traced.spans
     assert start.parent is None
@@ -116,8 +119,8 @@ async def test_a_branch_has_a_span_for_each_call_in_the_trace_of_its_messages(tr
 
 async def test_a_refusal_is_an_error_with_its_code_and_reason(traced: Traced) -> None:
     with pytest.raises(XaError):
-        traced.demarcation.run(calls.Start(xid=XID, join=True, resume=False), WHO)
-    await traced.ask(calls.Commit(xid=XID, one_phase=False))
+        traced.demarcation.run(methods.DtxStart(xid=XID, join=True, resume=False), WHO)
+    await traced.ask(methods.DtxCommit(xid=XID, one_phase=False))
     for span in traced.spans:
         assert dict(span.attributes or {})["dtx.answer"] == "404"
         assert span.status.status_code is StatusCode.ERROR
@@ -125,7 +128,7 @@ async def test_a_refusal_is_an_error_with_its_code_and_reason(traced: Traced) ->
 
 
 async def test_recover_has_a_span_though_it_is_about_no_branch(traced: Traced) -> None:
-    await traced.ask(calls.Recover(startscan=True, endscan=True))
+    await traced.ask(methods.DtxRecover(startscan=True, endscan=True))
     (span,) = traced.spans
     assert span.name == "dtx.recover"
     assert "dtx.xid" not in dict(span.attributes or {})
@@ -137,17 +140,17 @@ async def test_recover_has_a_span_though_it_is_about_no_branch(traced: Traced) -
      (b"", b"S"), (tables.entry(b"a", b"S", b"b"), b"F")],
 )  # fmt: skip
 async def test_a_header_that_says_no_trace_starts_a_new_one(traced: Traced, header: bytes, kind: bytes) -> None:
-    traced.demarcation.run(calls.Start(xid=XID, join=False, resume=False), WHO)
+    traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     traced.publish(traceparent=header, kind=kind)
-    traced.demarcation.run(calls.End(xid=XID, fail=False, suspend=False), WHO)
+    traced.demarcation.run(methods.DtxEnd(xid=XID, fail=False, suspend=False), WHO)
     assert [span.parent for span in traced.spans] == [None, None]
 
 
 async def test_a_branch_of_many_traces_is_linked_to_some_of_them(traced: Traced) -> None:
-    traced.demarcation.run(calls.Start(xid=XID, join=False, resume=False), WHO)
+    traced.demarcation.run(methods.DtxStart(xid=XID, join=False, resume=False), WHO)
     for number in range(1, 500):
         traced.publish(traceparent=parent(number))
-    traced.demarcation.run(calls.End(xid=XID, fail=False, suspend=False), WHO)
+    traced.demarcation.run(methods.DtxEnd(xid=XID, fail=False, suspend=False), WHO)
     assert len(traced.spans[1].links) == MOST_LINKS
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.server.alongside import unsettled
-from dtx.server.alongside.unsettled import Tally, Unsettled
+from dtx.server.alongside.unsettled import ANSWERS, Tally, Unsettled
 from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 
 NUMBER = 1
@@ -265,3 +266,8 @@ def test_channels_are_told_apart() -> None:
     assert both.by_number[1] is first
     both.drop(2, 2, second)
     assert list(both.by_upstream.values()) == [first]
+
+
+def test_a_proxy_looks_at_all_that_a_tally_has_to_be_told() -> None:
+    assert methods.watched(Sender.SERVER) >= ANSWERS
+    assert methods.watched(Sender.CLIENT) >= {methods.BasicConsume.KEY, methods.BasicGet.KEY}

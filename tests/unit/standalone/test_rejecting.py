@@ -10,9 +10,8 @@ from dtx.log.api import LogError
 from dtx.server.standalone.connection import Connection
 from dtx.store.postgres.store import PostgresStore
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp09.answers import flags_ok
-from dtx.wire.amqp09.calls import Call, DtxMethod, End, Prepare, Select, Start, encode_call
 from dtx.wire.amqp09.frames import method_frame
+from dtx.wire.amqp09.methods import DtxCall, DtxEnd, DtxEndOk, DtxPrepare, DtxPrepareOk, DtxSelect, DtxStart
 from dtx.wire.amqp09.tables import entry
 from dtx.xa.codes import XaFlag
 from dtx.xa.xid import Xid
@@ -46,9 +45,9 @@ class Rig:
         await hear(self.connection, self.wire, b"".join(method_frame(1, payload) for payload in payloads))
         return bytes(self.wire.sent[before:])
 
-    async def call(self, *calls: Call) -> bytes:
+    async def call(self, *calls: DtxCall) -> bytes:
         """The same with dtx methods."""
-        return await self.say(*map(encode_call, calls))
+        return await self.say(*(call.encode() for call in calls))
 
     def ready(self, queue: bytes) -> int:
         """Messages that wait."""
@@ -68,7 +67,7 @@ async def rig() -> AsyncIterator[Rig]:
             methods.QueueDeclare(b"grave").encode(), methods.QueueDeclare(b"dying", arguments=LETTERS).encode()
         )
         await hear(connection, wire, message(1, b"dying", b"rejected"))
-        await found.call(Select(), Start(xid=XID))
+        await found.call(DtxSelect(), DtxStart(xid=XID))
         await found.say(methods.BasicGet(b"dying").encode())
         assert found.ready(b"dying") == 0
         yield found
@@ -91,9 +90,9 @@ def may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 async def test_the_end_of_the_branch_waits_for_its_dead_letter(rig: Rig, may: asyncio.Event) -> None:
     assert await rig.say(methods.BasicReject(1, requeue=False).encode()) == b""
-    assert await rig.call(End(xid=XID), Prepare(xid=XID)) == b""
+    assert await rig.call(DtxEnd(xid=XID), DtxPrepare(xid=XID)) == b""
     may.set()
-    assert await rig.say() == flags_ok(1, DtxMethod.END_OK, XaFlag.OK) + flags_ok(1, DtxMethod.PREPARE_OK, XaFlag.OK)
+    assert await rig.say() == DtxEndOk(XaFlag.OK).frame(1) + DtxPrepareOk(XaFlag.OK).frame(1)
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (0, 0)
 
 
@@ -105,7 +104,7 @@ async def test_a_dead_letter_that_cannot_be_read_spoils_the_branch(rig: Rig, mon
 
     monkeypatch.setattr(rig.store, "dead_letters", fail)
     await rig.say(methods.BasicReject(1, requeue=False).encode())
-    assert await rig.call(End(xid=XID)) == flags_ok(1, DtxMethod.END_OK, XaFlag.RBROLLBACK)
+    assert await rig.call(DtxEnd(xid=XID)) == DtxEndOk(XaFlag.RBROLLBACK).frame(1)
     assert (rig.ready(b"dying"), rig.ready(b"grave")) == (1, 0)
 
 

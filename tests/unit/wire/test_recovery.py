@@ -1,37 +1,11 @@
-"""The server's answers are the methods that pika reads."""
+"""Lists of xids: the frame of recover-ok, and how many come in one."""
 
 import pytest
 from pika import frame
 
-from dtx.client.pika_methods import METHODS, DtxCoordination
-from dtx.wire.amqp09.answers import MAX_XIDS, empty_ok, flags_ok, get_timeout_ok, recover_ok, split_recover
-from dtx.wire.amqp09.calls import DtxMethod
-from dtx.xa.codes import XaFlag
+from dtx.client.pika_methods import DtxCoordination
+from dtx.wire.amqp09.recovery import MAX_XIDS, recover_ok, split_recover
 from dtx.xa.xid import Xid
-
-FLAGGED = [
-    DtxMethod.START_OK,
-    DtxMethod.END_OK,
-    DtxMethod.COMMIT_OK,
-    DtxMethod.PREPARE_OK,
-    DtxMethod.ROLLBACK_OK,
-]
-BARE = [DtxMethod.SELECT_OK, DtxMethod.FORGET_OK, DtxMethod.SET_TIMEOUT_OK]
-
-
-@pytest.mark.parametrize("flag", XaFlag)
-@pytest.mark.parametrize("answer", FLAGGED)
-def test_an_answer_with_flags_is_one_whole_frame(answer: DtxMethod, flag: XaFlag) -> None:
-    assert flags_ok(513, answer, flag) == frame.Method(513, METHODS[answer](flag)).marshal()
-
-
-@pytest.mark.parametrize("answer", BARE)
-def test_an_answer_without_arguments_is_one_whole_frame(answer: DtxMethod) -> None:
-    assert empty_ok(65535, answer) == frame.Method(65535, METHODS[answer]()).marshal()
-
-
-def test_get_timeout_ok_is_one_whole_frame() -> None:
-    assert get_timeout_ok(1, 3600) == bytes.fromhex("01 0001 00000008 0069 001f 00000e10 ce")
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
@@ -58,11 +32,6 @@ def test_the_end_of_the_snapshot_ends_the_batch() -> None:
 
 def test_without_a_frame_max_everything_fits() -> None:
     assert split_recover([Xid(1, b"g")] * 5000, 0, 1000) == 4000
-
-
-def test_a_method_is_named_as_in_the_xml() -> None:
-    assert DtxMethod.SELECT_OK.wire_name == "dtx-demarcation.select-ok"
-    assert DtxMethod.GET_TIMEOUT.wire_name == "dtx-coordination.get-timeout"
 
 
 def test_a_batch_has_a_largest_number_of_xids() -> None:
