@@ -30,6 +30,7 @@ _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
 _deliver: Final = packer(methods.BasicDeliver)
+_get_ok: Final = packer(methods.BasicGetOk)
 
 
 class Get:
@@ -280,20 +281,15 @@ class Consuming:
             frame = methods.BasicGetEmpty().frame(channel.number)
         else:
             delivery, message = found
-            got = methods.BasicGetOk(
+            got = _get_ok(
+                channel.number,
                 self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery),
                 delivery.redelivered,
                 message.exchange,
                 message.routing_key,
                 remaining,
             )
-            frame = content.message(
-                got.frame(channel.number),
-                channel.number,
-                message.properties,
-                message.body,
-                channel.connection.frame_max,
-            )
+            frame = content.message(got, channel.number, message.properties, message.body, channel.connection.frame_max)
         channel.send(frame)
         asyncio.get_running_loop().call_soon(channel.finish)
 

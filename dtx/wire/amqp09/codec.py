@@ -216,6 +216,7 @@ def _softly_malformed(name: str, payload: bytes) -> XaError:
 
 
 _SCOPE: Final = {
+    "END": bytes((FRAME_END,)),
     "LONG": _LONG,
     "put_long": put_long,
     "put_short": put_short,
@@ -238,7 +239,8 @@ class _Source:
                 runs += [[(name, kind)], []]
             else:
                 runs[-1].append((name, kind))
-        self.text = self._decode(names, runs) + self._pack(key, names, runs)
+        pack = self._pack(f"pack({', '.join(('channel', *names))})", key, runs, "")
+        self.text = self._decode(names, runs) + pack + self._pack("frame(self, channel)", key, runs, "self.")
 
     def _struct(self, form: str) -> str:
         name = f"S{len(self.structs)}"
@@ -279,8 +281,8 @@ class _Source:
             f"        raise malformed(payload)\n    return cls({', '.join(values[name] for name in names)})\n\n"
         )
 
-    def _pack(self, key: int, names: list[str], runs: list[list[tuple[str, str]]]) -> str:
-        """``pack`` makes a frame of the channel and the fields, ``frame`` of the channel and an object."""
+    def _pack(self, head: str, key: int, runs: list[list[tuple[str, str]]], owner: str) -> str:
+        """A function that makes a frame; its fields are arguments, or those of *owner*."""
         lines: list[str] = []
         form, packed = ">BHII", [str(METHOD), "channel", "{size}", str(key)]
         size = 4
@@ -293,24 +295,21 @@ class _Source:
                     pieces.append(f"{self._struct(form)}.pack({', '.join(packed)})")
                 form, packed = ">", []
                 put = {"short": "put_short({})", "long": "put_long({})", "xid": "put_long({}.to_wire())"}[kind]
-                lines.append(f"    {name} = {put.format(name)}\n")
+                lines.append(f"    {name} = {put.format(owner + name)}\n")
                 lengths.append(f"len({name})")
                 pieces.append(name)
             else:
                 for name, letter, bits in _octets(run):
                     form += letter
                     size += Struct(">" + letter).size
-                    shifted = " | ".join(f"{bit} << {place}" if place else bit for place, bit in enumerate(bits))
-                    packed.append("0" if name == TICKET else shifted or name)
-        packed.append(str(FRAME_END))
-        pieces.append(f"{self._struct(form + 'B')}.pack({', '.join(packed)})")
+                    shifted = " | ".join(f"{owner}{bit} << {at}" if at else owner + bit for at, bit in enumerate(bits))
+                    packed.append("0" if name == TICKET else shifted or owner + name)
+        if packed:
+            pieces.append(f"{self._struct(form + 'B')}.pack({', '.join((*packed, str(FRAME_END)))})")
+        else:
+            pieces.append("END")
         result = " + ".join(pieces).format(size=" + ".join((str(size), *lengths)))
-        taken = ", ".join(("channel", *names))
-        given = ", ".join(("channel", *(f"self.{name}" for name in names)))
-        return (
-            f"def pack({taken}):\n{''.join(lines)}    return {result}\n\n"
-            f"def frame(self, channel):\n    return pack({given})\n"
-        )
+        return f"def {head}:\n{''.join(lines)}    return {result}\n\n"
 
 
 def _after(position: str, size: int) -> str:
