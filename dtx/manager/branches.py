@@ -15,7 +15,7 @@ from typing import Final
 from dtx.log.api import LogError, TransactionLog
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
-from dtx.manager.entry import End, Entry
+from dtx.manager.entry import TAKING, End, Entry
 from dtx.manager.limits import Limits
 from dtx.manager.quotas import Quotas, Resource
 from dtx.telemetry import get_logger
@@ -29,8 +29,6 @@ _log = get_logger(part="manager")
 
 MOST_TOMBSTONES: Final = 100_000
 """Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
-TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
-"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
 
 
 @dataclass(frozen=True, slots=True)

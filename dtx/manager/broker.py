@@ -66,7 +66,7 @@ class BrokerEffects:
             operation = Operation.NOT_TAKEN
         else:
             operation = Operation.TAKEN_IN_PART
-        return Happened(operation=operation, vote=entry.vote)
+        return Happened(operation=operation, vote=self._durable.vote(entry))
 
     async def apply(self, entry: Entry) -> Event:
         """Publish the messages of a branch."""
@@ -80,7 +80,7 @@ class BrokerEffects:
         self, entry: Entry, run: Callable[[PhaseTwo], Awaitable[Applied | Refused]], done: Operation
     ) -> Event:
         if entry.applied:
-            return Happened(operation=done, vote=entry.vote)
+            return Happened(operation=done, vote=self._durable.vote(entry))
         phase = self._phase(entry)
         if entry.progress is not UnitProgress.REFUSED:  # then the log gets a new unit before it is sent
             entry.move_units(UnitProgress.SENT)  # whatever goes wrong from here on, it may have been
@@ -97,7 +97,7 @@ class BrokerEffects:
                 self._metrics.units_applied.inc()
                 if result.returned:
                     await self._give_back(entry, phase, result.returned)
-                return Happened(operation=done, vote=entry.vote)
+                return Happened(operation=done, vote=self._durable.vote(entry))
             case Refused():
                 self._metrics.units_failed.inc()
                 entry.repeats |= result.partial
@@ -107,7 +107,7 @@ class BrokerEffects:
                 unit = self._store.next_unit(entry.vhost)
                 fates = await self._fates(entry)
                 await self._durable.note_stuck(entry, result.reason, time.time(), DTX, fates, unit)
-                return Happened(operation=Operation.STUCK, vote=entry.vote, reason=result.reason)
+                return Happened(operation=Operation.STUCK, vote=self._durable.vote(entry), reason=result.reason)
             case _:  # pragma: no cover
                 assert_never(result)
 

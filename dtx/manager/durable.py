@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Final
+from typing import ClassVar, Final
 
 from dtx import failpoint
 from dtx.failpoint import Point
@@ -32,11 +32,11 @@ from dtx.log.records import (
     UnitState,
     WorkKind,
 )
-from dtx.manager.entry import End, Entry, core_state, log_state
+from dtx.manager.entry import TAKING, UNFINISHED, End, Entry, core_state, log_state
 from dtx.store.api import BrokerStore, UnitOutcome, UnitProgress
 from dtx.xa import model
 from dtx.xa.codes import Heuristic, ReplyCode, XaError
-from dtx.xa.model import Ending, Persist, State
+from dtx.xa.model import Ending, Persist, State, Vote
 from dtx.xa.table import LOGGED
 from dtx.xa.xid import Xid
 
@@ -94,8 +94,24 @@ class Durable(ABC):
         log: the transaction log.
     """
 
+    local: ClassVar[bool]
+    """Whether messages live in the log's own database."""
+
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
+
+    def vote(self, entry: Entry) -> Vote:
+        """What the branch holds."""
+        if entry.record is not None:
+            return Vote.of(entry.record.publishes, entry.record.consumes)
+        vote = entry.work.vote if entry.work is not None else Vote.NOTHING
+        if vote is Vote.NOTHING and entry.outcomes and not entry.one_phase:
+            return Vote.PUBLISHED  # it is not over with the vote, and so the decision must be asked for
+        return vote
+
+    @abstractmethod
+    def restore(self, entry: Entry, record: BranchRecord) -> None:
+        """Tell the store at a start what the branch holds, or which of its units may still happen."""
 
     def undefined(self, entry: Entry) -> Awaitable[None] | None:  # noqa: ARG002 - a broker has its own topology
         """What has to be in the log before the branch is written; ``None`` for nothing. Raises LogError."""
@@ -220,9 +236,20 @@ class BrokerDurable(Durable):
         store: asked for the units that are logged before they are sent.
     """
 
+    local = False
+
     def __init__(self, log: TransactionLog, store: BrokerStore) -> None:
         super().__init__(log)
         self._store = store
+
+    def restore(self, entry: Entry, record: BranchRecord) -> None:
+        """Units of a branch that is half-way may still happen."""
+        if entry.branch.state not in UNFINISHED:
+            return
+        taking = entry.branch.state in TAKING
+        for unit in record.units:
+            if unit.state is UnitState.PENDING and taking == bool(unit.number):
+                self._store.expect(record.vhost, unit)
 
     def _deciding(
         self, entry: Entry, record: BranchRecord, state: State, outcome: Heuristic, now: float, actor: str

@@ -160,7 +160,8 @@ class Effects:
             Whether it is under way; otherwise nothing has happened.
         """
         try:
-            branch, effects = step(entry.branch, Request(operation=operation, vote=entry.vote), self._clock())
+            request = Request(operation=operation, vote=self._durable.vote(entry))
+            branch, effects = step(entry.branch, request, self._clock())
             if (
                 len(effects) != 2
                 or not isinstance(effects[0], Persist | Complete)

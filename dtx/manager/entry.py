@@ -14,7 +14,7 @@ from dtx.store.work import Decided, HeldWork, Returner
 from dtx.telemetry import get_logger
 from dtx.xa.branch import Branch
 from dtx.xa.codes import XaFlag
-from dtx.xa.model import ChannelLost, Happened, Operation, State, Vote
+from dtx.xa.model import ChannelLost, Happened, Operation, State
 from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
@@ -31,6 +31,18 @@ _LOG_STATE = {
     State.HEURISTIC: LogState.HEURISTIC,
 }
 _STATE = {log: state for state, log in _LOG_STATE.items() if state is not State.TAKING_ONE_PHASE}
+
+TAKING: Final = (State.TAKING, State.TAKING_ONE_PHASE)
+"""States in which the store was asked to take what the branch consumed, and has not said that it did."""
+UNFINISHED: Final = {
+    State.TAKING: Operation.PREPARE,
+    State.TAKING_ONE_PHASE: Operation.ONE_PHASE,
+    State.COMMITTING: Operation.COMMIT,
+    State.ROLLING_BACK: Operation.ROLLBACK,
+    State.HEURISTIC_COMMITTING: Operation.HEURISTIC_COMMIT,
+    State.HEURISTIC_ROLLING_BACK: Operation.HEURISTIC_ROLLBACK,
+}
+"""States that go on by themselves, with the operation that takes them further."""
 
 
 def log_state(state: State) -> LogState:
@@ -125,14 +137,13 @@ class Entry:
     __slots__ = (
         "_activity",
         "_waiters",
+        "asked",
         "befallen",
         "branch",
         "cached",
         "decision",
         "end",
         "id",
-        "local",
-        "one_phase",
         "origins",
         "outcomes",
         "plan",
@@ -158,11 +169,10 @@ class Entry:
         self.progress = UnitProgress.UNSENT
         self.repeats = False
         """What became of a unit is not known, or it happened in part: messages may have been repeated."""
-        self.one_phase = False
-        self.local = False
-        """Its messages live in the log's own database."""
+        self.asked: Operation | None = None
+        """What was asked last of a branch that was not in the log then."""
         self.plan: Plan | None = None
-        """How that keeps the work, as it was last written or tried to."""
+        """How the log's own database keeps the work, as it was last written or tried to."""
         self.origins: dict[int, Returner] = {}
         """Channels that want to hear of messages that could not be routed."""
         self.settled: frozenset[int] = frozenset()
@@ -194,9 +204,7 @@ class Entry:
         """Take over what the log says."""
         self.id = record.id
         self.record = record
-        self.one_phase = record.one_phase
-        self.local = record.published is not None
-        if not self.local and record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
+        if record.state not in {LogState.PREPARED, LogState.HEURISTIC}:
             self.progress = UnitProgress.SENT
 
     @property
@@ -205,15 +213,9 @@ class Entry:
         return self.branch.xid
 
     @property
-    def vote(self) -> Vote:
-        """What the branch holds."""
-        if self.record is not None:
-            vote = Vote.of(self.record.publishes, self.record.consumes)
-        else:
-            vote = self.work.vote if self.work is not None else Vote.NOTHING
-            if vote is Vote.NOTHING and self.outcomes and not self.one_phase:
-                vote = Vote.PUBLISHED  # it is not over with the vote, and so the decision must be asked for
-        return Vote.LOCAL if self.local and vote is not Vote.NOTHING else vote
+    def one_phase(self) -> bool:
+        """Whether its commit was its vote: as the log has it, and before that as it was asked."""
+        return self.asked is Operation.ONE_PHASE if self.record is None else self.record.one_phase
 
     def journal(self, event: JournalEvent, now: float, *, actor: str, reason: str | None = None) -> JournalEntry:
         """A line of the journal about this branch as it stands."""

@@ -30,7 +30,7 @@ from dtx.store.api import LocalStore, Plan
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.xa.codes import Heuristic
-from dtx.xa.model import Ending, Persist, State
+from dtx.xa.model import Ending, Persist, State, Vote
 
 _log = get_logger(part="manager")
 _NO_ROUTE = 312
@@ -46,9 +46,20 @@ class LocalDurable(Durable):
         store: in the same database.
     """
 
+    local = True
+
     def __init__(self, log: TransactionLog, store: LocalStore) -> None:
         super().__init__(log)
         self._store = store
+
+    def vote(self, entry: Entry) -> Vote:
+        """Work is local, whatever it is."""
+        vote = super().vote(entry)
+        return vote if vote is Vote.NOTHING else Vote.LOCAL
+
+    def restore(self, entry: Entry, record: BranchRecord) -> None:  # noqa: ARG002 - nothing of it is half-way
+        """Its messages are hidden and held."""
+        self._store.restore(record)
 
     def _advancing(self, entry: Entry, record: BranchRecord, effect: Persist, now: float, actor: str) -> Advance:
         """An operator's decision, its work and journal in one transaction.

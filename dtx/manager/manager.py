@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
-from dtx.manager.branches import TAKING, Branches, Who
+from dtx.manager.branches import Branches, Who
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.disk import DiskAlarm
 from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
-from dtx.manager.entry import Decision, Entry
+from dtx.manager.entry import TAKING, Decision, Entry
 from dtx.manager.limits import Limits
 from dtx.manager.local import LocalDurable
 from dtx.manager.quotas import Quotas, Resource
@@ -70,7 +70,6 @@ class TransactionManager:
         self.budget = Budget(limits.held_bytes)
         self.quotas = Quotas(limits.quotas, self.budget)
         self.disk = DiskAlarm(limits.disk, limits.disk_free, lambda: log.disk_full)
-        self._local = isinstance(store, LocalStore)
         self._durable: Durable
         broker: BrokerEffects | None = None
         if isinstance(store, LocalStore):
@@ -88,7 +87,7 @@ class TransactionManager:
             answered=self._branches.answered,
             done=self._branches.through,
         )
-        self._upkeep = Upkeep(log, store, self._branches, self._effects, limits, metrics, self._run, self.spawn)
+        self._upkeep = Upkeep(log, self._durable, self._branches, self._effects, limits, metrics, self._run, self.spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[asyncio.Task[None]] = []
         self._clock = time.monotonic
@@ -203,15 +202,13 @@ class TransactionManager:
         reason = self.quotas.excess(who.user, who.vhost, Resource.BRANCHES, Resource.IN_DOUBT)
         if (count := self._branches.count) >= limits.branches:
             reason = f"{count} branches are open or in doubt, as many as dtx allows"
-        if self.disk.raised and not self._local:  # where dtx has the messages, their publishers wait
+        if self.disk.raised and not self._durable.local:  # where dtx has the messages, their publishers wait
             reason = "the disk of the log is nearly full"
         if reason is not None:
             raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason} (xid {xid})")
         budget = self.quotas.budget(who.user, who.vhost)
         work = HeldWork(limits.branch_bytes, limits.branch_messages, budget)
-        entry = Entry(branch, who.vhost, now=time.time(), work=work)
-        entry.local = self._local
-        return entry
+        return Entry(branch, who.vhost, now=time.time(), work=work)
 
     async def settle(self, who: Who, xid: Xid) -> None:
         """Wait until no operation runs on *xid* and nothing about it is in doubt.
@@ -265,8 +262,8 @@ class TransactionManager:
     def _begun(self, entry: Entry, operation: Operation, reply: Reply, actor: str) -> bool:
         """Begin a request that needs no task; another one has the branch from now on, not when its task gets a turn."""
         if entry.record is None:
-            entry.one_phase = operation is Operation.ONE_PHASE
-            if operation is Operation.PREPARE and entry.branch.state is State.IDLE and entry.vote is not Vote.NOTHING:
+            entry.asked = operation
+            if operation is Operation.PREPARE and entry.branch.state is State.IDLE:
                 self._prepare(entry)
         if self._effects.begin(entry, operation, reply, actor):
             return True
@@ -275,6 +272,8 @@ class TransactionManager:
 
     def _prepare(self, entry: Entry) -> None:
         """A branch is about to be in doubt: one too many for its user or virtual host can only be rolled back."""
+        if self.vote(entry) is Vote.NOTHING:
+            return
         reason = self.quotas.excess(entry.branch.owner, entry.vhost, Resource.IN_DOUBT)
         if reason is None:
             self._branches.prepare(entry)
@@ -303,7 +302,7 @@ class TransactionManager:
             if operation is Operation.ROLLBACK:
                 self._effects.broker.leave_untaken(entry)
             await self._look_into(entry, reply)
-        await self._run(entry, Request(operation=operation, vote=entry.vote), reply, actor)
+        await self._run(entry, Request(operation=operation, vote=self.vote(entry)), reply, actor)
 
     async def _look_into(self, entry: Entry, reply: Reply) -> None:
         try:
@@ -375,6 +374,10 @@ class TransactionManager:
         return found[split:] + found[:split]
 
     # -- operators
+
+    def vote(self, entry: Entry) -> Vote:
+        """What the branch holds."""
+        return self._durable.vote(entry)
 
     async def find(self, who: Who, xid: Xid) -> Entry:
         """The branch, with nothing running on it and nothing about it in doubt.

@@ -17,14 +17,13 @@ from dtx.log.records import BranchRecord, Fate, LogState, Redirect, Work, WorkKi
 from dtx.manager.branches import Who
 from dtx.manager.durable import log_failed
 from dtx.manager.effects import Reply
-from dtx.manager.entry import Decision, Entry
+from dtx.manager.entry import UNFINISHED, Decision, Entry
 from dtx.manager.manager import TransactionManager
-from dtx.manager.upkeep import UNFINISHED
 from dtx.store.api import UnitProgress
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
-from dtx.xa.model import Decide, Event, Operation, Persist, Request, State
+from dtx.xa.model import Decide, Event, Operation, Persist, Request, State, Vote
 from dtx.xa.value import value
 from dtx.xa.xid import Xid
 
@@ -223,7 +222,8 @@ class Operators:
             work = await self._work(entry, record)
             # What the branch holds was read meanwhile: it is judged as it was read, or looked at again.
             if entry.record is record and entry.idle:
-                return self._weigh(order, entry, record, work)
+                vote = self._manager.vote(entry)
+                return _weigh(_Case(order=order, entry=entry, record=record, work=work, vote=vote))
 
     async def _work(self, entry: Entry, record: BranchRecord) -> Sequence[Work]:
         try:
@@ -231,18 +231,25 @@ class Operators:
         except LogError as error:
             raise log_failed(error, "reading the messages", entry.xid) from error
 
-    def _weigh(self, order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> "_Judgement":
-        match order.action:
-            case Action.COMMIT | Action.ROLLBACK:
-                return _complete(order, entry, record, work)
-            case Action.FORGET:
-                return _forget(order, entry, record, work)
-            case Action.RETRY:
-                return _retry(order, entry, record, work)
-            case Action.DISCARD:
-                return _discard(order, entry, record, work)
-            case Action.REDIRECT:
-                return _redirect(order, entry, record, work)
+
+@value
+class _Case:
+    """An order, and the branch that it is about, as it was read."""
+
+    order: Order
+    entry: Entry
+    record: BranchRecord
+    work: Sequence[Work]
+    vote: Vote
+
+    def illegal(self, why: str = "") -> XaError:
+        """The refusal of an order that is not possible in this state."""
+        reason = f"{self.order.action} is illegal in state {self.entry.branch.state}{why} (xid {self.order.xid})"
+        return XaError(ReplyCode.COMMAND_INVALID, reason)
+
+    def refused(self, why: str) -> XaError:
+        """The refusal of an order whose arguments do not fit."""
+        return XaError(ReplyCode.PRECONDITION_FAILED, f"{why} (xid {self.order.xid})")
 
 
 _Judgement = tuple[Entry, Forecast, Event | None, Decision | None]
@@ -261,9 +268,18 @@ def _require_version(order: Order, record: BranchRecord) -> None:
         )
 
 
-def _illegal(order: Order, entry: Entry, why: str = "") -> XaError:
-    reason = f"{order.action} is illegal in state {entry.branch.state}{why} (xid {order.xid})"
-    return XaError(ReplyCode.COMMAND_INVALID, reason)
+def _weigh(case: _Case) -> _Judgement:
+    match case.order.action:
+        case Action.COMMIT | Action.ROLLBACK:
+            return _complete(case)
+        case Action.FORGET:
+            return _forget(case)
+        case Action.RETRY:
+            return _retry(case)
+        case Action.DISCARD:
+            return _discard(case)
+        case Action.REDIRECT:
+            return _redirect(case)
 
 
 def _steps(work: Sequence[Work], fates: dict[WorkKind, Fate]) -> tuple[Step, ...]:
@@ -289,24 +305,22 @@ _GOES: Final = {
 """By whether the branch commits, what becomes of its messages."""
 
 
-def _complete(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
-    commits = order.action is Action.COMMIT
+def _complete(case: _Case) -> _Judgement:
+    commits = case.order.action is Action.COMMIT
     operation = Operation.HEURISTIC_COMMIT if commits else Operation.HEURISTIC_ROLLBACK
-    if entry.branch.state is not State.PREPARED or not is_legal(entry.branch, operation, entry.vote):
-        raise _illegal(order, entry)
+    if case.entry.branch.state is not State.PREPARED or not is_legal(case.entry.branch, operation, case.vote):
+        raise case.illegal()
     outcome = Heuristic.COMMITTED if commits else Heuristic.ROLLED_BACK
-    steps = _steps(work, _GOES[commits])
-    event = Decide(operation=operation, vote=entry.vote, outcome=outcome)
-    return entry, _heuristic(entry, record, State.HEURISTIC, outcome, steps), event, Decision(reason=order.reason)
+    steps = _steps(case.work, _GOES[commits])
+    event = Decide(operation=operation, vote=case.vote, outcome=outcome)
+    return case.entry, _heuristic(case, State.HEURISTIC, outcome, steps), event, Decision(reason=case.order.reason)
 
 
-def _heuristic(
-    entry: Entry, record: BranchRecord, becomes: State, outcome: Heuristic | None, steps: tuple[Step, ...]
-) -> Forecast:
+def _heuristic(case: _Case, becomes: State, outcome: Heuristic | None, steps: tuple[Step, ...]) -> Forecast:
     told = "xa-ok" if outcome is None else outcome.flag.wire_name
     return Forecast(
-        state=entry.branch.state,
-        version=record.version,
+        state=case.entry.branch.state,
+        version=case.record.version,
         becomes=becomes,
         outcome=outcome,
         told=told,
@@ -315,92 +329,86 @@ def _heuristic(
     )
 
 
-def _forget(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
-    if entry.branch.state is not State.HEURISTIC:
-        raise _illegal(order, entry)
-    kept = [item for item in work if item.fate in {Fate.DROPPED, Fate.DISCARDED} or record.published]
+def _forget(case: _Case) -> _Judgement:
+    if case.entry.branch.state is not State.HEURISTIC:
+        raise case.illegal()
+    kept = [item for item in case.work if item.fate in {Fate.DROPPED, Fate.DISCARDED} or case.record.published]
     forecast = Forecast(
-        state=entry.branch.state,
-        version=record.version,
+        state=case.entry.branch.state,
+        version=case.record.version,
         becomes=State.UNKNOWN,
-        outcome=record.outcome,
+        outcome=case.record.outcome,
         told="404",
         steps=tuple(_step(item, item.fate or Fate.DROPPED) for item in kept),
         archived=len(kept),
     )
-    event = Request(operation=Operation.FORGET, vote=entry.vote)
-    return entry, forecast, event, Decision(reason=order.reason)
+    event = Request(operation=Operation.FORGET, vote=case.vote)
+    return case.entry, forecast, event, Decision(reason=case.order.reason)
 
 
-def _retry(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
-    state = entry.branch.state
-    if record.state not in {
+def _retry(case: _Case) -> _Judgement:
+    state = case.entry.branch.state
+    if case.record.state not in {
         LogState.COMMITTING,
         LogState.ROLLING_BACK,
         LogState.HEURISTIC_COMMITTING,
         LogState.HEURISTIC_ROLLING_BACK,
     }:
-        raise _illegal(order, entry)
-    event = Request(operation=UNFINISHED[state], vote=entry.vote)
-    steps = _steps(work, _GOES[state in _COMMITS])
-    becomes = State.UNKNOWN if record.outcome is None else State.HEURISTIC
-    return entry, _heuristic(entry, record, becomes, record.outcome, steps), event, None
+        raise case.illegal()
+    event = Request(operation=UNFINISHED[state], vote=case.vote)
+    steps = _steps(case.work, _GOES[state in _COMMITS])
+    becomes = State.UNKNOWN if case.record.outcome is None else State.HEURISTIC
+    return case.entry, _heuristic(case, becomes, case.record.outcome, steps), event, None
 
 
-def _stuck(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> dict[int, Work]:
+def _stuck(case: _Case) -> dict[int, Work]:
     """The messages that a stuck branch has still to finish."""
-    if record.stuck is None:
-        raise _illegal(order, entry, ": phase two is not stuck")
-    if entry.progress is not UnitProgress.UNSENT:
-        raise _illegal(order, entry, ": what became of its last unit is open, retry first")
-    kind = WorkKind.PUBLISH if entry.branch.state in _COMMITS else WorkKind.CONSUME
-    return {item.position: item for item in work if item.is_open and item.kind is kind}
+    if case.record.stuck is None:
+        raise case.illegal(": phase two is not stuck")
+    if case.entry.progress is not UnitProgress.UNSENT:
+        raise case.illegal(": what became of its last unit is open, retry first")
+    kind = WorkKind.PUBLISH if case.entry.branch.state in _COMMITS else WorkKind.CONSUME
+    return {item.position: item for item in case.work if item.is_open and item.kind is kind}
 
 
-def _discard(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
-    left = _stuck(order, entry, record, work)
-    wanted = set(order.positions)
+def _discard(case: _Case) -> _Judgement:
+    left = _stuck(case)
+    wanted = set(case.order.positions)
     if not wanted or not wanted <= left.keys():
-        raise XaError(
-            ReplyCode.PRECONDITION_FAILED,
-            f"discard takes positions of messages that are not finished: {sorted(left)[:20]} (xid {order.xid})",
-        )
-    outcome = _verdict(entry, record, work, wanted)
+        raise case.refused(f"discard takes positions of messages that are not finished: {sorted(left)[:20]}")
+    outcome = _verdict(case, wanted)
     last = wanted == left.keys()
     operation = Operation.DISCARD_LAST if last else Operation.DISCARD
-    event = Decide(operation=operation, vote=entry.vote, outcome=outcome)
-    _, effects = step(entry.branch, event, 0.0)
+    event = Decide(operation=operation, vote=case.vote, outcome=outcome)
+    _, effects = step(case.entry.branch, event, 0.0)
     becomes = next(effect.state for effect in effects if isinstance(effect, Persist))
     fates = tuple((position, Fate.DISCARDED) for position in sorted(wanted))
     steps = tuple(_step(left[position], fate) for position, fate in fates)
-    forecast = _heuristic(entry, record, becomes, outcome, steps)
-    return entry, forecast, event, Decision(reason=order.reason, fates=fates)
+    forecast = _heuristic(case, becomes, outcome, steps)
+    return case.entry, forecast, event, Decision(reason=case.order.reason, fates=fates)
 
 
-def _verdict(entry: Entry, record: BranchRecord, work: Sequence[Work], wanted: set[int]) -> Heuristic:
+def _verdict(case: _Case, wanted: set[int]) -> Heuristic:
     """How the branch ends when the messages in *wanted* are given up and all others go their way."""
-    total = record.publishes + record.consumes
-    given_up = len(wanted) + sum(item.fate is Fate.DISCARDED for item in work)
-    unsure = sum(item.fate is Fate.UNSURE for item in work if item.position in wanted)
-    unsure += record.outcome is Heuristic.HAZARD
-    if entry.branch.state in _COMMITS:
+    total = case.record.publishes + case.record.consumes
+    given_up = len(wanted) + sum(item.fate is Fate.DISCARDED for item in case.work)
+    unsure = sum(item.fate is Fate.UNSURE for item in case.work if item.position in wanted)
+    unsure += case.record.outcome is Heuristic.HAZARD
+    if case.entry.branch.state in _COMMITS:
         return Heuristic.of(committed=total - given_up, rolled_back=given_up, unknown=unsure)
     return Heuristic.of(committed=given_up, rolled_back=total - given_up, unknown=unsure)
 
 
-def _redirect(order: Order, entry: Entry, record: BranchRecord, work: Sequence[Work]) -> _Judgement:
-    to = order.redirect
+def _redirect(case: _Case) -> _Judgement:
+    to = case.order.redirect
     assert to is not None, "an order to redirect says where to"
-    left = _stuck(order, entry, record, work)
+    left = _stuck(case)
     item = left.get(to.position)
     if item is None:
-        raise XaError(
-            ReplyCode.PRECONDITION_FAILED,
-            f"redirect takes the position of a message that is not finished: {sorted(left)[:20]} (xid {order.xid})",
-        )
+        raise case.refused(f"redirect takes the position of a message that is not finished: {sorted(left)[:20]}")
     if (item.kind is WorkKind.CONSUME) != (to.queue is not None):
         needed = "a queue" if item.kind is WorkKind.CONSUME else "an exchange and a routing key"
-        raise XaError(ReplyCode.PRECONDITION_FAILED, f"message {to.position} needs {needed} (xid {order.xid})")
+        raise case.refused(f"message {to.position} needs {needed}")
     moved = Step(
         position=item.position,
         kind=item.kind,
@@ -410,5 +418,5 @@ def _redirect(order: Order, entry: Entry, record: BranchRecord, work: Sequence[W
         queue=to.queue,
         bytes=len(item.body),
     )
-    forecast = _heuristic(entry, record, entry.branch.state, record.outcome, (moved,))
-    return entry, forecast, None, None
+    forecast = _heuristic(case, case.entry.branch.state, case.record.outcome, (moved,))
+    return case.entry, forecast, None, None

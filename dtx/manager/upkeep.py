@@ -12,13 +12,11 @@ from typing import Any, Final
 from dtx import failpoint
 from dtx.failpoint import Point
 from dtx.log.api import LogError, TransactionLog
-from dtx.log.records import BranchRecord, UnitState
-from dtx.manager.branches import TAKING, Branches
-from dtx.manager.durable import DTX
+from dtx.manager.branches import Branches
+from dtx.manager.durable import DTX, Durable
 from dtx.manager.effects import Effects, Reply
-from dtx.manager.entry import Entry
+from dtx.manager.entry import TAKING, UNFINISHED, Entry
 from dtx.manager.limits import Limits
-from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.slices import in_turns
 from dtx.telemetry import Metrics, get_logger
 from dtx.xa.codes import XaError, XaFlag
@@ -36,16 +34,6 @@ _AT_ONCE: Final = 25
 _REVIVE: Final = 5.0
 """Seconds after which a decided branch that nobody works on is taken up again."""
 
-UNFINISHED: Final = {
-    State.TAKING: Operation.PREPARE,
-    State.TAKING_ONE_PHASE: Operation.ONE_PHASE,
-    State.COMMITTING: Operation.COMMIT,
-    State.ROLLING_BACK: Operation.ROLLBACK,
-    State.HEURISTIC_COMMITTING: Operation.HEURISTIC_COMMIT,
-    State.HEURISTIC_ROLLING_BACK: Operation.HEURISTIC_ROLLBACK,
-}
-"""States that go on by themselves, with the operation that takes them further."""
-
 Run = Callable[[Entry, Event, Reply, str], Coroutine[Any, Any, None]]
 """Runs an event on a branch, and answers with whatever comes of it."""
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
@@ -57,7 +45,7 @@ class Upkeep:
 
     Args:
         log: has the branches.
-        store: has their messages.
+        durable: knows where their messages live.
         branches: gets them.
         effects: takes up what was broken off.
         limits: of the manager.
@@ -69,7 +57,7 @@ class Upkeep:
     def __init__(
         self,
         log: TransactionLog,
-        store: BrokerStore | LocalStore,
+        durable: Durable,
         branches: Branches,
         effects: Effects,
         limits: Limits,
@@ -78,7 +66,7 @@ class Upkeep:
         spawn: Spawn,
     ) -> None:
         self._log = log
-        self._store = store
+        self._durable = durable
         self._branches = branches
         self._effects = effects
         self._limits = limits
@@ -101,15 +89,15 @@ class Upkeep:
         """
         pending = []
         strangers = 0
-        local = isinstance(self._store, LocalStore)
+        local = self._durable.local
         async for record in self._log.load():
-            entry = Entry.restored(record)
-            if entry.local is not local:
+            if (record.published is not None) is not local:
                 strangers += 1
                 continue
+            entry = Entry.restored(record)
             self._branches.add(entry)
             failpoint.at(Point.RESTART_ROW)
-            self._restore(entry, record)
+            self._durable.restore(entry, record)
             if entry.branch.state in UNFINISHED:
                 entry.claim()  # nobody else may touch it until its fate is known
                 pending.append(entry)
@@ -124,24 +112,14 @@ class Upkeep:
             self._spawn(self._take_up(entry))
         _log.info("branches loaded", in_doubt=len(self._branches) - len(pending), unfinished=len(pending))
 
-    def _restore(self, entry: Entry, record: BranchRecord) -> None:
-        """Tell the store what the branch holds, or which of its units may still happen."""
-        if isinstance(self._store, LocalStore):
-            self._store.restore(record)
-        elif entry.branch.state in UNFINISHED:
-            taking = entry.branch.state in TAKING
-            for unit in record.units:
-                if unit.state is UnitState.PENDING and taking == bool(unit.number):
-                    self._store.expect(record.vhost, unit)
-
     async def _take_up(self, entry: Entry) -> None:
         """Go on where the predecessor ended (the entry is claimed)."""
         failpoint.at(Point.RESTART_DECIDE_BEFORE)
         try:
             if entry.branch.state in TAKING and entry.cached is None:
                 entry.cached = await self._effects.broker.read_work(entry)
-            operation = UNFINISHED[entry.branch.state]
-            await self._effects.run(entry, Request(operation=operation, vote=entry.vote), self._hear(entry), DTX)
+            request = Request(operation=UNFINISHED[entry.branch.state], vote=self._durable.vote(entry))
+            await self._effects.run(entry, request, self._hear(entry), DTX)
         except XaError as error:
             self._metrics.replays_failed.inc()
             _log.warning("branch could not be taken up", xid=entry.xid, vhost=entry.vhost, reason=error.reason)
@@ -207,7 +185,7 @@ class Upkeep:
             log_error(answer)
 
         entry.claim()  # now, not when the task gets its turn
-        self._spawn(self._run(entry, Happened(operation=operation, vote=entry.vote), reply, DTX))
+        self._spawn(self._run(entry, Happened(operation=operation, vote=self._durable.vote(entry)), reply, DTX))
 
     async def _revive(self) -> None:
         """A decided branch whose operation ended in a failed log write is finished without being asked.

@@ -197,7 +197,7 @@ def _not_put_back() -> Sequence[Change]:
 
 def _pretend(operation: str) -> Any:
     async def done(self: BrokerEffects, entry: Entry) -> Any:
-        return Happened(operation=Operation(operation), vote=entry.vote)
+        return Happened(operation=Operation(operation), vote=self._durable.vote(entry))
 
     return done
 
@@ -332,7 +332,7 @@ def _impatient(state: State, operation: Operation) -> Sequence[Change]:
         for entry in list(self._branches):
             if entry.branch.state is state and entry.idle:
                 entry.claim()
-                event = Request(operation=operation, vote=entry.vote)
+                event = Request(operation=operation, vote=self._durable.vote(entry))
                 self._spawn(self._run(entry, event, lambda _: None, "dtx"))
         await revive(self)
 
