@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dtx.log.reading import Detail, Holder, InDoubt, Line
 from dtx.log.records import BranchRecord, JournalEntry, Work
+from dtx.manager.limits import Usage
 from dtx.manager.operators import Done, Forecast, Step
-from dtx.manager.quotas import Usage
 from dtx.telemetry import LaneNumbers
 from dtx.wire.amqp09.tables import MAX_SHORT
 

@@ -10,7 +10,7 @@ from dtx.admin.desk import Desk
 from dtx.admin.document import OPEN
 from dtx.admin.looking import Asker, TheDesk
 from dtx.log.operator_tables import Role
-from dtx.manager.census import Census, count
+from dtx.manager.branches import BranchStats, branch_stats
 
 router = APIRouter(tags=["service"])
 
@@ -50,15 +50,15 @@ async def _count(desk: Desk) -> None:
     metrics, active = desk.metrics, desk.active
     if active is not None and not active.lease_valid():
         active = None
-    census = Census() if active is None else await count(active.manager.entries())
-    states = census.states
+    stats = BranchStats() if active is None else await branch_stats(active.manager.entries())
+    states = stats.states
     for gauge in metrics.branches.values():
         gauge.set(0)
     for state, number in states.items():
         metrics.branches[state].set(number)
-    metrics.stuck_branches.set(census.stuck)
-    metrics.in_doubt_bytes.set(census.in_doubt_bytes)
-    oldest = census.oldest_prepared
+    metrics.stuck_branches.set(stats.stuck)
+    metrics.in_doubt_bytes.set(stats.in_doubt_bytes)
+    oldest = stats.oldest_prepared
     metrics.oldest_in_doubt.set(0 if oldest is None else max(0.0, time.time() - oldest))
     metrics.lease_held.set(active is not None)
     metrics.lease_epoch.set(0 if active is None else active.epoch())

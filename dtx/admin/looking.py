@@ -15,7 +15,7 @@ from dtx.log.listing import Cursor, Sort, Wanted, gtrid_pattern, page
 from dtx.log.operator_tables import Role
 from dtx.log.reading import Detail, Line, LogReader, Messages
 from dtx.log.records import LogState
-from dtx.manager.census import AGES, Census, count
+from dtx.manager.branches import AGES, BranchStats, branch_stats
 from dtx.telemetry import LaneNumbers
 from dtx.xa.xid import Xid
 
@@ -178,9 +178,9 @@ async def status(desk: Desk) -> forms.StatusForm:
     leases = await desk.read(lambda log: log.leases())
     active = desk.active
     lanes: Mapping[str, LaneNumbers] = {}
-    found = Census()
+    found = BranchStats()
     if active is not None:
-        found = await count(active.manager.entries())
+        found = await branch_stats(active.manager.entries())
         lanes = active.lanes()
     return forms.StatusForm(
         rm=desk.rm,

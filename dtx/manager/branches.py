@@ -1,23 +1,26 @@
 """The branches that are known, and whose turn it is.
 
-On one branch one operation runs at a time. Whoever comes second waits, and finds what the first one left; what befalls
-a branch meanwhile happens to it afterwards. A branch whose last write may or may not have happened is read from the log
+On one branch one operation runs at a time. Whoever comes second waits, and finds what the first one left. What happens
+to a branch meanwhile is applied afterwards. A branch whose last write may or may not have happened is read from the log
 before anything else is done with it, and one that is not known here is looked for there before anybody is told so.
+
+:func:`branch_stats` counts branches for metrics and operators' pages.
 """
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from dtx.log.api import LogError, TransactionLog
 from dtx.manager.durable import Durable, log_failed
 from dtx.manager.effects import Reply, release
 from dtx.manager.entry import TAKING, End, Entry
-from dtx.manager.limits import Limits
-from dtx.manager.quotas import Quotas, Resource
+from dtx.manager.limits import Limits, Quotas, Resource
+from dtx.store.slices import in_turns
 from dtx.telemetry import get_logger
 from dtx.xa.branch import is_legal, step
 from dtx.xa.codes import Heuristic, ReplyCode, XaError, XaFlag
@@ -29,6 +32,8 @@ _log = get_logger(part="manager")
 
 MOST_TOMBSTONES: Final = 100_000
 """Some 40 MB. A client may start branches and have them rolled back as fast as it can; the oldest give way."""
+AGES: Final = (60, 600, 3600, 86_400)
+"""Seconds since the start between which branches are counted: minutes, an hour, a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +286,10 @@ class Branches:
         if over:
             outcome = entry.branch.outcome
             entry.conclude(committed=entry.end is End.COMMITTED if outcome is None else outcome is Heuristic.COMMITTED)
-        events, entry.befallen = entry.befallen, []
+        events, entry.deferred = entry.deferred, []
         if self.has(entry):
             for event in events:
-                self.befall(entry, event)
+                self.apply_event(entry, event)
 
     def _file(self, entry: Entry) -> bool:
         """File *entry* under what it has become.
@@ -310,10 +315,10 @@ class Branches:
             self._count_doubt(entry)
         return gone or (state is State.HEURISTIC and not entry.uncertain)
 
-    def befall(self, entry: Entry, event: ChannelLost | Happened) -> None:
+    def apply_event(self, entry: Entry, event: ChannelLost | Happened) -> None:
         """Something happens to a branch that nobody asked for; where it is too late for that, nothing does."""
         if not entry.idle:
-            entry.befallen.append(event)
+            entry.deferred.append(event)
             return
         operation = Operation.CHANNEL_LOST if isinstance(event, ChannelLost) else event.operation
         if not is_legal(entry.branch, operation):
@@ -328,7 +333,7 @@ class Branches:
 
     # -- tombstones
 
-    def bury(self, entry: Entry, flag: XaFlag) -> None:
+    def leave_tombstone(self, entry: Entry, flag: XaFlag) -> None:
         """Leave a tombstone: *entry* was rolled back by itself, and the next rollback is answered with *flag*."""
         until = self._clock() + self._limits.tombstone_ttl
         key = entry.vhost, entry.xid
@@ -366,3 +371,49 @@ def _let_work_go(entry: Entry) -> None:
     if entry.work is not None:
         entry.work.let_go()
         entry.work = None
+
+
+@dataclass(slots=True, kw_only=True)
+class BranchStats:
+    """How many branches there are, in which states and of which ages.
+
+    Args:
+        ages: for each state, how many branches are younger than each of :data:`AGES`, but not than the one before; the
+            last number is that of the oldest ones. Times are those that dtx has written, by its own clock.
+        stuck: those that phase two is stuck with.
+        oldest_prepared: when the one that has been prepared for the longest time was, seconds since the epoch.
+        in_doubt_bytes: of messages of branches that have voted.
+    """
+
+    ages: dict[State, list[int]] = field(default_factory=dict)
+    stuck: int = 0
+    oldest_prepared: float | None = None
+    in_doubt_bytes: int = 0
+
+    @property
+    def states(self) -> dict[State, int]:
+        """How many branches each state has."""
+        return {state: sum(ages) for state, ages in self.ages.items()}
+
+
+async def branch_stats(entries: Iterable[Entry]) -> BranchStats:
+    """Count *entries*: a snapshot of them is taken at once.
+
+    Counting goes through all branches, so the event loop gets its turn now and then. Who comes or goes meanwhile is
+    counted as they were when it began, or not at all.
+    """
+    stats = BranchStats()
+    now = time.time()
+    async for entry in in_turns(entries):
+        ages = stats.ages.get(entry.branch.state)
+        if ages is None:
+            ages = stats.ages[entry.branch.state] = [0] * (len(AGES) + 1)
+        ages[bisect_right(AGES, now - entry.started_at)] += 1
+        record = entry.record
+        if record is not None:
+            stats.stuck += record.stuck is not None
+            stats.in_doubt_bytes += record.bytes
+            if entry.branch.state is State.PREPARED and record.prepared_at is not None:
+                oldest = stats.oldest_prepared
+                stats.oldest_prepared = record.prepared_at if oldest is None else min(oldest, record.prepared_at)
+    return stats

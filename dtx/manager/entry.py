@@ -130,18 +130,18 @@ An end is answered again where the log did not take it."""
 class Entry:
     """A branch that is known: open, in doubt or heuristic.
 
-    One operation at a time runs on it; others wait for their turn. What befalls it meanwhile is kept in *befallen* and
-    happens afterwards.
+    One operation at a time runs on it; others wait for their turn. Events that come meanwhile are *deferred*: they are
+    applied afterwards.
     """
 
     __slots__ = (
         "_activity",
         "_waiters",
         "asked",
-        "befallen",
         "branch",
         "cached",
         "decision",
+        "deferred",
         "end",
         "id",
         "origins",
@@ -180,7 +180,7 @@ class Entry:
         self.taken: dict[int, UnitOutcome] = {}
         self.decision: Decision | None = None
         """The operator's, while it is being written."""
-        self.befallen: list[ChannelLost | Happened] = []
+        self.deferred: list[ChannelLost | Happened] = []
         self.outcomes: list[Decided] = [] if work is None else work.outcomes
         """They wait for the end of the branch, see :meth:`HeldWork.add_outcome`; the work itself goes with the vote."""
         self.end: End | None = None

@@ -1,9 +1,34 @@
-"""What a transaction manager allows its clients."""
+"""What a transaction manager allows its clients: limits, quotas of users and virtual hosts, and room on the disk.
 
+Quotas (``--quota``) say what each user and each virtual host may hold. A branch counts for its owner, and for its
+virtual host, from its start until nobody has to ask about it any more: while it is open, prepared and heuristic. From
+the prepare on it counts as in doubt, too, and its messages stay counted as bytes when they leave the memory of dtx for
+the log. A start, connection or channel that would be too much is refused; a prepare that would be too much is answered
+with a rollback. What a restart finds in the log is counted, never refused.
+
+The disk alarm: while the log's disk is nearly full, clients that publish wait, as RabbitMQ's do. What is left then is
+for those who make room, or who must come to an end: acknowledgements, commits and rollbacks go on.
+Free space is looked at where PostgreSQL is on this machine and dtx knows its directory. Of another PostgreSQL nobody
+can tell; there the alarm is raised for some seconds each time that it refuses a write for want of space.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from dtx.config.quotas import Quota
+from dtx.store.work import Budget
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="disk")
+NO_LIMIT: Final = 1 << 62
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +62,173 @@ class Limits:
     quotas: tuple[Quota, ...] = ()
     disk: Path | None = None
     disk_free: int = 0
+
+
+class Resource(StrEnum):
+    """What is counted, apart from bytes."""
+
+    BRANCHES = "branches"
+    IN_DOUBT = "in-doubt"
+    CONNECTIONS = "connections"
+    CHANNELS = "channels"
+
+
+BYTES: Final = "bytes"
+
+
+class Usage:
+    """What one user or one virtual host holds.
+
+    Args:
+        scope: ``user`` or ``vhost``.
+        name: of it.
+        limits: by name, those that there are.
+    """
+
+    __slots__ = ("_counts", "budget", "limits", "name", "scope")
+
+    def __init__(self, scope: str, name: str, limits: dict[str, int]) -> None:
+        self.scope = scope
+        self.name = name
+        self.limits: Final = limits
+        most = limits.get(BYTES, NO_LIMIT)
+        self.budget: Final = Budget(most, f"{scope} '{name}' may hold {most} octets (--quota)")
+        self._counts = dict.fromkeys(Resource, 0)
+
+    @property
+    def used(self) -> dict[str, int]:
+        """By name, how much of what."""
+        return {str(resource): count for resource, count in self._counts.items()} | {BYTES: self.budget.used}
+
+    def add(self, resource: Resource, count: int) -> None:
+        """So many more, or fewer."""
+        self._counts[resource] += count
+
+    def excess(self, resource: Resource) -> str | None:
+        """Why one more is too much; ``None`` where it is not."""
+        limit = self.limits.get(resource, NO_LIMIT)
+        if self._counts[resource] < limit:
+            return None
+        kind = "branches in doubt" if resource is Resource.IN_DOUBT else resource
+        return f"{self.scope} '{self.name}' has {self._counts[resource]} {kind}, its quota is {limit}"
+
+
+class Quotas:
+    """The usage of all users and virtual hosts that hold anything.
+
+    Args:
+        quotas: what was set; that of a name goes before that of ``*``.
+        total: the memory that all share.
+    """
+
+    def __init__(self, quotas: Iterable[Quota], total: Budget) -> None:
+        self._quotas = {(quota.scope, quota.name): dict(quota.limits) for quota in quotas}
+        self._total = total
+        self._usage: dict[tuple[str, str], Usage] = {}
+
+    def __iter__(self) -> Iterator[Usage]:
+        return iter(self._usage.values())
+
+    def _of(self, user: str, vhost: str) -> tuple[Usage, Usage]:
+        return self._find("user", user), self._find("vhost", vhost)
+
+    def _find(self, scope: str, name: str) -> Usage:
+        found = self._usage.get((scope, name))
+        if found is None:
+            limits = self._quotas.get((scope, "*"), {}) | self._quotas.get((scope, name), {})
+            found = self._usage[scope, name] = Usage(scope, name, limits)
+        return found
+
+    def budget(self, user: str, vhost: str) -> Budget:
+        """What *user* may hold in memory in *vhost*: it is charged to both, and to the total."""
+        return Budget(NO_LIMIT, "", self._total, *(usage.budget for usage in self._of(user, vhost)))
+
+    def charge(self, user: str, vhost: str, octets: int) -> None:
+        """So much more is held, or less, outside of the memory that :meth:`budget` counts."""
+        for usage in self._of(user, vhost) if octets else ():
+            usage.budget.charge(octets)
+
+    def add(self, user: str, vhost: str, resource: Resource) -> None:
+        """One more, whether that is too much or not."""
+        for usage in self._of(user, vhost):
+            usage.add(resource, 1)
+
+    def remove(self, user: str, vhost: str, resource: Resource) -> None:
+        """One less."""
+        for usage in self._of(user, vhost):
+            usage.add(resource, -1)
+            if not any(usage.used.values()):
+                del self._usage[usage.scope, usage.name]
+
+    def excess(self, user: str, vhost: str, *resources: Resource) -> str | None:
+        """Why one more of each of *resources* is too much, for people; ``None`` where it is not."""
+        for usage in self._of(user, vhost) if self._quotas else ():
+            for resource in resources:
+                reason = usage.excess(resource)
+                if reason is not None:
+                    return reason
+        return None
+
+
+def _free(place: Path) -> int:
+    return shutil.disk_usage(place).free
+
+
+class DiskAlarm:
+    """Whether there is room on the disk, and who waits for it.
+
+    Args:
+        place: a directory on the disk; ``None`` where it is another machine's.
+        limit: free octets below which the alarm is raised; 0 for never.
+        is_full: whether the database has just refused a write for want of space.
+        free: asks the system for the free octets.
+    """
+
+    def __init__(
+        self,
+        place: Path | None,
+        limit: int,
+        is_full: Callable[[], bool] = lambda: False,
+        free: Callable[[Path], int] = _free,
+    ) -> None:
+        self.limit: Final = limit if place is not None else 0
+        self.free: int | None = None
+        """Octets, at the last look; ``None`` where nobody knows."""
+        self.raised = False
+        self._place = place
+        self._is_full = is_full
+        self._ask = free
+        self._waiting: dict[Callable[[], None], None] = {}
+
+    async def watch(self) -> None:
+        """Look at the disk until cancelled."""
+        while True:
+            if self._place is not None and self.limit:
+                with suppress(OSError):  # it says so elsewhere
+                    self.free = await asyncio.to_thread(self._ask, self._place)
+            self.judge()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def judge(self) -> None:
+        """Raise the alarm, or end it."""
+        low = self._is_full() or (self.free is not None and self.free < self.limit)
+        if low and not self.raised:
+            _log.warning("low on disk, clients that publish wait", free=self.free, limit=self.limit)
+        elif self.raised and not low:
+            _log.info("there is room on the disk again", free=self.free, limit=self.limit)
+        self.raised = low
+        if not low:
+            waiting, self._waiting = self._waiting, {}
+            for go_on in waiting:
+                try:
+                    go_on()
+                except Exception:  # noqa: BLE001 - logged; the others wait for room, too, and for nothing else
+                    _log.exception("a client could not go on")
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call *go_on* when there is room again; the alarm is raised."""
+        self._waiting[go_on] = None
+
+    def leave(self, go_on: Callable[[], None]) -> None:
+        """*go_on* does not wait any more. Idempotent."""
+        self._waiting.pop(go_on, None)

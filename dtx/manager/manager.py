@@ -15,13 +15,11 @@ from dtx.log.api import TransactionLog
 from dtx.log.records import Redirect
 from dtx.manager.branches import Branches, Who
 from dtx.manager.broker import BrokerEffects
-from dtx.manager.disk import DiskAlarm
 from dtx.manager.durable import BrokerDurable, Durable
 from dtx.manager.effects import Effects, Reply, release
 from dtx.manager.entry import TAKING, Decision, Entry
-from dtx.manager.limits import Limits
+from dtx.manager.limits import DiskAlarm, Limits, Quotas, Resource
 from dtx.manager.local import LocalDurable
-from dtx.manager.quotas import Quotas, Resource
 from dtx.manager.upkeep import Upkeep
 from dtx.store.api import BrokerStore, LocalStore
 from dtx.store.slices import Slices, in_turns
@@ -83,7 +81,7 @@ class TransactionManager:
             self._durable,
             broker,
             limits.patience,
-            remember=self._branches.bury,
+            remember=self._branches.leave_tombstone,
             answered=self._branches.answered,
             done=self._branches.through,
         )
@@ -233,13 +231,13 @@ class TransactionManager:
 
     def _tell(self, entries: Sequence[Entry], event: ChannelLost) -> Iterator[None]:
         for number, entry in enumerate(entries, 1):
-            self._branches.befall(entry, event)
+            self._branches.apply_event(entry, event)
             if not number % _TOLD_AT_ONCE:
                 yield
 
     def doom(self, entry: Entry, reason: str) -> None:
         """Part of the work is lost, or must not happen: the branch can only be rolled back. No effect after a vote."""
-        self._branches.befall(entry, Happened(operation=Operation.DOOM, reason=reason))
+        self._branches.apply_event(entry, Happened(operation=Operation.DOOM, reason=reason))
 
     # -- coordination
 

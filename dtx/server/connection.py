@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
-from dtx.manager.quotas import Resource
+from dtx.manager.limits import Resource
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT
 from dtx.store.slices import Slices

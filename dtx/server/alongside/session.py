@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
-from dtx.manager.quotas import Resource
+from dtx.manager.limits import Resource
 from dtx.server.alongside.channel import Channel, Drain
 from dtx.server.alongside.contents import Contents
 from dtx.server.alongside.opening import Opening

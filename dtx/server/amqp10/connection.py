@@ -14,7 +14,7 @@ from typing import Final, Self
 from dtx.config import Settings as ServiceSettings
 from dtx.manager import TransactionManager, Who
 from dtx.manager.entry import Entry
-from dtx.manager.quotas import Resource
+from dtx.manager.limits import Resource
 from dtx.manager.scan import Scan
 from dtx.server.amqp10.attaching import Control, Shell, attach
 from dtx.server.amqp10.errors import amqp_error

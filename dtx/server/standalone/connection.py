@@ -15,7 +15,7 @@ from dtx.auth.accounts import Account, Accounts, LoginRefused
 from dtx.auth.permissions import Permission
 from dtx.log.api import LogError
 from dtx.manager import TransactionManager, Who
-from dtx.manager.quotas import Resource
+from dtx.manager.limits import Resource
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.limits import ConnectionLimits

@@ -78,7 +78,7 @@ def _tombstones_stay() -> Sequence[Change]:
 
 def _no_tombstones() -> Sequence[Change]:
     """A branch that has voted no is unknown to the rollback that comes behind."""
-    return [(Branches, "bury", lambda *_: None)]
+    return [(Branches, "leave_tombstone", lambda *_: None)]
 
 
 def _tombstones_outlive() -> Sequence[Change]:
@@ -148,16 +148,16 @@ def _doomed_is_joined() -> Sequence[Change]:
 
 def _death_is_an_end() -> Sequence[Change]:
     """A channel that dies in a branch has ended its work, as far as it has come."""
-    befall = Branches.befall
+    apply = Branches.apply_event
 
     def mild(self: Branches, entry: Entry, event: ChannelLost | Happened) -> None:
         if isinstance(event, ChannelLost) and event.channel in entry.branch.associations and not entry.busy:
             ended = Demarcated(operation=Operation.END, channel=event.channel)
             entry.branch, _ = branch.step(entry.branch, ended, self._clock())
         else:
-            befall(self, entry, event)
+            apply(self, entry, event)
 
-    return [(Branches, "befall", mild)]
+    return [(Branches, "apply_event", mild)]
 
 
 def _timeout_in_name() -> Sequence[Change]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from dtx.manager.disk import DiskAlarm
+from dtx.manager.limits import DiskAlarm
 
 
 def test_who_publishes_waits_until_there_is_room() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtx.manager import Who
-from dtx.manager.quotas import Quotas
+from dtx.manager.limits import Quotas
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
 from dtx.server.limits import SessionLimits
