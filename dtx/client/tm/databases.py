@@ -3,12 +3,12 @@
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -85,25 +85,6 @@ def open_log(where: str | Path | DecisionLog) -> DecisionLog:
     return SqliteLog(Path(text.removeprefix("sqlite://")) if text.startswith("sqlite:///") else Path(text))
 
 
-class _SqliteTransaction:
-    """An open transaction."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query."""
-        return self._database.execute(statement, values).fetchall()
-
-    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement."""
-        return self._database.execute(statement, values).rowcount
-
-    def each(self, statement: str, values: Sequence[Sequence[Any]]) -> None:
-        """Run it with each row of values."""
-        self._database.executemany(statement, values)
-
-
 class SqliteLog(DecisionLog):
     """A log in a SQLite file, with ``synchronous=FULL``: a decision is on the disk before a branch is told.
 
@@ -117,13 +98,11 @@ class SqliteLog(DecisionLog):
         LogFailed: it cannot be opened, or is no such log.
     """
 
-    tables = ""
-    placeholder = "?"
+    failure: ClassVar[type[Exception]] = sqlite3.Error
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
         self._path = path.absolute()
-        self._database: sqlite3.Connection | None = None
+        super().__init__(str(self._path))
         self._claims: dict[Path, int] = {}
         with self.transaction():
             pass
@@ -131,7 +110,7 @@ class SqliteLog(DecisionLog):
     def __repr__(self) -> str:
         return f"SqliteLog({str(self._path)!r})"
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Any:
         if self._database is not None:
             return self._database
         if not self._path.parent.is_dir():
@@ -159,28 +138,14 @@ class SqliteLog(DecisionLog):
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
         """One transaction: one fsync."""
-        with self._writing:
-            try:
-                database = self._connect()
-                database.execute("BEGIN IMMEDIATE")
-                yield _SqliteTransaction(database)
-                database.execute("COMMIT")
-            except sqlite3.Error as error:
-                self._drop()
-                raise LogFailed(f"log of decisions {self._path}: {error}") from error
-            except BaseException:
-                self._drop()
-                raise
+        with self._guarded() as database:
+            database.execute("BEGIN IMMEDIATE")
+            yield Statements(database, tables="", placeholder="?")
+            database.execute("COMMIT")
 
     def when(self, at: datetime) -> str:
         """ISO 8601."""
         return at.isoformat(timespec="microseconds")
-
-    def _drop(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            with suppress(sqlite3.Error):
-                database.close()  # rolls back what is open
 
     def claim(self, node: str, process: str) -> None:
         """Hold a lock on a file that has the name of the process; the system lets go of it when the process ends."""
@@ -229,30 +194,6 @@ class SqliteLog(DecisionLog):
                 os.close(descriptor)
 
 
-class _PostgresTransaction:
-    """An open transaction. What gives no rows is on its way until something does, or until the transaction ends."""
-
-    def __init__(self, database: psycopg.Connection, pipeline: psycopg.Pipeline) -> None:
-        self._database = database
-        self._pipeline = pipeline
-
-    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a query."""
-        return self._database.execute(statement.encode(), values).fetchall()
-
-    def change(self, statement: str, values: Sequence[object] = ()) -> int:
-        """Run a statement."""
-        cursor = self._database.execute(statement.encode(), values)
-        self._pipeline.sync()
-        return cursor.rowcount
-
-    def each(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        """Run it with each row of values."""
-        if values:
-            with self._database.cursor() as cursor:
-                cursor.executemany(statement.encode(), values)
-
-
 class PostgresLog(DecisionLog):
     """A log in the schema ``dtx_tm`` of a PostgreSQL database, over one connection that is made again when it is lost.
 
@@ -266,17 +207,15 @@ class PostgresLog(DecisionLog):
         LogFailed: it cannot be used, or the server does not write to disk what it commits (``fsync=off``).
     """
 
-    tables = "dtx_tm."
-    placeholder = "%s"
+    failure: ClassVar[type[Exception]] = psycopg.Error
 
     def __init__(self, url: str) -> None:
-        super().__init__()
+        super().__init__("in PostgreSQL")
         try:
             conninfo_to_dict(url)
         except psycopg.Error:  # which repeats the password, if that is what is wrong
             raise LogFailed("the log's URL is not one that PostgreSQL's client library understands") from None
         self._url = url
-        self._database: psycopg.Connection | None = None
         self._claims: set[int] = set()
         with self._session() as database:
             # looked at first: who may use the schema may not be allowed to make it
@@ -287,7 +226,7 @@ class PostgresLog(DecisionLog):
     def __repr__(self) -> str:
         return "PostgresLog(…)"  # the URL has a password in it
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self) -> Any:
         if self._database is not None and not self._database.closed:
             return self._database
         database = psycopg.connect(self._url, application_name="dtx tm", connect_timeout=10)
@@ -308,24 +247,15 @@ class PostgresLog(DecisionLog):
 
     @contextmanager
     def _session(self) -> Iterator[psycopg.Connection]:
-        """The connection in a transaction; after any error it is not used again."""
-        with self._writing:
-            try:
-                database = self._connect()
-                with database.transaction():
-                    yield database
-            except psycopg.Error as error:
-                self._drop()
-                raise LogFailed(f"log of decisions in PostgreSQL: {error}") from error
-            except BaseException:
-                self._drop()
-                raise
+        """The connection in a transaction."""
+        with self._guarded() as database, database.transaction():
+            yield database
 
     @contextmanager
     def transaction(self) -> Iterator[Statements]:
         """One transaction: one flush of PostgreSQL's log, and as few round trips as its queries leave."""
         with self._session() as database, database.pipeline() as pipeline:
-            yield _PostgresTransaction(database, pipeline)
+            yield Statements(database, tables="dtx_tm.", placeholder="%s", sync=pipeline.sync)
 
     def lost(self, error: LogFailed) -> bool:
         """Whether the server ended the connection, or could not be reached."""
@@ -334,12 +264,6 @@ class PostgresLog(DecisionLog):
     def when(self, at: datetime) -> datetime:
         """As it is."""
         return at
-
-    def _drop(self) -> None:
-        database, self._database = self._database, None
-        if database is not None:
-            with suppress(psycopg.Error):
-                database.close()
 
     def claim(self, node: str, process: str) -> None:
         """Hold an advisory lock of the session."""

@@ -19,12 +19,12 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from dtx.client.tm.errors import HeuristicReport, LogFailed
 from dtx.xa.codes import Heuristic
@@ -79,17 +79,42 @@ class Batch:
     finished: list[tuple[bytes, datetime]] = field(default_factory=list)
 
 
-class Statements(Protocol):
-    """An open transaction of the log."""
+class Statements:
+    """An open transaction of the log. Statements have ``%s`` for values, and ``tm.`` before the names of tables.
+
+    Args:
+        database: the connection.
+        tables: what stands before the name of a table.
+        placeholder: what stands for a value.
+        sync: waits for what is on its way; with psycopg, statements without rows are until something else gives some.
+    """
+
+    def __init__(
+        self, database: Any, *, tables: str, placeholder: str, sync: Callable[[], object] = lambda: None
+    ) -> None:
+        self._database = database
+        self._tables = tables
+        self._placeholder = placeholder
+        self._sync = sync
+
+    def _sql(self, statement: str) -> str:
+        return statement.replace("tm.", self._tables).replace("%s", self._placeholder)
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a query; all its rows."""
+        return self._database.execute(self._sql(statement), values).fetchall()  # type: ignore[no-any-return]
 
     def change(self, statement: str, values: Sequence[object] = ()) -> int:
         """Run a statement; how many rows it changed."""
+        cursor = self._database.execute(self._sql(statement), values)
+        self._sync()
+        return cursor.rowcount  # type: ignore[no-any-return]
 
     def each(self, statement: str, values: Sequence[Sequence[object]]) -> None:
         """Run a statement with one row of values after the other."""
+        if values:
+            with closing(self._database.cursor()) as cursor:
+                cursor.executemany(self._sql(statement), values)
 
 
 def twice(method: Callable[Concatenate[_L, _P], _R]) -> Callable[Concatenate[_L, _P], _R]:
@@ -116,15 +141,16 @@ class DecisionLog(ABC):
     Every method raises :class:`~dtx.client.tm.errors.LogFailed` where the log cannot be used. After that of
     :meth:`decide` or :meth:`fence` it is *not known* whether the row was written: :meth:`fence` finds out.
 
-    Statements are written with ``%s`` for values, and with ``tm.`` before the names of tables.
+    Args:
+        where: the database, for messages.
     """
 
-    tables: ClassVar[str]
-    """What stands before the name of a table."""
-    placeholder: ClassVar[str]
-    """What stands for a value."""
+    failure: ClassVar[type[Exception]]
+    """What the driver raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._database: Any = None
         self._queue = threading.Lock()
         self._waiting = Batch()
         self._writing = threading.RLock()
@@ -205,21 +231,19 @@ class DecisionLog(ABC):
         stands: dict[bytes, Decision] = {}
         with self.transaction() as tm:
             tm.each(
-                self.sql(
-                    "INSERT INTO tm.decision (gtrid, format_id, node, decision, at, resources)"
-                    " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid) DO NOTHING"
-                ),
+                "INSERT INTO tm.decision (gtrid, format_id, node, decision, at, resources)"
+                " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (gtrid) DO NOTHING",
                 [self._values(entry.row) for entry in entries],
             )
             tm.each(
-                self.sql("UPDATE tm.decision SET finished = %s WHERE gtrid = %s AND finished IS NULL"),
+                "UPDATE tm.decision SET finished = %s WHERE gtrid = %s AND finished IS NULL",
                 [(self.when(at), gtrid) for gtrid, at in sorted(batch.finished)],
             )
             for some in _portions([entry.row.gtrid for entry in entries]):
                 # A statement of its own: it sees a row of somebody else that the insert had to wait for.
                 marks = ", ".join(["%s"] * len(some))
                 query = f"SELECT gtrid, decision FROM tm.decision WHERE gtrid IN ({marks})"  # noqa: S608 - only marks
-                stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(self.sql(query), some)}
+                stands |= {bytes(gtrid): Decision(found) for gtrid, found in tm.rows(query, some)}
         for entry in entries:  # only now is it durable
             entry.stands = stands[entry.row.gtrid]
 
@@ -240,7 +264,7 @@ class DecisionLog(ABC):
 
     def _decisions(self, where: str, values: Sequence[object]) -> list[DecisionRow]:
         with self.transaction() as tm:
-            found = tm.rows(self.sql(f"SELECT {_COLUMNS} FROM tm.decision {where}"), values)  # noqa: S608 - our words
+            found = tm.rows(f"SELECT {_COLUMNS} FROM tm.decision {where}", values)  # noqa: S608 - our words
         return [_decision(*row) for row in found]
 
     @twice
@@ -287,7 +311,7 @@ class DecisionLog(ABC):
         query = "SELECT gtrid, resource, outcome, decision, reason, at, forgotten FROM tm.heuristic"
         query += " WHERE forgotten IS NULL ORDER BY at" if unforgotten else " ORDER BY at"
         with self.transaction() as tm:
-            found = tm.rows(self.sql(query))
+            found = tm.rows(query)
         return [_heuristic(*row) for row in found]
 
     # -- who lives ----------------------------------------------------------------------------------------------------
@@ -320,6 +344,29 @@ class DecisionLog(ABC):
             LogFailed: it failed. Whether it is durable all the same is not known.
         """
 
+    @abstractmethod
+    def _connect(self) -> Any:
+        """The connection, a new one where there is none."""
+
+    @contextmanager
+    def _guarded(self) -> Iterator[Any]:
+        """The connection, for one thread at a time; after any error it is not used again."""
+        with self._writing:
+            try:
+                yield self._connect()
+            except self.failure as error:
+                self._drop()
+                raise LogFailed(f"log of decisions {self._where}: {error}") from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def _drop(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(self.failure):
+                database.close()  # rolls back what is open
+
     def lost(self, error: LogFailed) -> bool:  # noqa: ARG002 - a file is no connection that is lost
         """Whether a connection was lost, and trying once more on another one may do."""
         return False
@@ -328,13 +375,9 @@ class DecisionLog(ABC):
     def when(self, at: datetime) -> object:
         """A time, as a value of a statement."""
 
-    def sql(self, statement: str) -> str:
-        """*statement* as this database wants it."""
-        return statement.replace("tm.", self.tables).replace("%s", self.placeholder)
-
     def _change(self, statement: str, *values: object) -> int:
         with self.transaction() as tm:
-            return tm.change(self.sql(statement), values)
+            return tm.change(statement, values)
 
 
 def now() -> datetime:

@@ -252,7 +252,7 @@ def test_a_log_that_fails_before_the_decision_leaves_the_outcome_to_recovery(wor
 
         def reached(here: Point) -> None:
             if here is Point.VOTED:
-                tm.log._drop()  # type: ignore[attr-defined]
+                tm.log._drop()
                 for path in world.log.parent.glob(f"{world.log.name}*"):
                     if not path.name.endswith(".alive"):
                         path.rename(real.with_name(path.name.replace(world.log.name, "kept")))
