@@ -54,9 +54,8 @@ from dtx.client.tm.errors import (
     TransactionError,
 )
 from dtx.client.tm.manager import Transaction, TransactionManager
-from dtx.client.tm.pep249 import Pep249Resource
 from dtx.client.tm.recovery import FORMAT_ID, Gtrid, RecoveryReport
-from dtx.client.tm.resources import DtxResource, Resource, Session
+from dtx.client.tm.resources import DtxResource, Pep249Resource, Resource, Session
 
 __all__ = [
     "FORMAT_ID",

@@ -10,12 +10,11 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from dtx.client.calls import unreachable
 from dtx.client.errors import XAER_RMFAIL, XAException
-from dtx.client.tm import pep249
 from dtx.client.tm.commitment import Outcome
 from dtx.client.tm.decisions import DecisionLog
 from dtx.client.tm.manager import BaseTransaction, BaseTransactionManager
 from dtx.client.tm.recovery import RecoveryReport
-from dtx.client.tm.resources import ANSWER_SECONDS, AnyDtxSession, Pool, Session
+from dtx.client.tm.resources import ANSWER_SECONDS, AnyDtxSession, Pep249Session, Pool, Session, words
 from dtx.client.tm.steps import Work, drive_async
 from dtx.xa.xid import Xid
 
@@ -78,7 +77,7 @@ class AsyncDtxResource(AsyncResource):
         except Exception as error:
             with suppress(Exception):
                 await connection.close()
-            raise XAER_RMFAIL(f"{self.name}: {pep249.words(error)}") from error
+            raise XAER_RMFAIL(f"{self.name}: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncDtxSession":
         """A session on a channel of the application's."""
@@ -125,15 +124,15 @@ class AsyncPep249Resource(AsyncResource):
         try:
             return AsyncPep249Session(await self._connect(), own=True)
         except Exception as error:
-            raise XAER_RMFAIL(f"{self.name} is out of reach: {pep249.words(error)}") from error
+            raise XAER_RMFAIL(f"{self.name} is out of reach: {words(error)}") from error
 
     def around(self, handle: Any) -> "AsyncPep249Session":
         """A session on a connection of the application's."""
         return AsyncPep249Session(handle, own=False)
 
 
-class AsyncPep249Session(pep249.Pep249Session):
-    """One connection; as :class:`~dtx.client.tm.pep249.Pep249Session`, and awaited."""
+class AsyncPep249Session(Pep249Session):
+    """One connection; as :class:`~dtx.client.tm.resources.Pep249Session`, and awaited."""
 
     drive = staticmethod(drive_async)
 

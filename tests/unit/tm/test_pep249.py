@@ -8,7 +8,7 @@ import pytest
 
 from dtx.client import XA_RBROLLBACK, XAER_NOTA, XAER_PROTO, XAER_RMERR, XAER_RMFAIL, XAException, XaFlag, Xid
 from dtx.client.tm.asynchronous import AsyncPep249Session
-from dtx.client.tm.pep249 import Pep249Session
+from dtx.client.tm.resources import Pep249Session
 from dtx.client.tm.steps import Work, drive, drive_async
 
 XID = Xid(7, b"n.0123456789ab.a.1", b"db")
