@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from typing import Any, Final
 
 from dtx.client.errors import XAER_INVAL, XAException
@@ -29,23 +30,31 @@ _STRINGS: Final = (
 _ACK, _REQUEUE = 0, 1
 
 
-def _answer(outcome: Any, thread: int, rmid: int | None, work: Callable[[], int]) -> None:
-    """Do *work*, and give its code to C."""
-    try:
-        code = work()
-    except XAException as error:
-        if error.code == XA_OK:  # of no kind that has a number: not to be taken for success
-            raise
-        _say(outcome, str(error))
-        code = error.code
-    except BaseException as error:
-        if rmid is not None:
-            SWITCH.abandon(thread, rmid)
-        _say(outcome, f"internal error: {type(error).__name__}, see stderr")
-        raise  # cffi prints it
-    else:
-        _say(outcome, "")
-    outcome.code = code
+def _entry(work: Callable[..., int]) -> Callable[..., int]:
+    """*work* is what C calls, with the thread first and an outcome for its code last."""
+    names = list(signature(work).parameters)
+    rmid = names.index("rmid") if "rmid" in names else None
+
+    def called(*arguments: Any) -> None:
+        *given, outcome = arguments
+        try:
+            code = work(*given)
+        except XAException as error:
+            if error.code == XA_OK:  # of no kind that has a number: not to be taken for success
+                raise
+            _say(outcome, str(error))
+            code = error.code
+        except BaseException as error:
+            if rmid is not None:
+                SWITCH.abandon(given[0], given[rmid])
+            _say(outcome, f"internal error: {type(error).__name__}, see stderr")
+            raise  # cffi prints it
+        else:
+            _say(outcome, "")
+        outcome.code = code
+
+    ffi.def_extern(name=f"dtx_py{work.__name__}")(called)
+    return work
 
 
 def _say(outcome: Any, text: str) -> None:
@@ -86,57 +95,52 @@ def _xid(pointer: Any) -> Xid:
         raise XAER_INVAL(error.reason) from None
 
 
-def _open(thread: int, info: Any, rmid: int, flags: int, outcome: Any) -> None:
-    def work() -> int:
-        try:
-            text = _text("the open string", info).decode()
-        except UnicodeDecodeError:
-            raise XAER_INVAL("the open string is not UTF-8") from None
-        return SWITCH.open(thread, text, rmid, _flags(flags))
-
-    _answer(outcome, thread, rmid, work)
+@_entry
+def _open(thread: int, info: Any, rmid: int, flags: int) -> int:
+    try:
+        text = _text("the open string", info).decode()
+    except UnicodeDecodeError:
+        raise XAER_INVAL("the open string is not UTF-8") from None
+    return SWITCH.open(thread, text, rmid, _flags(flags))
 
 
-def _close(thread: int, rmid: int, flags: int, outcome: Any) -> None:
-    _answer(outcome, thread, rmid, lambda: SWITCH.close(thread, rmid, _flags(flags)))
+@_entry
+def _close(thread: int, rmid: int, flags: int) -> int:
+    return SWITCH.close(thread, rmid, _flags(flags))
 
 
-def _branch(thread: int, call: int, xid: Any, rmid: int, flags: int, outcome: Any) -> None:
-    _answer(outcome, thread, rmid, lambda: SWITCH.branch(thread, Call(call), _xid(xid), rmid, _flags(flags)))
+@_entry
+def _branch(thread: int, call: int, xid: Any, rmid: int, flags: int) -> int:
+    return SWITCH.branch(thread, Call(call), _xid(xid), rmid, _flags(flags))
 
 
-def _recover(thread: int, xids: Any, count: int, rmid: int, flags: int, outcome: Any) -> None:
-    def work() -> int:
-        if xids == ffi.NULL and count > 0:
-            raise XAER_INVAL("xa_recover: no room for xids")
-        found = SWITCH.recover(thread, count, rmid, _flags(flags))
-        for position, xid in enumerate(found):
-            data = xid.gtrid + xid.bqual
-            xids[position].formatID = xid.format_id
-            xids[position].gtrid_length = len(xid.gtrid)
-            xids[position].bqual_length = len(xid.bqual)
-            ffi.memmove(xids[position].data, data, len(data))
-        return len(found)
-
-    _answer(outcome, thread, rmid, work)
+@_entry
+def _recover(thread: int, xids: Any, count: int, rmid: int, flags: int) -> int:
+    if xids == ffi.NULL and count > 0:
+        raise XAER_INVAL("xa_recover: no room for xids")
+    found = SWITCH.recover(thread, count, rmid, _flags(flags))
+    for position, xid in enumerate(found):
+        data = xid.gtrid + xid.bqual
+        xids[position].formatID = xid.format_id
+        xids[position].gtrid_length = len(xid.gtrid)
+        xids[position].bqual_length = len(xid.bqual)
+        ffi.memmove(xids[position].data, data, len(data))
+    return len(found)
 
 
-def _complete(thread: int, rmid: int, flags: int, outcome: Any) -> None:
-    _answer(outcome, thread, rmid, lambda: SWITCH.complete(thread, rmid, _flags(flags)))
+@_entry
+def _complete(thread: int, rmid: int, flags: int) -> int:
+    return SWITCH.complete(thread, rmid, _flags(flags))
 
 
-def _publish(
-    thread: int, exchange: Any, routing_key: Any, body: Any, length: int, properties: Any, outcome: Any
-) -> None:
-    def work() -> int:
-        where = _short("exchange", exchange), _short("routing key", routing_key)
-        if body == ffi.NULL and length > 0:
-            raise XAER_INVAL("the body is NULL")
-        content = bytes(ffi.buffer(body, length)) if length else b""
-        messages.publish(SWITCH.working(thread)[1], *where, content, _properties(properties))
-        return XA_OK
-
-    _answer(outcome, thread, None, work)
+@_entry
+def _publish(thread: int, exchange: Any, routing_key: Any, body: Any, length: int, properties: Any) -> int:
+    where = _short("exchange", exchange), _short("routing key", routing_key)
+    if body == ffi.NULL and length > 0:
+        raise XAER_INVAL("the body is NULL")
+    content = bytes(ffi.buffer(body, length)) if length else b""
+    messages.publish(SWITCH.working(thread)[1], *where, content, _properties(properties))
+    return XA_OK
 
 
 def _short(what: str, pointer: Any) -> str:
@@ -167,22 +171,20 @@ def _headers(pointer: Any) -> dict[str, str | int]:
     return found
 
 
-def _get(thread: int, queue: Any, buffer: Any, size: int, message: Any, outcome: Any) -> None:
-    def work() -> int:
-        name = _short("queue", queue)
-        if message == ffi.NULL or (buffer == ffi.NULL and size > 0):
-            raise XAER_INVAL("no room for a message")
-        found = messages.get(SWITCH.working(thread)[1], name, size)
-        if found is None:
-            return DTX_EMPTY
-        if isinstance(found, int):
-            message.length = found
-            return DTX_TRUNCATED
-        _tell(message, found)
-        ffi.memmove(buffer, found.body, len(found.body))
-        return XA_OK
-
-    _answer(outcome, thread, None, work)
+@_entry
+def _get(thread: int, queue: Any, buffer: Any, size: int, message: Any) -> int:
+    name = _short("queue", queue)
+    if message == ffi.NULL or (buffer == ffi.NULL and size > 0):
+        raise XAER_INVAL("no room for a message")
+    found = messages.get(SWITCH.working(thread)[1], name, size)
+    if found is None:
+        return DTX_EMPTY
+    if isinstance(found, int):
+        message.length = found
+        return DTX_TRUNCATED
+    _tell(message, found)
+    ffi.memmove(buffer, found.body, len(found.body))
+    return XA_OK
 
 
 def _tell(message: Any, found: Taken) -> None:
@@ -201,32 +203,29 @@ def _copy(field: Any, value: str | bytes | None) -> None:
     ffi.memmove(field, octets + b"\0", len(octets) + 1)
 
 
-def _header(thread: int, tag: int, name: Any, buffer: Any, size: int, outcome: Any) -> None:
-    def work() -> int:
-        wanted = _short("the name of a header", name)
-        value = messages.header(SWITCH.working(thread)[1], tag, wanted)
-        if buffer == ffi.NULL and size > 0:
-            raise XAER_INVAL("no room for a header")
-        if value is None:
-            return DTX_EMPTY
-        if len(value) >= size:
-            return DTX_TRUNCATED
-        ffi.memmove(buffer, value + b"\0", len(value) + 1)
-        return XA_OK
-
-    _answer(outcome, thread, None, work)
+@_entry
+def _header(thread: int, tag: int, name: Any, buffer: Any, size: int) -> int:
+    wanted = _short("the name of a header", name)
+    value = messages.header(SWITCH.working(thread)[1], tag, wanted)
+    if buffer == ffi.NULL and size > 0:
+        raise XAER_INVAL("no room for a header")
+    if value is None:
+        return DTX_EMPTY
+    if len(value) >= size:
+        return DTX_TRUNCATED
+    ffi.memmove(buffer, value + b"\0", len(value) + 1)
+    return XA_OK
 
 
-def _settle(thread: int, tag: int, how: int, outcome: Any) -> None:
-    def work() -> int:
-        messages.settle(SWITCH.working(thread)[1], tag, ack=how == _ACK, requeue=how == _REQUEUE)
-        return XA_OK
-
-    _answer(outcome, thread, None, work)
+@_entry
+def _settle(thread: int, tag: int, how: int) -> int:
+    messages.settle(SWITCH.working(thread)[1], tag, ack=how == _ACK, requeue=how == _REQUEUE)
+    return XA_OK
 
 
-def _use(thread: int, rmid: int, outcome: Any) -> None:
-    _answer(outcome, thread, None, lambda: SWITCH.use(thread, rmid))
+@_entry
+def _use(thread: int, used: int) -> int:
+    return SWITCH.use(thread, used)
 
 
 def _quiet() -> None:
@@ -240,17 +239,4 @@ def _quiet() -> None:
 
 
 _quiet()
-for _name, _function in {
-    "open": _open,
-    "close": _close,
-    "branch": _branch,
-    "recover": _recover,
-    "complete": _complete,
-    "publish": _publish,
-    "get": _get,
-    "header": _header,
-    "settle": _settle,
-    "use": _use,
-    "gone": SWITCH.gone,
-}.items():
-    ffi.def_extern(name=f"dtx_py_{_name}")(_function)
+ffi.def_extern(name="dtx_py_gone")(SWITCH.gone)
