@@ -57,7 +57,7 @@ class BrokerEffects:
             else:
                 outcomes = {unit.number: await self._store.resolve(entry.vhost, unit) for unit in pending}
             entry.taken.update(outcomes)
-            entry.repeats |= UnitOutcome.UNKNOWN in outcomes.values()
+            entry.may_repeat |= UnitOutcome.UNKNOWN in outcomes.values()
         entry.move_units(UnitProgress.UNSENT)
         taken = set(entry.taken.values())
         if taken <= {UnitOutcome.HAPPENED}:
@@ -87,11 +87,11 @@ class BrokerEffects:
         try:
             result = await run(phase)
         finally:
-            entry.repeats |= phase.repeated
+            entry.may_repeat |= phase.repeated
         match result:
             case Applied():
                 entry.move_units(UnitProgress.APPLIED)
-                if entry.repeats:
+                if entry.may_repeat:
                     self._metrics.units_repeated.inc()
                     _log.warning("messages may have been repeated", xid=entry.xid, vhost=entry.vhost, branch=entry.id)
                 self._metrics.units_applied.inc()
@@ -100,7 +100,7 @@ class BrokerEffects:
                 return Happened(operation=done, vote=self._durable.vote(entry))
             case Refused():
                 self._metrics.units_failed.inc()
-                entry.repeats |= result.partial
+                entry.may_repeat |= result.partial
                 entry.move_units(UnitProgress.REFUSED)
                 entry.settled |= frozenset(result.settled)
                 # A unit that was refused or returned may have left its receipt: the next one needs its own nonce.
@@ -116,12 +116,12 @@ class BrokerEffects:
 
         Where any of those that were sent, now or before, may be where it belongs, whoever gives one up must know that.
         """
-        if not entry.settled and not entry.repeats:
+        if not entry.settled and not entry.may_repeat:
             return ()
         rows = entry.cached if entry.cached is not None else await self.read_work(entry)
         kind = WorkKind.CONSUME if entry.branch.state in _UNDOING else WorkKind.PUBLISH
         found = {
-            item.position: Fate.UNSURE for item in rows if entry.repeats and item.kind is kind and item.fate is None
+            item.position: Fate.UNSURE for item in rows if entry.may_repeat and item.kind is kind and item.fate is None
         }
         found |= {item.position: Fate.PUT_BACK for item in rows if item.is_open and item.position in entry.settled}
         return tuple(found.items())
@@ -148,7 +148,7 @@ class BrokerEffects:
         async def work() -> Sequence[Work]:
             rows = entry.cached if entry.cached is not None else await self.read_work(entry)
             # An earlier unit, perhaps of a predecessor, may have put it where it belongs.
-            entry.repeats |= any(item.fate is Fate.UNSURE for item in rows)
+            entry.may_repeat |= any(item.fate is Fate.UNSURE for item in rows)
             # What is finished stays so, though the log may not have been there to be told.
             return [item for item in rows if item.is_open and item.position not in entry.settled]
 

@@ -465,7 +465,7 @@ class BrokerDurable(Durable):
         record = entry.record
         assert record is not None
         event = EVENT[ending]
-        reason = _REPEATED if entry.repeats else None
+        reason = _REPEATED if entry.may_repeat else None
         if entry.decision is not None:
             reason = entry.decision.reason
         journal: JournalEntry | Line = Line(event, now, actor)

@@ -144,12 +144,12 @@ class Entry:
         "deferred",
         "end",
         "id",
+        "may_repeat",
         "origins",
         "outcomes",
         "plan",
         "progress",
         "record",
-        "repeats",
         "settled",
         "started_at",
         "taken",
@@ -167,7 +167,7 @@ class Entry:
         self.cached: Sequence[Work] | None = None
         self._activity = Activity.IDLE
         self.progress = UnitProgress.UNSENT
-        self.repeats = False
+        self.may_repeat = False
         """What became of a unit is not known, or it happened in part: messages may have been repeated."""
         self.asked: Operation | None = None
         """What was asked last of a branch that was not in the log then."""
