@@ -8,7 +8,7 @@ from uuid import UUID
 from dtx.admin.desk import Desk
 from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem
-from dtx.config.policies import Policy
+from dtx.config.rules import Policy
 from dtx.log import due
 from dtx.log.due import Due
 from dtx.log.operator_tables import Role

@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from dtx.config.quotas import Quota
+from dtx.config.rules import Quota
 from dtx.store.work import Budget
 from dtx.telemetry import get_logger
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 from uuid import UUID
 
-from dtx.config.policies import Policy
+from dtx.config.rules import Policy
 from dtx.log.api import LogError
 from dtx.log.due import Due
 from dtx.log.lease import clock as steady_clock

@@ -6,6 +6,7 @@ for each chunk read, so they are plain integers that are only looked at when som
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
@@ -87,6 +88,14 @@ class Traffic:
         self.to_client = 0
 
 
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(name, text, labels, registry=registry)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(name, text, labels, registry=registry)
+
+
 class Metrics:
     """All numbers of one running service, in a registry of its own.
 
@@ -98,54 +107,42 @@ class Metrics:
         self.traces: Traces | None = None
         """Spans, where they are switched on."""
         registry = self.registry = CollectorRegistry()
+        gauge, counter = partial(_gauge, registry), partial(_counter, registry)
         ProcessCollector(registry=registry)
-        self.connections: Final = Gauge("dtx_connections", "Client connections that are open.", registry=registry)
-        self.channels: Final = Gauge("dtx_channels", "Client channels that are open.", registry=registry)
-        self.selected_channels: Final = Gauge(
-            "dtx_selected_channels", "Channels that selected distributed transactions.", registry=registry
+        self.connections: Final = gauge("dtx_connections", "Client connections that are open.")
+        self.channels: Final = gauge("dtx_channels", "Client channels that are open.")
+        self.selected_channels: Final = gauge(
+            "dtx_selected_channels", "Channels that selected distributed transactions."
         )
-        self._branches = Gauge("dtx_branches", "Transaction branches.", ["state"], registry=registry)
+        self._branches = gauge("dtx_branches", "Transaction branches.", "state")
         self.branches: Final = {state: self._branches.labels(state) for state in BRANCH_STATES}
         """One gauge for each state of a branch."""
-        self.stuck_branches: Final = Gauge(
-            "dtx_stuck_branches", "Decided branches that the broker refuses to complete.", registry=registry
+        self.stuck_branches: Final = gauge(
+            "dtx_stuck_branches", "Decided branches that the broker refuses to complete."
         )
-        self.oldest_in_doubt: Final = Gauge(
+        self.oldest_in_doubt: Final = gauge(
             "dtx_in_doubt_oldest_seconds",
             "Time since the vote of the branch that has been prepared longest; 0 without one.",
-            registry=registry,
         )
-        self.in_doubt_bytes: Final = Gauge(
-            "dtx_in_doubt_bytes", "Messages of branches that have voted, octets.", registry=registry
-        )
-        self.held_bytes: Final = Gauge(
-            "dtx_held_bytes", "Memory for messages of branches that have not voted, octets.", registry=registry
-        )
-        self.held_bytes_limit: Final = Gauge(
-            "dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).", registry=registry
-        )
-        self.disk_alarm: Final = Gauge(
-            "dtx_disk_alarm", "1 while clients that publish wait for free disk space.", registry=registry
-        )
-        self.disk_free: Final = Gauge(
-            "dtx_disk_free_bytes", "Free on the disk of data_dir; 0 with --database.", registry=registry
-        )
-        self.disk_free_limit: Final = Gauge(
-            "dtx_disk_free_limit_bytes",
-            "Below it the alarm is raised (--disk-free-bytes); 0 with --database.",
-            registry=registry,
+        self.in_doubt_bytes: Final = gauge("dtx_in_doubt_bytes", "Messages of branches that have voted, octets.")
+        self.held_bytes: Final = gauge("dtx_held_bytes", "Memory for messages of branches that have not voted, octets.")
+        self.held_bytes_limit: Final = gauge("dtx_held_bytes_limit", "What that may be at most (--max-held-bytes).")
+        self.disk_alarm: Final = gauge("dtx_disk_alarm", "1 while clients that publish wait for free disk space.")
+        self.disk_free: Final = gauge("dtx_disk_free_bytes", "Free on the disk of data_dir; 0 with --database.")
+        self.disk_free_limit: Final = gauge(
+            "dtx_disk_free_limit_bytes", "Below it the alarm is raised (--disk-free-bytes); 0 with --database."
         )
         self._usage: Final = _Usage()
         self.usage_numbers: Final = self._usage.set
         """Set what users and virtual hosts hold, see there."""
         registry.register(self._usage)
-        self.lease_held: Final = Gauge("dtx_lease_held", "1 while this dtx is the active one.", registry=registry)
-        self.lease_epoch: Final = Gauge(
-            "dtx_lease_epoch", "Epoch of the lease: grows with every takeover and reconnection.", registry=registry
+        self.lease_held: Final = gauge("dtx_lease_held", "1 while this dtx is the active one.")
+        self.lease_epoch: Final = gauge(
+            "dtx_lease_epoch", "Epoch of the lease: grows with every takeover and reconnection."
         )
-        self.log_queue: Final = Gauge("dtx_log_queue", "Log records that wait for the database.", registry=registry)
-        self.lanes: Final = _Lanes(registry)
-        """Where phase two happens beside a broker."""
+        self.log_queue: Final = gauge("dtx_log_queue", "Log records that wait for the database.")
+        self.lane_numbers: Final = _Lanes(registry).set
+        """Set what is said about lanes: where phase two happens beside a broker."""
         self._operations: Final = _Operations()
         self.operation_done: Final = self._operations.done
         """Count one call of the dtx classes, see there."""
@@ -160,38 +157,29 @@ class Metrics:
         self.lines_written: Final = self._journal.written
         """Count lines of the journal, see there."""
         registry.register(self._journal)
-        findings = Counter(
-            "dtx_unit_findings", "What was found out about units whose answer was lost.", ["found"], registry=registry
-        )
+        findings = counter("dtx_unit_findings", "What was found out about units whose answer was lost.", "found")
         self.unit_findings: Final = {finding: findings.labels(finding) for finding in FINDINGS}
         """One counter for each finding."""
-        self.replays_failed: Final = Counter(
+        self.replays_failed: Final = counter(
             "dtx_replays_failed",
             "Decided branches that could not be finished when they were taken up again; they are tried once more.",
-            registry=registry,
         )
-        policies = Counter("dtx_policy_actions", "What policies have done.", ["action", "result"], registry=registry)
+        policies = counter("dtx_policy_actions", "What policies have done.", "action", "result")
         self.policy_actions: Final = {
             (action, result): policies.labels(action, result) for action in POLICY_ACTIONS for result in POLICY_RESULTS
         }
         """One counter for each action and result."""
-        self.overdue: Final = Gauge(
-            "dtx_policy_overdue_branches",
-            "Prepared branches older than --alert-after; 0 without it.",
-            registry=registry,
+        self.overdue: Final = gauge(
+            "dtx_policy_overdue_branches", "Prepared branches older than --alert-after; 0 without it."
         )
-        units = Counter("dtx_units", "Upstream transactions made for branches.", ["result"], registry=registry)
+        units = counter("dtx_units", "Upstream transactions made for branches.", "result")
         self.units_applied: Final = units.labels("applied")
         self.units_failed: Final = units.labels("failed")
         self.units_repeated: Final = units.labels("repeated")
-        orders = Counter(
-            "dtx_operator_orders", "Orders of operators that were carried out.", ["action"], registry=registry
-        )
+        orders = counter("dtx_operator_orders", "Orders of operators that were carried out.", "action")
         self.orders: Final = {action: orders.labels(action) for action in OPERATOR_ACTIONS}
         """One counter for each action of operators."""
-        validations = Counter(
-            "dtx_validations", "Publishes judged before the vote, by cache result.", ["cache"], registry=registry
-        )
+        validations = counter("dtx_validations", "Publishes judged before the vote, by cache result.", "cache")
         self.validation_hits: Final = validations.labels("hit")
         self.validation_misses: Final = validations.labels("miss")
         self.traffic: Final = Traffic()
@@ -201,10 +189,6 @@ class Metrics:
         """Count one group commit of the log: how many records, how long from BEGIN to the answer."""
         self._group_size.observe(records)
         self._commit_seconds.observe(seconds)
-
-    def lane_numbers(self, lanes: "Iterable[LaneNumbers]") -> None:
-        """Set what is said about lanes."""
-        self.lanes.set(list(lanes))
 
     def render(self) -> bytes:
         """Everything in the text format of Prometheus."""
@@ -245,21 +229,18 @@ class _Lanes:
     """Sums over all lanes: there is one for each virtual host, and whoever may make those makes no metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, registry=registry)
-
-        lanes = Gauge(
-            "dtx_lanes", "Lanes, one for each virtual host of the broker in use.", ["state"], registry=registry
-        )
+        gauge = partial(_gauge, registry)
+        lanes = gauge("dtx_lanes", "Lanes, one for each virtual host of the broker in use.", "state")
         self._up, self._down, self._blocked = map(lanes.labels, LANE_STATES)
         self._distrusted = gauge("dtx_lanes_without_receipts", "Lanes whose receipts are not believed.")
         self._channels = gauge("dtx_lane_channels", "Units that can be under way at a time.")
-        units = Gauge("dtx_lane_units", "Units of phase two: the depth of the lanes.", ["state"], registry=registry)
+        units = gauge("dtx_lane_units", "Units of phase two: the depth of the lanes.", "state")
         self._under_way, self._waiting = map(units.labels, UNIT_STATES)
         self._receipts = gauge("dtx_receipts_open", "Receipts in the broker that dtx may still need.")
 
-    def set(self, lanes: "list[LaneNumbers]") -> None:
-        """Count *lanes*."""
+    def set(self, numbers: "Iterable[LaneNumbers]") -> None:
+        """Count all lanes."""
+        lanes = list(numbers)
         working = [lane for lane in lanes if lane.problem is None]
         blocked = sum(lane.blocked for lane in working)
         self._up.set(len(working) - blocked)

@@ -1,9 +1,5 @@
-"""The transition table as a mermaid state diagram and as a table of answers, for README.
+"""The transition table as a mermaid state diagram and as a table of answers."""
 
-``python -m dtx.xa.diagram`` prints the block that stands in README between two markers; a test keeps the two equal.
-"""
-
-import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,8 +7,6 @@ from dtx.xa.codes import XaFlag
 from dtx.xa.model import REQUESTS, Answer, Apply, Effect, Operation, PutBack, State, Take, Vote
 from dtx.xa.table import LOGGED, TRANSITIONS, Rule, refusal
 
-BEGIN: Final = "<!-- state-diagram -->"
-END: Final = "<!-- /state-diagram -->"
 _DEMARCATIONS: Final = REQUESTS[: REQUESTS.index(Operation.PREPARE)]
 _FREE: Final = frozenset(Vote) - {Vote.ASSOCIATED}
 _GUARDS: Final[dict[frozenset[Vote], str]] = {
@@ -39,18 +33,6 @@ _MAY_STICK: Final = frozenset({Apply, PutBack})
 _STUCK: Final = "541"
 _OUTCOME: Final = "heur…"
 _ORDER: Final = (*(flag.name.lower() for flag in sorted(XaFlag, reverse=True)), _OUTCOME, _STUCK)
-_INTRODUCTION: Final = """\
-Dark states are in the log. An operation that leaves the state as it is has no arrow: the table below has its answer.
-In brackets: what the branch holds (`local`: messages of the standalone mode), or that no other channel is left. Not
-asked for by a peer: `taken`, `not-taken` and `taken-in-part` (how taking the consumed messages from the broker ended),
-`applied` and `put-back` (phase two is done), `timeout`, `channel-lost`, `doom` (trouble before the vote), `expire`
-(nobody asked any more); by operators `heuristic-commit`, `heuristic-rollback`, `discard` and `discard-last` (of
-messages that phase two is stuck with)."""
-_LEGEND: Final = """\
-Flags are written without their `xa-`; `heur…` is the recorded outcome; a number is the reply code of a channel
-exception. Demarcation is answered so on a channel that stands to the branch as the operation requires, else 503;
-prepare, commit, rollback and forget while a channel is associated or suspended: 503. Whatever the state: 541 when the
-log or the broker failed and the outcome is not known."""
 
 
 def state_diagram() -> str:
@@ -80,25 +62,6 @@ def answers_table() -> str:
     lines = [("", *State), ("---",) * (len(State) + 1)]
     lines += [(", ".join(operations), *cells) for cells, operations in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def block() -> str:
-    """What stands in README, markers included."""
-    diagram = f"```mermaid\n{state_diagram()}\n```"
-    return f"{BEGIN}\n\n{_INTRODUCTION}\n\n{diagram}\n\n{_LEGEND}\n\n{answers_table()}\n\n{END}"
-
-
-def embed(text: str) -> str:
-    """*text* with its block brought up to date.
-
-    Raises:
-        ValueError: the markers are not in *text*.
-    """
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"no block between {BEGIN} and {END}")
-    return before + block() + after
 
 
 def _by_operation() -> dict[tuple[State, Operation], dict[State, list[Vote]]]:
@@ -133,7 +96,3 @@ def _follow(rule: Rule, vote: Vote) -> Iterator[str]:
             yield _STUCK
     if rule.to is State.HEURISTIC:
         yield _OUTCOME
-
-
-if __name__ == "__main__":
-    sys.stdout.write(block() + "\n")

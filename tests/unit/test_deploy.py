@@ -16,9 +16,9 @@ from dtx.log.records import JournalEvent
 from dtx.manager.operators import Action
 from dtx.store.api import UnitOutcome
 from dtx.telemetry import metrics
-from dtx.telemetry.table import families, labels, series
 from dtx.xa.codes import Heuristic
 from dtx.xa.model import State
+from tests.support.readme import families, labels, series
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "dtx.rules.yml"

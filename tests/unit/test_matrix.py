@@ -30,7 +30,8 @@ def test_rows_that_were_not_played_keep_their_line_and_others_are_new_or_sums(
     first, second, *_ = all_rows()
     figures = table.Figures()
     earlier = table.Line(first.name, 3, 0, 0, 0), table.Line(second.name, 5, 0, 1, 0)
-    text = f"before{table.BEGIN}\n\n{table.HEAD}{earlier[0]}\n{earlier[1]}\n| all | 8 | 0 | 1 | 0 |\n\n{table.END}after"
+    rows = f"{table.HEAD}{earlier[0]}\n{earlier[1]}\n| all | 8 | 0 | 1 | 0 |"
+    text = f"before<!-- {table.NAME} -->\n\n{rows}\n\n<!-- /{table.NAME} -->after"
     cell = Cell(Point.READY_AFTER, 1)
     figures.add(second, cell, Result(reached=True, verdict=Verdict(repeated=2), seconds=1.0))
     lines = {line.name: line for line in table.shown(table.embed(text, figures, add=add))}

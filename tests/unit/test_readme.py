@@ -1,27 +1,26 @@
-"""README shows what the code says: states, answers, settings and metrics."""
+"""README shows what the code says: states, answers, settings and metrics; and how its blocks are replaced."""
 
-from pathlib import Path
+import pytest
 
-from dtx.config import table
-from dtx.telemetry import table as metrics
-from dtx.xa.diagram import embed
+from tests.support.readme import BLOCKS, README, embed
 
-README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- name -->", "<!-- /name -->"
 
 
-def test_the_state_diagram_and_the_answers_in_readme_are_those_of_the_table() -> None:
-    """Generated, never edited: ``python -m dtx.xa.diagram`` prints what stands between the markers."""
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_blocks_in_readme_say_what_the_code_says(name: str) -> None:
+    """Generated, never edited: ``python -m tests.support.readme`` brings them up to date."""
     text = README.read_text(encoding="utf-8")
-    assert text == embed(text), "put the output of `python -m dtx.xa.diagram` between README's state-diagram markers"
+    assert text == embed(text, name, BLOCKS[name]()), "run `python -m tests.support.readme`"
 
 
-def test_the_settings_in_readme_are_those_that_there_are() -> None:
-    """Generated, never edited: ``python -m dtx.config.table README.md`` brings it up to date."""
-    text = README.read_text(encoding="utf-8")
-    assert text == table.embed(text), "run `python -m dtx.config.table README.md`"
+def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
+    block = f"{BEGIN}\n\nnew\n\n{END}"
+    assert embed(f"before\n{BEGIN}\nold\n{END}\nafter\n", "name", "new") == f"before\n{block}\nafter\n"
+    assert embed(block, "name", "new") == block
 
 
-def test_the_metrics_in_readme_are_those_that_there_are() -> None:
-    """Generated, never edited: ``python -m dtx.telemetry.table README.md`` brings it up to date."""
-    text = README.read_text(encoding="utf-8")
-    assert text == metrics.embed(text), "run `python -m dtx.telemetry.table README.md`"
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END} {BEGIN}"])
+def test_a_text_without_both_markers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no block between"):
+        embed(text, "name", "new")

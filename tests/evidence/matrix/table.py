@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 from dtx.failpoint import Point
 from tests.evidence.matrix.cases import Row, all_rows
 from tests.evidence.matrix.cells import Cell, Result
+from tests.support import readme
 
-BEGIN: Final = "<!-- kill-matrix -->"
-END: Final = "<!-- /kill-matrix -->"
+NAME: Final = "kill-matrix"
+"""Of the markers of the table in README."""
 HEAD: Final = "| case | runs | lost | repeated | wrong |\n| --- | ---: | ---: | ---: | ---: |\n"
 
 
@@ -126,12 +127,8 @@ def embed(text: str, figures: Figures, *, add: bool = False) -> str:
     Raises:
         ValueError: the markers are not in *text*.
     """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"no block between {BEGIN} and {END}")
     known = {line.name: line for line in shown(text)}
-    return f"{before}{BEGIN}\n\n{figures.table(all_rows(), known, add=add)}\n{END}{after}"
+    return readme.embed(text, NAME, figures.table(all_rows(), known, add=add).rstrip("\n"))
 
 
 class Line(NamedTuple):
@@ -159,5 +156,5 @@ class Line(NamedTuple):
 
 def shown(text: str) -> list[Line]:
     """The rows that *text*, which is README's, has, without the sum."""
-    block = text.partition(BEGIN)[2].partition(END)[0]
+    block = text.partition(f"<!-- {NAME} -->")[2].partition(f"<!-- /{NAME} -->")[0]
     return [Line.of(line) for line in [line for line in block.splitlines() if "|" in line][2:-1]]

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dtx.config.policies import Policy, parse_policies
+from dtx.config.rules import Policy, parse_policies
 from dtx.log.due import Due
 from dtx.log.records import BranchRecord, LogState
 from dtx.manager import policies

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from dtx.config.quotas import Quota, parse_quotas
+from dtx.config.rules import Quota, parse_quotas
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.store.work import HeldPublish
 from dtx.telemetry import Metrics

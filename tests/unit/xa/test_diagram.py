@@ -1,12 +1,10 @@
 """The state diagram and the table of answers."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from dtx.xa.diagram import BEGIN, END, answers_table, block, embed, state_diagram
+from dtx.xa.diagram import answers_table, state_diagram
 from dtx.xa.model import REQUESTS, State
 from dtx.xa.table import TRANSITIONS
 
@@ -76,19 +74,3 @@ def test_every_request_has_an_answer_in_every_state() -> None:
 )
 def test_an_answer_is_the_one_that_comes_in_the_end(operation: str, state: State, answer: str) -> None:
     assert _answer(operation, state) == answer
-
-
-def test_a_block_is_replaced_and_the_text_around_it_kept() -> None:
-    assert embed(f"before\n{BEGIN}\nold\n{END}\nafter\n") == f"before\n{block()}\nafter\n"
-    assert embed(block()) == block()
-
-
-@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END} {BEGIN}"])
-def test_a_text_without_both_markers_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no block between"):
-        embed(text)
-
-
-def test_the_module_prints_the_block() -> None:
-    done = subprocess.run([sys.executable, "-m", "dtx.xa.diagram"], capture_output=True, check=True)
-    assert done.stdout.decode() == block() + "\n"

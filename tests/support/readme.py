@@ -1,0 +1,137 @@
+"""Blocks of README that are made of the code: states and answers, settings, metrics; and how a block is replaced.
+
+``python -m tests.support.readme`` brings all of them up to date. A test keeps README and the code equal.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import Metric
+
+from dtx.config.settings import Settings, group_of
+from dtx.telemetry import Metrics
+from dtx.xa.diagram import answers_table, state_diagram
+
+README: Final = Path(__file__).parents[2] / "README.md"
+_UNITS: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"))
+_SIZES: Final = ("_bytes", "frame_max")
+_DURATIONS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+_SECONDS: Final = ("_after", "_timeout", "_retention", "_ttl", "_deadline", "_heartbeat")
+_INTRODUCTION: Final = """\
+Dark states are in the log. An operation that leaves the state as it is has no arrow: the table below has its answer.
+In brackets: what the branch holds (`local`: messages of the standalone mode), or that no other channel is left. Not
+asked for by a peer: `taken`, `not-taken` and `taken-in-part` (how taking the consumed messages from the broker ended),
+`applied` and `put-back` (phase two is done), `timeout`, `channel-lost`, `doom` (trouble before the vote), `expire`
+(nobody asked any more); by operators `heuristic-commit`, `heuristic-rollback`, `discard` and `discard-last` (of
+messages that phase two is stuck with)."""
+_LEGEND: Final = """\
+Flags are written without their `xa-`; `heur…` is the recorded outcome; a number is the reply code of a channel
+exception. Demarcation is answered so on a channel that stands to the branch as the operation requires, else 503;
+prepare, commit, rollback and forget while a channel is associated or suspended: 503. Whatever the state: 541 when the
+log or the broker failed and the outcome is not known."""
+
+
+def embed(text: str, name: str, content: str) -> str:
+    """*text* with *content* in the place of what is between the two markers called *name*.
+
+    Raises:
+        ValueError: the markers are not in *text*.
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"no block between {begin} and {end}")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
+def states_and_answers() -> str:
+    """The transition table as a diagram and as a table of answers."""
+    return f"{_INTRODUCTION}\n\n```mermaid\n{state_diagram()}\n```\n\n{_LEGEND}\n\n{answers_table()}"
+
+
+def settings_table() -> str:
+    """Every setting, by group, with its default."""
+    lines = ["| flag | default | |", "| --- | --- | --- |"]
+    group = ""
+    for name, field in Settings.model_fields.items():
+        if (heading := group_of(name)) != group:
+            group = heading
+            lines.append(f"| **{group}** | | |")
+        lines.append(f"| `--{name.replace('_', '-')}` | {_default(name, field.get_default())} | {field.description} |")
+    return "\n".join(lines)
+
+
+def _default(name: str, value: object) -> str:
+    match value:
+        case None | ():
+            return "none"
+        case tuple():
+            return ", ".join(f"`{item}`" for item in value)
+        case bool():
+            return "on" if value else "off"
+        case int() | float() if name.endswith(_SECONDS):
+            return f"`{_scaled(value, _DURATIONS)}`"
+        case int() if name.endswith(_SIZES):
+            return f"`{_scaled(value, _UNITS)}`"
+        case _:
+            return f"`{value}`"
+
+
+def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
+    return next(
+        (f"{value / size:g}{unit}" for size, unit in units if value >= size and value % size == 0), f"{value:g}"
+    )
+
+
+def families() -> list[Metric]:
+    """Every metric of dtx's own, by name; what the process itself has (``process_…``) is left out."""
+    found = [family for family in Metrics().registry.collect() if family.name.startswith("dtx_")]
+    return sorted(found, key=lambda family: family.name)
+
+
+def series(family: Metric) -> set[str]:
+    """The names under which the numbers of *family* can be asked for."""
+    match family.type:
+        case "counter":
+            return {f"{family.name}_total"}
+        case "histogram":
+            return {f"{family.name}{suffix}" for suffix in ("_bucket", "_count", "_sum")}
+        case _:
+            return {family.name}
+
+
+def labels(family: Metric) -> list[str]:
+    """What the numbers of *family* are told apart by."""
+    named = {name for sample in family.samples for name in sample.labels} | set(getattr(family, "_labelnames", ()))
+    return sorted(named - {"le"})
+
+
+def metrics_table() -> str:
+    """Every metric, by name."""
+    lines = ["| metric | kind | by | |", "| --- | --- | --- | --- |"]
+    for family in families():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        by = ", ".join(f"`{label}`" for label in labels(family))
+        lines.append(f"| `{name}` | {family.type} | {by} | {family.documentation} |")
+    return "\n".join(lines)
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    "state-diagram": states_and_answers,
+    "settings": settings_table,
+    "metrics": metrics_table,
+}
+"""By the name of their markers."""
+
+
+def up_to_date(text: str) -> str:
+    """*text* with all of :data:`BLOCKS` brought up to date."""
+    for name, content in BLOCKS.items():
+        text = embed(text, name, content())
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(up_to_date(README.read_text(encoding="utf-8")), encoding="utf-8")
