@@ -4,21 +4,27 @@ Names and keys are octets on the wire. They are shown as text, what is no UTF-8 
 properties are in base64.
 """
 
+import asyncio
 from base64 import b64encode
+from collections import Counter
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
-from uuid import UUID
+from itertools import chain, islice
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
+from dtx.admin.api_context import Arrived, ChannelFacts, Connected
+from dtx.admin.branch_filter import FilterForm, Name
 from dtx.log.reading import Detail, Holder, InDoubt, Line
-from dtx.log.records import BranchRecord, JournalEntry, Work
+from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
+from dtx.manager.entry import Entry
 from dtx.manager.limits import Usage
-from dtx.manager.operators import Done, Forecast, Step
-from dtx.telemetry import LaneNumbers
+from dtx.manager.operators import Done, Forecast
 from dtx.wire.amqp09.tables import MAX_SHORT
+from dtx.xa.model import Association
 
-Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Why; goes into journal and trail.")]
+MOST_TIES: Final = 1000
+"""Branches that are shown of one connection; ``GET /api/associations`` has all of them."""
 
 
 def text(name: bytes) -> str:
@@ -31,62 +37,77 @@ def moment(at: float | None) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
+def seconds(moment: datetime | None) -> float | None:
+    """A time as seconds since the epoch."""
+    return None if moment is None else moment.astimezone(UTC).timestamp()
+
+
+def _shown(value: object) -> object:
+    return text(value) if isinstance(value, bytes) else value
+
+
+def _at(value: object) -> object:
+    return moment(value) if isinstance(value, float | int) else value
+
+
+Reason = Annotated[str, Field(min_length=1, max_length=2000, description="Why; goes into journal and trail.")]
+Shown = Annotated[str, BeforeValidator(_shown)]
+"""From octets."""
+Moment = Annotated[datetime | None, BeforeValidator(_at)]
+"""From seconds since the epoch."""
+AsText = Annotated[str, BeforeValidator(str)]
+"""From whatever has a text form: an xid, an id."""
+
+
 class Form(BaseModel):
     """Base of all: what is not known is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @classmethod
+    def of(cls, source: object, /, **more: object) -> Self:
+        """From *source*, which has the fields as attributes, but for those in *more* and those that may be left out."""
+        names = cls.model_fields.keys() - more.keys()
+        given: dict[str, Any] = {name: getattr(source, name) for name in names if hasattr(source, name)}
+        return cls(**given, **more)
+
 
 class BranchForm(Form):
     """A branch."""
 
-    xid: str = Field(description="format:gtrid-hex:bqual-hex")
+    xid: AsText = Field(description="format:gtrid-hex:bqual-hex")
     readable: str | None = Field(description="The xid where it is printable.")
-    id: str
+    id: AsText
     vhost: str
     state: str
     version: int = Field(description="Grows with every change; an order may name the one that it is about.")
     owner: str
     age: float | None = Field(default=None, description="Seconds since the branch was started.")
-    started_at: datetime | None
-    prepared_at: datetime | None
-    decided_at: datetime | None
+    started_at: Moment
+    prepared_at: Moment
+    decided_at: Moment
     publishes: int
     consumes: int
     bytes: int
     stuck: str | None = Field(description="The broker's words, where phase two could not finish.")
     outcome: str | None = Field(description="The heuristic outcome: the one there is, or there will be.")
-    queues: list[str] = Field(default_factory=list, description="Where it consumed.")
-    destinations: list[str] = Field(
+    queues: list[Shown] = Field(default_factory=list, description="Where it consumed.")
+    destinations: list[Shown] = Field(
         default_factory=list,
         description="Queues that it publishes to: without a broker all, with one those of the default exchange.",
     )
-    exchanges: list[str] = Field(default_factory=list, description="Where it publishes; empty is the default exchange.")
+    exchanges: list[Shown] = Field(
+        default_factory=list, description="Where it publishes; empty is the default exchange."
+    )
 
     @classmethod
-    def of(cls, record: BranchRecord, found: InDoubt | None = None) -> "BranchForm":
-        """From the log."""
-        return cls(
-            xid=str(record.xid),
-            readable=record.xid.readable,
-            id=str(record.id),
-            vhost=record.vhost,
-            state=record.state,
-            version=record.version,
-            owner=record.owner,
-            age=None if found is None else found.age,
-            started_at=moment(record.started_at),
-            prepared_at=moment(record.prepared_at),
-            decided_at=moment(record.decided_at),
-            publishes=record.publishes,
-            consumes=record.consumes,
-            bytes=record.bytes,
-            stuck=record.stuck,
-            outcome=record.outcome,
-            queues=[] if found is None else [text(name) for name in found.queues],
-            destinations=[] if found is None else [text(name) for name in found.destinations],
-            exchanges=[] if found is None else [text(name) for name in found.exchanges],
-        )
+    def of_record(cls, record: BranchRecord, found: InDoubt | None = None) -> Self:
+        """From the log; *found* tells where it consumed and publishes."""
+        more: dict[str, Any] = {"readable": record.xid.readable}
+        if found is not None:
+            more |= {"age": found.age, "queues": found.queues}
+            more |= {"destinations": found.destinations, "exchanges": found.exchanges}
+        return cls.of(record, **more)
 
 
 class Page(Form):
@@ -96,34 +117,16 @@ class Page(Form):
     cursor: str | None = Field(description="Of the next page; null on the last one.")
 
 
-def shown_body(properties: bytes, body: bytes) -> dict[str, str]:
-    """Properties and body as the API says them."""
-    return {"properties": b64encode(properties).decode(), "body": b64encode(body).decode()}
-
-
 class MessageForm(Form):
     """A message of a branch, without its contents."""
 
     position: int
     kind: str
     fate: str | None = Field(description="What became of it; null while that is open.")
-    exchange: str
-    routing_key: str
-    queue: str | None
+    exchange: Shown
+    routing_key: Shown
+    queue: Shown | None
     bytes: int
-
-    @classmethod
-    def of(cls, work: Work, size: int | None = None) -> "MessageForm":
-        """From the log; *size* is that of a body that was left there."""
-        return cls(
-            position=work.position,
-            kind=work.kind,
-            fate=work.fate,
-            exchange=text(work.exchange),
-            routing_key=text(work.routing_key),
-            queue=None if work.queue is None else text(work.queue),
-            bytes=len(work.body) if size is None else size,
-        )
 
 
 class Contents(MessageForm):
@@ -133,20 +136,21 @@ class Contents(MessageForm):
     body: str = Field(description="In base64.")
 
     @classmethod
-    def exported(cls, work: Work) -> "Contents":
+    def exported(cls, work: Work) -> Self:
         """All of it."""
-        return cls(
-            **MessageForm.of(work).model_dump(),
-            **shown_body(work.properties, work.body),
-        )
+        return cls.of(work, bytes=len(work.body), **_contents(work.properties, work.body))
+
+
+def _contents(properties: bytes, body: bytes) -> dict[str, str]:
+    return {"properties": b64encode(properties).decode(), "body": b64encode(body).decode()}
 
 
 class JournalForm(Form):
     """A line of the journal."""
 
-    at: datetime | None
+    at: Moment
     event: str
-    xid: str
+    xid: AsText
     vhost: str
     owner: str
     actor: str
@@ -155,25 +159,12 @@ class JournalForm(Form):
     publishes: int
     consumes: int
     bytes: int
-    branch: str
+    branch: AsText
 
     @classmethod
-    def of(cls, entry: JournalEntry) -> "JournalForm":
+    def of_entry(cls, entry: JournalEntry) -> Self:
         """From the log."""
-        return cls(
-            at=moment(entry.at),
-            event=entry.event,
-            xid=str(entry.xid),
-            vhost=entry.vhost,
-            owner=entry.owner,
-            actor=entry.actor,
-            reason=entry.reason,
-            outcome=entry.outcome,
-            publishes=entry.publishes,
-            consumes=entry.consumes,
-            bytes=entry.bytes,
-            branch=str(entry.branch_id),
-        )
+        return cls.of(entry, branch=entry.branch_id)
 
 
 class DetailForm(Form):
@@ -187,42 +178,23 @@ class DetailForm(Form):
     journal: list[JournalForm] = Field(description="The last 500 lines; the journal itself has all.")
 
     @classmethod
-    def of(cls, detail: Detail, lines: list[Line]) -> "DetailForm":
+    def of_detail(cls, detail: Detail, lines: list[Line]) -> Self:
         """From the log."""
         decision = detail.decision
         return cls(
-            branch=BranchForm.of(detail.branch),
-            messages=[MessageForm.of(work, size) for work, size in zip(detail.work, detail.sizes, strict=True)],
+            branch=BranchForm.of_record(detail.branch),
+            messages=[MessageForm.of(work, bytes=size) for work, size in zip(detail.work, detail.sizes, strict=True)],
             cursor=detail.cursor,
             decided_by=None if decision is None else decision.actor,
             decided_because=None if decision is None else decision.reason,
-            journal=[JournalForm.of(line.entry) for line in lines],
+            journal=[JournalForm.of_entry(line.entry) for line in lines],
         )
 
 
-class StepForm(Form):
+class StepForm(MessageForm):
     """What happens to one message."""
 
-    position: int
-    kind: str
     fate: str | None = Field(description="What becomes of it; null where it goes elsewhere when the branch goes on.")
-    exchange: str
-    routing_key: str
-    queue: str | None
-    bytes: int
-
-    @classmethod
-    def of(cls, step: Step) -> "StepForm":
-        """From the forecast."""
-        return cls(
-            position=step.position,
-            kind=step.kind,
-            fate=step.fate,
-            exchange=text(step.exchange),
-            routing_key=text(step.routing_key),
-            queue=None if step.queue is None else text(step.queue),
-            bytes=step.bytes,
-        )
 
 
 class ForecastForm(Form):
@@ -237,17 +209,9 @@ class ForecastForm(Form):
     messages: list[StepForm]
 
     @classmethod
-    def of(cls, forecast: Forecast) -> "ForecastForm":
+    def of_forecast(cls, forecast: Forecast) -> Self:
         """From the operators' side of the manager."""
-        return cls(
-            state=forecast.state,
-            version=forecast.version,
-            becomes=forecast.becomes,
-            outcome=forecast.outcome,
-            told=forecast.told,
-            archived=forecast.archived,
-            messages=[StepForm.of(step) for step in forecast.steps],
-        )
+        return cls.of(forecast, messages=[StepForm.of(step) for step in forecast.steps])
 
 
 class DoneForm(Form):
@@ -260,15 +224,9 @@ class DoneForm(Form):
     version: int | None = Field(default=None, description="Of the branch now; null where it is gone, or a dry run.")
 
     @classmethod
-    def of(cls, done: Done) -> "DoneForm":
+    def of_done(cls, done: Done) -> Self:
         """What was done."""
-        return cls(
-            dry_run=False,
-            forecast=ForecastForm.of(done.forecast),
-            answer=done.answer,
-            state=done.state,
-            version=done.version,
-        )
+        return cls.of(done, dry_run=False, forecast=ForecastForm.of_forecast(done.forecast))
 
 
 class OrderForm(Form):
@@ -304,25 +262,6 @@ class RedirectForm(OrderForm):
     queue: Short | None = None
 
 
-Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
-"""Of a user, a virtual host, a queue; a NUL is nowhere in the database, and cannot be asked for."""
-
-
-class FilterForm(Form):
-    """Which branches are meant; what is left out is every."""
-
-    state: list[str] = Field(default_factory=list, max_length=10)
-    vhost: Name | None = None
-    owner: Name | None = None
-    format_id: int | None = Field(default=None, ge=0, le=0xFFFFFFFF)
-    branch: list[UUID] = Field(default_factory=list, max_length=1000, description="Ids: one of these.")
-    gtrid: str | None = Field(default=None, max_length=260, description="order-*, or hex:6f72*")
-    queue: str | None = Field(default=None, description="Consumed from it, or publishes to it.")
-    exchange: str | None = None
-    older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds since the start, at least.")
-    stuck: bool | None = None
-
-
 class BulkForm(Form):
     """An order about many branches: a dry run first, then its *confirm* with the same filter."""
 
@@ -351,33 +290,6 @@ class BulkAnswer(Form):
     results: list[BulkResult]
 
 
-class TokenForm(Form):
-    """A token without its secret."""
-
-    name: str
-    role: str
-    made_by: str
-    made_at: datetime | None
-    expires_at: datetime | None
-
-
-class NewToken(Form):
-    """A token to make."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    role: Literal["viewer", "operator", "coordinator"]
-    seconds: float | None = Field(default=None, gt=0, le=1e9, description="Until it expires.")
-    reason: Annotated[str, Field(max_length=2000)] = Field(default="", description="Why; goes into the trail.")
-
-
-class MadeToken(Form):
-    """A token that was made; its secret is told this once."""
-
-    name: str
-    role: str
-    secret: str
-
-
 class LaneForm(Form):
     """Where phase two happens, in one virtual host of the broker."""
 
@@ -389,19 +301,6 @@ class LaneForm(Form):
     under_way: int = Field(description="Units that the broker is working on.")
     waiting: int = Field(description="Units that wait for a channel.")
 
-    @classmethod
-    def of(cls, vhost: str, lane: LaneNumbers) -> "LaneForm":
-        """A lane as it is now."""
-        return cls(
-            vhost=vhost,
-            problem=lane.problem,
-            distrust=lane.distrust,
-            blocked=lane.blocked,
-            channels=lane.channels,
-            under_way=lane.under_way,
-            waiting=lane.waiting,
-        )
-
 
 class LeaseForm(Form):
     """Who is the active dtx of a resource manager."""
@@ -409,19 +308,13 @@ class LeaseForm(Form):
     rm: str
     holder: str
     epoch: int
-    taken_at: datetime | None
+    taken_at: Moment
     remaining: float | None = Field(description="Seconds until it runs out; null where it was given back.")
 
     @classmethod
-    def of(cls, holder: Holder) -> "LeaseForm":
+    def of_holder(cls, holder: Holder) -> Self:
         """From the log."""
-        return cls(
-            rm=holder.rm,
-            holder=holder.holder,
-            epoch=holder.epoch,
-            taken_at=moment(holder.taken_at),
-            remaining=holder.remaining if holder.remaining > float("-inf") else None,
-        )
+        return cls.of(holder, remaining=holder.remaining if holder.remaining > float("-inf") else None)
 
 
 class UsageForm(Form):
@@ -433,9 +326,9 @@ class UsageForm(Form):
     quota: dict[str, int] = Field(description="The most of each, where --quota says so.")
 
     @classmethod
-    def of(cls, usage: Usage) -> Self:
-        """The form of *usage*."""
-        return cls(scope=usage.scope, name=usage.name, used=usage.used, quota=usage.limits)
+    def of_usage(cls, usage: Usage) -> Self:
+        """As it is now."""
+        return cls.of(usage, quota=usage.limits)
 
 
 class StatusForm(Form):
@@ -450,12 +343,298 @@ class StatusForm(Form):
     )
     age_bounds: list[int] = Field(description="Seconds since the start.")
     stuck: int = Field(description="Branches that phase two is stuck with.")
-    oldest_prepared_at: datetime | None = Field(
-        description="When the branch was that has been so for the longest time."
-    )
+    oldest_prepared_at: Moment = Field(description="When the branch was that has been so for the longest time.")
     in_doubt_bytes: int = Field(description="Messages of branches that have voted.")
     held_bytes: int = Field(description="Memory for messages of branches that have not voted.")
     connections: int
     usage: list[UsageForm] = Field(description="Of each user and virtual host that holds anything.")
     lanes: list[LaneForm]
     leases: list[LeaseForm]
+
+
+class ConnectionForm(Form):
+    """A client's connection."""
+
+    id: int = Field(description="Its number in the logs.")
+    user: str = Field(description="Empty during the handshake.")
+    vhost: str
+    protocol: str
+    address: str = Field(description="Of its socket, host:port.")
+    tls: bool
+    since: Moment
+    state: str = Field(description="running; detached: the client is gone, and branches still need its deliveries.")
+    channels: int
+    selected: int = Field(description="Channels that selected distributed transactions.")
+    associated: int = Field(description="Channels that work for a branch now.")
+    suspended: int = Field(description="Associations that are suspended.")
+    scans: int = Field(description="Recovery scans that are open.")
+
+    @classmethod
+    async def of_client(cls, client: Connected, arrival: Arrived) -> Self:
+        """A client as it is now."""
+        channels = list(client.channels.values())
+        ties: Counter[Association] = Counter()
+        every = chain.from_iterable(channel.ties for channel in channels)
+        for number, (_, how) in enumerate(every, 1):
+            ties[how] += 1
+            if not number % 1000:
+                await asyncio.sleep(0)
+        return cls(
+            id=client.id,
+            user=client.who.user,
+            vhost=client.who.vhost,
+            protocol=arrival.protocol,
+            address=arrival.address,
+            tls=arrival.tls,
+            since=arrival.since,
+            state=client.stage.value,
+            channels=len(channels),
+            selected=sum(channel.mode.value == "dtx" for channel in channels),
+            associated=ties[Association.ASSOCIATED],
+            suspended=ties[Association.SUSPENDED],
+            scans=sum(channel.scan is not None for channel in channels),
+        )
+
+
+class ConnectionPage(Form):
+    """Connections, those that came first before others."""
+
+    connections: list[ConnectionForm]
+    cursor: int | None = Field(description="Of the next page; null on the last one.")
+
+
+class TieForm(Form):
+    """A branch that a channel works for, or has suspended."""
+
+    xid: str
+    readable: str | None
+    state: str = Field(description="Of the branch.")
+    association: str = Field(description="associated, or suspended")
+
+
+class ScanForm(Form):
+    """A recovery scan that is open on a channel."""
+
+    connection: int
+    channel: int
+    user: str
+    vhost: str
+    left: int = Field(description="How many xids it has still to hand out.")
+
+
+class ScanPage(Form):
+    """Open recovery scans."""
+
+    scans: list[ScanForm]
+    cursor: str | None = Field(description="Of the next page; null on the last one.")
+
+
+class ChannelForm(Form):
+    """A channel of a connection."""
+
+    number: int
+    mode: str = Field(description="dtx, tx, confirm, or plain")
+    branches: list[TieForm]
+    scan: int | None = Field(description="How many xids its recovery scan has still to hand out; null without one.")
+
+    @classmethod
+    def of_channel(cls, number: int, channel: ChannelFacts, most: int) -> Self:
+        """A channel as it is now, with *most* branches at most."""
+        return cls(
+            number=number,
+            mode=channel.mode.value,
+            branches=[
+                TieForm(
+                    xid=str(entry.xid), readable=entry.xid.readable, state=entry.branch.state, association=how.value
+                )
+                for entry, how in islice(channel.ties, most)
+            ],
+            scan=None if channel.scan is None else channel.scan.left,
+        )
+
+
+class ClientForm(Form):
+    """A connection with its channels."""
+
+    connection: ConnectionForm
+    channels: list[ChannelForm] = Field(
+        description=f"With {MOST_TIES} branches together at most; GET /api/associations lists all."
+    )
+
+    @classmethod
+    async def of_client(cls, client: Connected, arrival: Arrived) -> Self:
+        """A client as it is now."""
+        channels: list[ChannelForm] = []
+        left = MOST_TIES
+        for number, channel in sorted(client.channels.items()):
+            channels.append(ChannelForm.of_channel(number, channel, left))
+            left -= len(channels[-1].branches)
+        return cls(connection=await ConnectionForm.of_client(client, arrival), channels=channels)
+
+
+class DisconnectForm(Form):
+    """An order to end a client's connection."""
+
+    reason: Reason
+
+
+class PlaceForm(Form):
+    """Where a branch is worked on."""
+
+    connection: int
+    channel: int
+    association: str = Field(description="associated, or suspended")
+
+
+class AssociationForm(Form):
+    """A branch that has not voted: nobody but this dtx knows it."""
+
+    id: str
+    xid: str
+    readable: str | None
+    vhost: str
+    owner: str
+    state: str
+    started_at: Moment
+    associated: int
+    suspended: int
+    channels: list[PlaceForm]
+    publishes: int = Field(description="Messages that it has published so far.")
+    consumes: int = Field(description="Deliveries that it has acknowledged so far.")
+    bytes: int
+    timeout: int = Field(description="Seconds from start to prepare; 0 for no limit.")
+
+    @classmethod
+    def of_entry(cls, entry: Entry, places: list[PlaceForm]) -> Self:
+        """A branch as it is now."""
+        hows = list(entry.branch.associations.values())
+        work = entry.work
+        return cls(
+            id=str(entry.id),
+            xid=str(entry.xid),
+            readable=entry.xid.readable,
+            vhost=entry.vhost,
+            owner=entry.branch.owner,
+            state=entry.branch.state,
+            started_at=entry.started_at,
+            associated=hows.count(Association.ASSOCIATED),
+            suspended=hows.count(Association.SUSPENDED),
+            channels=places,
+            publishes=0 if work is None else work.publishes,
+            consumes=0 if work is None else work.consumes,
+            bytes=0 if work is None else work.bytes,
+            timeout=entry.branch.timeout,
+        )
+
+
+class AssociationPage(Form):
+    """Branches that have not voted, by the time of their start."""
+
+    associations: list[AssociationForm]
+    cursor: str | None = Field(description="Of the next page; null on the last one.")
+
+
+class PastQuery(Form):
+    """What is asked for; what is left out is every."""
+
+    vhost: Name | None = None
+    owner: Name | None = None
+    since: AwareDatetime | None = Field(default=None, description="Not before then.")
+    until: AwareDatetime | None = Field(default=None, description="Before then.")
+    limit: int = Field(default=100, ge=1, le=1000, description="How many at most.")
+    cursor: str | None = Field(default=None, max_length=100, description="From the page before.")
+
+
+class XidQuery(PastQuery):
+    """The same, perhaps of one branch, or of the branches of one global transaction."""
+
+    xid: str | None = Field(default=None, max_length=300, description="format:gtrid-hex:bqual-hex")
+    gtrid: str | None = Field(default=None, max_length=128, description="In hexadecimal.")
+
+
+class JournalQuery(XidQuery):
+    """Which lines of the journal."""
+
+    event: list[JournalEvent] = Field(default_factory=list, max_length=20)
+    latest_first: bool = False
+
+
+class OutcomeQuery(XidQuery):
+    """Which outcomes."""
+
+    event: list[JournalEvent] = Field(
+        default_factory=list, max_length=4, description="committed, rolled-back, read-only or forgotten"
+    )
+
+
+class AuditQuery(Form):
+    """Which lines of the trail."""
+
+    actor: str | None = Field(default=None, max_length=300)
+    action: str | None = Field(default=None, max_length=100)
+    subject: str | None = Field(default=None, max_length=300, description="What it has within: an xid, a name.")
+    since: AwareDatetime | None = Field(default=None, description="Not before then.")
+    until: AwareDatetime | None = Field(default=None, description="Before then.")
+    limit: int = Field(default=100, ge=1, le=1000, description="How many at most.")
+    cursor: int | None = Field(default=None, ge=0, le=1 << 62, description="From the page before.")
+
+
+class JournalPage(Form):
+    """Lines of the journal."""
+
+    lines: list[JournalForm]
+    cursor: str | None = Field(description="Of the next page; null on the last one.")
+
+
+class ArchivedForm(MessageForm):
+    """A message that nobody got, of a branch that was forgotten, without its contents."""
+
+    xid: AsText
+    readable: str | None
+    vhost: str
+    owner: str
+    branch: AsText
+    archived_at: Moment
+
+    @classmethod
+    def of_archived(cls, message: Archived, **more: object) -> Self:
+        """From the archive; *more* has at least how many octets the body has."""
+        return cls.of(message, readable=message.xid.readable, branch=message.branch_id, archived_at=message.at, **more)
+
+
+class ArchivedContents(Contents, ArchivedForm):
+    """The same with its contents."""
+
+    @classmethod
+    def exported_from_archive(cls, message: Archived) -> Self:
+        """All of it."""
+        return cls.of_archived(message, bytes=len(message.body), **_contents(message.properties, message.body))
+
+
+class ArchivePage(Form):
+    """Messages of the archive, what came last first."""
+
+    messages: list[ArchivedForm]
+    cursor: str | None = Field(description="Of the next page; null on the last one.")
+
+
+class AuditForm(Form):
+    """A line of the trail."""
+
+    id: int
+    at: Moment
+    actor: str
+    role: str
+    address: str
+    action: str
+    subject: str
+    reason: str
+    detail: str
+    result: str | None = Field(description="Null where dtx died before it was known.")
+
+
+class AuditPage(Form):
+    """Lines of the trail, the latest first."""
+
+    lines: list[AuditForm]
+    cursor: int | None = Field(description="Of the next page; null on the last one.")

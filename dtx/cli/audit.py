@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.console.access import HOW, Access, with_access
 from dtx.cli.console.reach import reach
 from dtx.cli.errors import Exit

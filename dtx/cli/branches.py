@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from dtx.admin.shown.text import human_duration, human_size, json_line, safe
+from dtx.admin.safe_text import human_duration, human_size, json_line, safe
 from dtx.cli.connect import database_at_hand
 from dtx.cli.console.access import HOW, Access, with_access
 from dtx.cli.console.reach import reach

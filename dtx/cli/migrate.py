@@ -5,7 +5,7 @@ from contextlib import closing
 
 import click
 
-from dtx.admin.shown.text import safe
+from dtx.admin.safe_text import safe
 from dtx.cli.connect import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings

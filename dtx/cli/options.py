@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from dtx.admin.shown.text import human_duration, human_size
+from dtx.admin.safe_text import human_duration, human_size
 from dtx.config import Address, Settings, parse_duration, parse_size
 from dtx.config.settings import group_of
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.consent import Turn, ask, require_reason
 from dtx.cli.console.access import HOW, Access, with_access
 from dtx.cli.console.reach import Api, reach

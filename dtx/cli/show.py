@@ -7,8 +7,8 @@ from itertools import islice
 import click
 from rich.text import Text
 
-from dtx.admin.shown.properties import decode_properties
-from dtx.admin.shown.text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.admin.message_properties import decode_properties
+from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
 from dtx.cli.branches import xid_text
 from dtx.cli.connect import database_at_hand
 from dtx.cli.errors import CommandError, Exit

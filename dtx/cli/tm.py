@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import duration
 

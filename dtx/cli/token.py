@@ -6,7 +6,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.accounts import Subcommands, api_of, with_api, with_reason
 from dtx.cli.console.access import HOW, Access
 from dtx.cli.errors import Exit

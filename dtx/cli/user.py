@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 from rich.text import Text
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.auth.tables import TAGS
 from dtx.cli.accounts import ABOUT, Subcommands, api_of, with_api, with_reason
 from dtx.cli.console.access import HOW, Access

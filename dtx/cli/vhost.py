@@ -2,7 +2,7 @@
 
 import click
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.accounts import ABOUT, Subcommands, api_of, with_api, with_reason
 from dtx.cli.console.access import HOW, Access
 from dtx.cli.errors import Exit

@@ -183,10 +183,10 @@ class Point(Enum):
     RETURNED_AFTER = 420, "dtx.store.postgres.branches", "what was consumed is in its place again"
     ORDER_JUDGED = 421, "dtx.manager.operators", "an operator's order is legal; nothing of it is durable"
     ORDER_DONE = 422, "dtx.manager.operators", "an operator's order is carried out; who gave it was not told"
-    AUDIT_BEFORE = 423, "dtx.admin.desk", "the trail does not tell of an action; nothing of it is begun"
-    AUDIT_BEGUN = 424, "dtx.admin.desk", "the trail tells that the action was begun; nothing of it is"
-    AUDIT_END_BEFORE = 425, "dtx.admin.desk", "the action has come to its end, and the trail does not tell which"
-    AUDIT_ENDED = 426, "dtx.admin.desk", "the trail tells how it ended; who asked was not told"
+    AUDIT_BEFORE = 423, "dtx.admin.api_context", "the trail does not tell of an action; nothing of it is begun"
+    AUDIT_BEGUN = 424, "dtx.admin.api_context", "the trail tells that the action was begun; nothing of it is"
+    AUDIT_END_BEFORE = 425, "dtx.admin.api_context", "the action has come to its end, and the trail does not tell which"
+    AUDIT_ENDED = 426, "dtx.admin.api_context", "the trail tells how it ended; who asked was not told"
 
     # -- what is sent to the broker
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-from dtx.admin.desk import Active, Desk
+from dtx.admin.api_context import Active, ApiContext
 from dtx.admin.identity import Gate
-from dtx.admin.policing import police
+from dtx.admin.routes_orders import police
 from dtx.admin.server import AdminServer
 from dtx.auth.accounts import Accounts
 from dtx.config import Settings
@@ -36,7 +36,7 @@ class Operating:
         self._settings = settings
         self._metrics = metrics
         self._stack = stack
-        self._desk: Desk | None = None
+        self._context: ApiContext | None = None
         self._server: AdminServer | None = None
         if not settings.no_admin:
             (address,) = settings.admin_listen
@@ -65,9 +65,9 @@ class Operating:
         accounts = Accounts(database, rm)
         self._stack.push_async_callback(accounts.close)
         trail = OperatorLog(database, rm)
-        self._desk = Desk(url=database, rm=rm, gate=Gate(accounts, trail), trail=trail, metrics=self._metrics)
+        self._context = ApiContext(url=database, rm=rm, gate=Gate(accounts, trail), trail=trail, metrics=self._metrics)
         if self._server is not None:
-            self._server.begin(self._desk)
+            self._server.begin(self._context)
 
     def activate(
         self,
@@ -84,8 +84,8 @@ class Operating:
             lanes: asks for the lanes, by virtual host.
             log: whose lease it is.
         """
-        assert self._desk is not None, "begin comes first"
-        self._desk.activate(
+        assert self._context is not None, "begin comes first"
+        self._context.activate(
             Active(
                 manager=manager,
                 connections=lambda: listener.sessions,
@@ -98,7 +98,7 @@ class Operating:
         )
         settings = self._settings
         if settings.policy or settings.alert_after:
-            watching = police(self._desk, settings.policy, settings.alert_after)
+            watching = police(self._context, settings.policy, settings.alert_after)
             self._stack.push_async_callback(_end, watching)
 
 

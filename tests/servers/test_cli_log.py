@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dtx.admin.shown.text import iso_time
+from dtx.admin.safe_text import iso_time
 from dtx.cli import run
 from dtx.log import migrate as migrations
 from dtx.log.postgres import PostgresLog

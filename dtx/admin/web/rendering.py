@@ -13,11 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from dtx.admin.guard import PAGES
-from dtx.admin.shown.text import human_duration, human_size, safe
+from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.log.operator_tables import Role
 from dtx.xa.xid import Xid
 
+PAGES: Final = "/console"
+"""Where the pages are, within the API's server. They bring their own headers."""
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"

@@ -15,20 +15,23 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dtx.admin import clients, looking, past
-from dtx.admin.client_forms import DisconnectForm
-from dtx.admin.desk import Desk
-from dtx.admin.past_forms import AuditQuery, OutcomeQuery, XidQuery
+from dtx.admin import routes_orders, routes_read
+from dtx.admin.api_context import ApiContext, page_of
+from dtx.admin.forms import AuditQuery, DisconnectForm, OutcomeQuery, XidQuery
 from dtx.admin.problems import Problem
-from dtx.admin.shown.properties import decode_properties
-from dtx.admin.shown.text import preview
-from dtx.admin.web import branch, branches, entrance
-from dtx.admin.web.branch import attachment, plain
-from dtx.admin.web.pulse import Pulse
-from dtx.admin.web.rates import curve, endings, rates
+from dtx.admin.web import branch_pages, login
+from dtx.admin.web.branch_pages import attachment, contents_page
+from dtx.admin.web.live_updates import Pulse, curve, endings, rates
+from dtx.admin.web.page_request import (
+    Sessions,
+    SignInNeeded,
+    Visitor,
+    build,
+    read_form,
+    show_error,
+    to_sign_in,
+)
 from dtx.admin.web.rendering import address, go_to
-from dtx.admin.web.sessions import Sessions
-from dtx.admin.web.visits import SignInNeeded, Visitor, build, read_form, show_error, to_sign_in
 from dtx.log import verdicts
 from dtx.log.api import LogError
 from dtx.log.operator_tables import Role
@@ -42,6 +45,9 @@ from dtx.xa.table import IN_DOUBT
 router = APIRouter()
 _WIDTH, _HEIGHT = 600, 80
 _POINTS = 120
+_PAGE = 50
+_OTHERS = 20
+"""Branches and scans on the page of connections: the API has them all."""
 
 
 @router.get("/")
@@ -69,23 +75,20 @@ async def show_overview(visit: Visitor) -> Response:
     )
 
 
-_PAGE = 50
-_OTHERS = 20
-"""Branches and scans on the page of connections: the API has them all."""
+def _given(request: Request, *names: str) -> dict[str, str]:
+    """What was typed into those fields of a search."""
+    return {name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()}
 
 
 @router.get("/connections")
 async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
     """Who is connected, and what their channels work for."""
-    names = ("user", "vhost")
-    given: dict[str, Any] = {
-        name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()
-    }
-    who, desk = visit.who, visit.desk
-    found = await clients.list_connections(who, desk, **given, cursor=cursor, limit=_PAGE)
+    given: dict[str, Any] = _given(request, "user", "vhost")
+    who, context = visit.who, visit.context
+    found = await routes_read.list_connections(who, context, **given, cursor=cursor, limit=_PAGE)
     vhost = given.get("vhost")
-    working = await clients.list_associations(who, desk, owner=given.get("user"), vhost=vhost, limit=_OTHERS)
-    scans = await clients.list_scans(who, desk, user=given.get("user"), vhost=vhost, cursor="0-0", limit=_OTHERS)
+    working = await routes_read.list_associations(who, context, owner=given.get("user"), vhost=vhost, limit=_OTHERS)
+    scans = await routes_read.list_scans(who, context, user=given.get("user"), vhost=vhost, cursor="0-0", limit=_OTHERS)
     return visit.show(
         "connections.html",
         given=given,
@@ -103,7 +106,7 @@ async def show_connections(request: Request, visit: Visitor, cursor: int = 0) ->
 @router.get("/connection")
 async def show_connection(visit: Visitor, number: int) -> Response:
     """One connection with its channels."""
-    found = await clients.show_connection(visit.who, visit.desk, number)
+    found = await routes_read.show_connection(visit.who, visit.context, number)
     return visit.show("connection.html", connection=found.connection, channels=found.channels, live="always")
 
 
@@ -111,7 +114,7 @@ async def show_connection(visit: Visitor, number: int) -> Response:
 async def ask_to_close(visit: Visitor, number: int) -> Response:
     """The form of that order."""
     visit.who.require(Role.OPERATOR)
-    found = await clients.show_connection(visit.who, visit.desk, number)
+    found = await routes_read.show_connection(visit.who, visit.context, number)
     return visit.show("close.html", connection=found.connection)
 
 
@@ -122,24 +125,21 @@ async def close_connection(request: Request, visit: Visitor) -> Response:
     order = build(DisconnectForm, {"reason": form.one("reason")})
     typed = form.one("number")
     number = int(typed) if typed.isdecimal() and len(typed) < 19 else 0
-    was = await clients.close_connection(visit.who, visit.desk, number, order)
+    was = await routes_orders.close_connection(visit.who, visit.context, number, order)
     visit.session.notice = f"Connection {was.id} of {was.user} from {was.address} is closed."
     return go_to(address("connections"))
-
-
-_FIELDS = ("verdict", "gtrid", "rm", "owner")
 
 
 @router.get("/reconciliation")
 async def show_reconciliation(request: Request, visit: Visitor) -> Response:
     """The totals, and what somebody has to look at."""
     visit.who.require(Role.VIEWER)
-    given = {name: text for name in _FIELDS if (text := request.query_params.get(name, "").strip())}
+    given = _given(request, "verdict", "gtrid", "rm", "owner")
     cursor = request.query_params.get("cursor", "")
     gtrid = _gtrid(given["gtrid"]) if "gtrid" in given else None
     after = _place(cursor) if cursor else None
-    run = await visit.desk.read(verdicts.reconciled)
-    found = await visit.desk.read(
+    run = await visit.context.read(verdicts.reconciled)
+    found = await visit.context.read(
         lambda log: verdicts.found(
             log,
             word=given.get("verdict"),
@@ -150,11 +150,10 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
             limit=_PAGE + 1,
         )
     )
-    shown = found[:_PAGE]
+    shown, last = page_of(found, _PAGE)
     more = None
-    if len(found) > _PAGE:
-        end = shown[-1]
-        place = Place(last_at=end.last_at, gtrid=end.gtrid, format_id=end.format_id)
+    if last is not None:
+        place = Place(last_at=last.last_at, gtrid=last.gtrid, format_id=last.format_id)
         more = address("reconciliation", **given, cursor=str(place))
     return visit.show(
         "reconciliation.html",
@@ -181,14 +180,6 @@ def _place(cursor: str) -> Place:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{cursor[:80]!r} is no cursor") from None
 
 
-_PREVIEW = 4_000
-
-
-def _given(request: Request, *names: str) -> dict[str, str]:
-    """What was typed into those fields of a search."""
-    return {name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()}
-
-
 @router.get("/outcomes")
 async def show_outcomes(request: Request, visit: Visitor) -> Response:
     """How branches ended; and heuristic outcomes, which are kept until they are forgotten."""
@@ -202,9 +193,9 @@ async def show_outcomes(request: Request, visit: Visitor) -> Response:
             "limit": _PAGE,
         },
     )
-    ended = await past.list_outcomes(visit.who, visit.desk, query)
-    wanted = looking.BranchQuery(state=sorted(str(state) for state in WITH_OUTCOME), limit=_PAGE)
-    kept = await looking.list_branches(visit.who, visit.desk, wanted)
+    ended = await routes_read.list_outcomes(visit.who, visit.context, query)
+    wanted = routes_read.BranchQuery(state=sorted(str(state) for state in WITH_OUTCOME), limit=_PAGE)
+    kept = await routes_read.list_branches(visit.who, visit.context, wanted)
     return visit.show(
         "outcomes.html",
         given=given,
@@ -223,7 +214,9 @@ async def show_archive(request: Request, visit: Visitor) -> Response:
     """Messages that nobody got, of branches that were forgotten."""
     given = _given(request, "xid", "owner", "vhost")
     cursor = request.query_params.get("cursor") or None
-    found = await past.list_archive(visit.who, visit.desk, build(XidQuery, {**given, "cursor": cursor, "limit": _PAGE}))
+    found = await routes_read.list_archive(
+        visit.who, visit.context, build(XidQuery, {**given, "cursor": cursor, "limit": _PAGE})
+    )
     return visit.show(
         "archive.html",
         given=given,
@@ -236,15 +229,13 @@ async def show_archive(request: Request, visit: Visitor) -> Response:
 @router.get("/archive/message")
 async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response:
     """One of them with its contents. Viewing them is recorded in the trail."""
-    found = await past.view_archived(visit.who, visit.desk, branch, position)
-    return visit.show(
-        "message.html",
-        xid=looking.xid_of(found.xid),
+    found = await routes_read.view_archived(visit.who, visit.context, branch, position)
+    return contents_page(
+        visit,
+        found,
+        xid=routes_read.xid_of(found.xid),
         vhost=found.vhost,
-        message=found,
         archived=found.archived_at,
-        properties=plain(decode_properties(b64decode(found.properties))),
-        preview=preview(b64decode(found.body), _PREVIEW),
         back=address("archive", xid=found.xid),
         body=address("archive/body", branch=branch, position=position),
     )
@@ -253,7 +244,7 @@ async def show_archived(visit: Visitor, branch: UUID, position: int) -> Response
 @router.get("/archive/body")
 async def download_archived(visit: Visitor, branch: UUID, position: int) -> Response:
     """Its body, to keep as a file."""
-    found = await past.archived_contents(visit.who, visit.desk, branch, position, action="export")
+    found = await routes_read.archived_contents(visit.who, visit.context, branch, position, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 
@@ -262,7 +253,7 @@ async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Qu
     """Who did what, and why."""
     given = _given(request, "actor", "action", "subject")
     query = build(AuditQuery, {**given, "cursor": cursor or None, "limit": _PAGE})
-    found = await past.show_audit(visit.who, visit.desk, query)
+    found = await routes_read.show_audit(visit.who, visit.context, query)
     return visit.show(
         "audit.html",
         given=given,
@@ -273,18 +264,18 @@ async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Qu
     )
 
 
-def website(desk: Desk, pulse: Pulse) -> FastAPI:
+def website(context: ApiContext, pulse: Pulse) -> FastAPI:
     """The pages.
 
     Args:
-        desk: what they stand on, as the API does.
+        context: what they stand on, as the API does.
         pulse: keeps them up to date.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    app.state.desk = desk
+    app.state.context = context
     app.state.pulse = pulse
     app.state.sessions = Sessions()
-    for routes in (entrance.router, branches.router, branch.router, router):
+    for routes in (login.router, branch_pages.router, router):
         app.include_router(routes, include_in_schema=False)
 
     async def to_entrance(request: Request, _: Exception) -> Response:

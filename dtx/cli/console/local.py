@@ -11,9 +11,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 
-from dtx.admin.desk import Active, Desk
+from dtx.admin.api import api
+from dtx.admin.api_context import Active, ApiContext
 from dtx.admin.identity import Gate, Identity
-from dtx.admin.routes import api
 from dtx.cli.console.person import user_name
 from dtx.cli.console.remote import COUNT, Refused, address, said
 from dtx.cli.errors import CommandError, Exit
@@ -51,8 +51,8 @@ class Local:
         self._settings = settings
         self._url = url
         trail = OperatorLog(url, settings.rm)
-        self._desk = Desk(url=url, rm=settings.rm, gate=_AtTheTerminal(), trail=trail, metrics=Metrics())
-        self._app = api(self._desk)
+        self._context = ApiContext(url=url, rm=settings.rm, gate=_AtTheTerminal(), trail=trail, metrics=Metrics())
+        self._app = api(self._context)
         self._runner = asyncio.Runner()
         self.away: str | None = None
         """Why the broker cannot be used, within :meth:`orders`."""
@@ -127,11 +127,11 @@ class Local:
             epoch=lambda: log.epoch,
             log_queue=lambda: log.queued,
         )
-        self._desk.activate(active)
+        self._context.activate(active)
         try:
             yield self
         finally:
-            self._desk.active = self._desk.operators = None
+            self._context.active = self._context.operators = None
             self._runner.run(stack.aclose())
 
     def _parsed(self, method: str, path: str, query: dict[str, object], body: object) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias, Union
 
-from dtx.admin.shown.text import human_duration, safe
+from dtx.admin.safe_text import human_duration, safe
 from dtx.cli.connect import database_at_hand, database_url
 from dtx.cli.console.access import Access, address_of, ask_for_token
 from dtx.cli.console.person import user_name

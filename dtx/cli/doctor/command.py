@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import click
 from rich.text import Text
 
-from dtx.admin.shown.text import json_line, safe
+from dtx.admin.safe_text import json_line, safe
 from dtx.cli.doctor.model import Check, Status, failed, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
-from dtx.admin.shown.text import human_duration, safe
+from dtx.admin.safe_text import human_duration, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, failed, ok, warning
 from dtx.cli.revisions import known_revisions

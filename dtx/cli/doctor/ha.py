@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dtx.admin.shown.text import human_duration, safe
+from dtx.admin.safe_text import human_duration, safe
 from dtx.cli.connect import database_url
 from dtx.cli.doctor.model import Check, ok, warning
 from dtx.config import Settings

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from dtx.admin.shown.text import human_size, safe
+from dtx.admin.safe_text import human_size, safe
 from dtx.auth.editing import AccountEditor
 from dtx.auth.passwords import is_password
 from dtx.auth.permissions import BadPattern, check_pattern

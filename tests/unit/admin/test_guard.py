@@ -6,7 +6,7 @@ import socket
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from dtx.admin.guard import Guard
+from dtx.admin.server import Guard
 
 
 def status_of(host: str | None, *, names: tuple[str, ...] = (), path: str = "/api/status") -> int:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from dtx.admin.forms import FilterForm
+from dtx.admin.branch_filter import FilterForm
 from dtx.admin.problems import Problem
-from dtx.admin.web.branches import asked, filter_of
-from dtx.admin.web.rates import Sample, curve, endings, rates, take
+from dtx.admin.web.branch_pages import asked, filter_of
+from dtx.admin.web.live_updates import Sample, curve, endings, rates, take
+from dtx.admin.web.page_request import Fields, frame, local
 from dtx.admin.web.rendering import _environment_of_pages, _when, address, render
-from dtx.admin.web.visits import Fields, frame, local
 from dtx.telemetry import Metrics
 
 

@@ -8,9 +8,8 @@ import pytest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.types import Message
 
-from dtx.admin.guard import Guard
-from dtx.admin.routes import api
-from dtx.admin.server import application
+from dtx.admin.api import api
+from dtx.admin.server import Guard, application
 
 NOTHING: Any = SimpleNamespace()
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from dtx.admin import guard, server
-from dtx.admin.guard import Guard
-from dtx.admin.server import AdminServer
+from dtx.admin import server
+from dtx.admin.server import AdminServer, Guard
 
 HEAD = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -182,7 +181,7 @@ async def test_a_client_that_does_not_read_is_closed(port: Port, monkeypatch: py
 async def test_health_and_metrics_are_answered_beside_many_requests(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(server, "MOST_REQUESTS", 2)
     late = [asyncio.create_task(port.get(b"/late")) for _ in range(2)]
     for _ in late:
         await port.begun.acquire()

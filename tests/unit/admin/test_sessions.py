@@ -3,8 +3,8 @@
 import pytest
 
 from dtx.admin.identity import Badge, Identity
-from dtx.admin.web import sessions
-from dtx.admin.web.sessions import IDLE_SECONDS, LONGEST_SECONDS, MOST_DRY_RUNS, Sessions
+from dtx.admin.web import page_request
+from dtx.admin.web.page_request import IDLE_SECONDS, LONGEST_SECONDS, MOST_DRY_RUNS, Sessions
 from dtx.log.operator_tables import Role
 
 BADGE = Badge(identity=Identity(name="olga", role=Role.OPERATOR, address="127.0.0.1"), stored="$argon2id$secret")
@@ -55,7 +55,7 @@ def test_a_session_ends_after_a_day_of_work_however_busy() -> None:
 
 
 def test_of_too_many_sessions_the_one_unused_for_longest_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST", 2)
+    monkeypatch.setattr(page_request, "MOST_SESSIONS", 2)
     found = Sessions()
     first, second = found.begin(BADGE), found.begin(BADGE)
     assert found.find(first)

@@ -10,7 +10,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from fastapi.routing import APIRoute
 
-from dtx.admin.web import branch, branches, entrance
+from dtx.admin.web import branch_pages, login
 from dtx.admin.web import site as pages
 from dtx.auth.editing import AccountEditor
 from dtx.client import Xid
@@ -101,7 +101,7 @@ FORMS = {
 
 def test_every_page_and_every_form_is_here() -> None:
     there: dict[str, set[str]] = {"GET": set(), "POST": set()}
-    for part in (entrance, branches, branch, pages):
+    for part in (login, branch_pages, pages):
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             for method in route.methods or ():

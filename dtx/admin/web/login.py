@@ -7,17 +7,15 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from dtx.admin.guard import PAGES
+from dtx.admin.api_context import context_of
 from dtx.admin.identity import Badge
 from dtx.admin.problems import Problem
-from dtx.admin.web.rendering import HEADERS, STATIC, address, go_to, render, static_content, static_version
-from dtx.admin.web.sessions import LONGEST_SECONDS
-from dtx.admin.web.visits import (
+from dtx.admin.web.page_request import (
     COOKIE,
+    LONGEST_SECONDS,
     SignInNeeded,
     Visitor,
     client_address,
-    desk_of,
     frame,
     local,
     read_fields,
@@ -25,6 +23,7 @@ from dtx.admin.web.visits import (
     sessions_of,
     visit_of,
 )
+from dtx.admin.web.rendering import HEADERS, PAGES, STATIC, address, go_to, render, static_content, static_version
 
 router = APIRouter()
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
@@ -56,12 +55,12 @@ async def sign_in(request: Request) -> Response:
     """A user with a password, or a token. Wrong passwords have to wait, as at the port for clients."""
     fields = await read_fields(request)
     name, password, wanted = fields.one("name"), fields.exactly("password"), fields.one("next")
-    desk, where = desk_of(request), client_address(request)
+    context, where = context_of(request), client_address(request)
     try:
         if name:
-            badge = await desk.gate.by_password(name.encode(), password.encode(), where)
+            badge = await context.gate.by_password(name.encode(), password.encode(), where)
         elif password:
-            badge = await desk.gate.by_token(password.strip(), where)
+            badge = await context.gate.by_token(password.strip(), where)
         else:
             raise Problem(HTTPStatus.UNAUTHORIZED, "a name and a password are needed, or a token alone")
     except Problem as problem:
@@ -70,7 +69,7 @@ async def sign_in(request: Request) -> Response:
     async def work() -> tuple[str, Badge]:
         return f"signed in as {badge.identity.role}", badge
 
-    await desk.audited(badge.identity, "sign-in", "web pages", "", {}, work)
+    await context.audited(badge.identity, "sign-in", "web pages", "", {}, work)
     sessions_of(request).end(request.cookies.get(COOKIE, ""))
     response = go_to(local(wanted))
     _set_cookie(request, response, sessions_of(request).begin(badge), round(LONGEST_SECONDS))

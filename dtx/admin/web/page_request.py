@@ -1,8 +1,17 @@
-"""Who looks at a page, what forms send, and how errors look."""
+"""A request for a page: which browser has signed in, who looks, what forms send, and how errors look.
 
+A session is known by 256 random bits in a cookie that scripts cannot read; only a hash of them is kept, in memory. So a
+restart of dtx signs everybody out, and nothing in the database lets anybody in. Who somebody is and what that permits
+is looked at again with each request (:meth:`~dtx.admin.identity.Gate.again`): a user that is removed, or a token that
+is revoked, is out at once.
+"""
+
+import hashlib
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -12,13 +21,11 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dtx.admin.desk import Desk
-from dtx.admin.guard import PAGES
-from dtx.admin.identity import Identity
+from dtx.admin.api_context import ApiContext, context_of
+from dtx.admin.identity import Badge, Identity
 from dtx.admin.problems import Problem, as_problem
-from dtx.admin.web.pulse import Pulse
-from dtx.admin.web.rendering import address, go_to, render
-from dtx.admin.web.sessions import Session, Sessions
+from dtx.admin.web.live_updates import Pulse
+from dtx.admin.web.rendering import PAGES, address, go_to, render
 
 COOKIE: Final = "dtx_session"
 PART: Final = "x-dtx-part"
@@ -28,7 +35,106 @@ LIVE: Final = "live"
 MARK: Final = "mark"
 """The field of every form that says whose page it is on."""
 _MOST_FIELDS: Final = 2_000
+IDLE_SECONDS: Final = 3600.0
+"""Without a request for this long a session ends; pages that keep themselves up to date do not count."""
+LONGEST_SECONDS: Final = 12 * 3600.0
+"""However busy it is: a working day."""
+MOST_DRY_RUNS: Final = 20
+"""Of one session, to be followed by their orders: one in each of its windows."""
+MOST_SESSIONS: Final = 1000
+"""At the same time, of about 1 KiB each; beyond it the one that was not used for longest ends."""
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One browser that has signed in.
+
+    Args:
+        badge: as whom.
+        begun, used: seconds of the clock.
+        mark: that every form of its pages sends back, so that no other page can send one.
+        notice: what the next page says first.
+    """
+
+    badge: Badge
+    begun: float
+    used: float
+    mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    notice: str | None = None
+    _dry_runs: list[bytes] = field(default_factory=list, repr=False)
+
+    def take_notice(self) -> str | None:
+        """What is to be said, once."""
+        notice, self.notice = self.notice, None
+        return notice
+
+    def add_dry_run(self, order: str, version: str) -> None:
+        """The dry run of an order has been shown.
+
+        Args:
+            order: what was asked for.
+            version: of the branch that the dry run saw.
+        """
+        self._dry_runs = [*self._dry_runs[-MOST_DRY_RUNS + 1 :], _hash(f"{version} {order}")]
+
+    def take_dry_run(self, order: str, version: str) -> bool:
+        """Whether the dry run of just that was shown; once."""
+        key = _hash(f"{version} {order}")
+        if key not in self._dry_runs:
+            return False
+        self._dry_runs.remove(key)
+        return True
+
+
+class Sessions:
+    """All of them.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        """By the hash of the cookie; what was used last comes last."""
+
+    def begin(self, badge: Badge) -> str:
+        """A new session; the text of its cookie is told this once."""
+        secret = secrets.token_urlsafe(32)
+        now = self._clock()
+        self._sessions[_hash(secret)] = Session(badge=badge, begun=now, used=now)
+        while len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return secret
+
+    def find(self, secret: str, *, touch: bool = True) -> Session | None:
+        """The session of a cookie, unless it has ended.
+
+        Args:
+            secret: the cookie's text.
+            touch: whether this counts as use.
+        """
+        key = _hash(secret)
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        now = self._clock()
+        if now - session.used >= IDLE_SECONDS or now - session.begun >= LONGEST_SECONDS:
+            del self._sessions[key]
+            return None
+        if touch:
+            session.used = now
+            self._sessions.move_to_end(key)
+        return session
+
+    def end(self, secret: str) -> None:
+        """Sign out. Idempotent."""
+        self._sessions.pop(_hash(secret), None)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 class SignInNeeded(Exception):
@@ -42,7 +148,7 @@ class Visit:
     Args:
         who: may do what its role permits.
         session: of the browser.
-        desk: what everything stands on.
+        context: what everything stands on.
         pulse: what changes.
         here: path and query.
         part: whether a part of the answer is shown alone.
@@ -50,7 +156,7 @@ class Visit:
 
     who: Identity
     session: Session
-    desk: Desk
+    context: ApiContext
     pulse: Pulse
     here: str
     part: bool = False
@@ -69,16 +175,10 @@ def frame(visit: Visit | None) -> dict[str, Any]:
         "mark": visit.session.mark,
         "notice": None if visit.part else visit.session.take_notice(),
         "here": visit.here,
-        "rm": visit.desk.rm,
-        "active": visit.desk.active is not None and visit.desk.active.lease_valid(),
+        "rm": visit.context.rm,
+        "active": visit.context.active is not None and visit.context.active.lease_valid(),
         "live": None,
     }
-
-
-def desk_of(request: Request) -> Desk:
-    """What the pages stand on."""
-    desk: Desk = request.app.state.desk
-    return desk
 
 
 def sessions_of(request: Request) -> Sessions:
@@ -99,19 +199,21 @@ async def visit_of(request: Request) -> Visit:
         SignInNeeded: nobody that is known.
     """
     secret = request.cookies.get(COOKIE, "")
-    sessions, desk = sessions_of(request), desk_of(request)
+    sessions, context = sessions_of(request), context_of(request)
     part = request.headers.get(PART)
     session = sessions.find(secret, touch=part != LIVE)
     if session is None:
         raise SignInNeeded
     try:
-        who = await desk.gate.again(session.badge, client_address(request))
+        who = await context.gate.again(session.badge, client_address(request))
     except Problem:
         sessions.end(secret)
         raise SignInNeeded from None
     query = request.url.query
     here = request.url.path + (f"?{query}" if query else "")
-    return Visit(who=who, session=session, desk=desk, pulse=request.app.state.pulse, here=here, part=part is not None)
+    return Visit(
+        who=who, session=session, context=context, pulse=request.app.state.pulse, here=here, part=part is not None
+    )
 
 
 async def _visitor(request: Request) -> Visit:

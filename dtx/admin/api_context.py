@@ -1,4 +1,6 @@
-"""What the API stands on: the log as others read it, the manager where this dtx is the active one, tokens and trail."""
+"""What the routes of API and pages stand on: the log as others read it, the manager where this dtx is the active one,
+tokens and trail; and how a route asks for it.
+"""
 
 import asyncio
 import json
@@ -6,9 +8,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import Depends, Query, Request
 
 from dtx import failpoint
+from dtx.admin.branch_filter import Name
 from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.failpoint import Point
@@ -112,8 +117,8 @@ class Active:
 
 
 @dataclass(slots=True, kw_only=True)
-class Desk:
-    """Everything that the routes need.
+class ApiContext:
+    """What the routes stand on.
 
     Args:
         url: of the log's database.
@@ -206,3 +211,26 @@ class Desk:
                 "the end of an action could not be written down", line=number, result=result, reason=str(error)
             )
         failpoint.at(Point.AUDIT_ENDED)
+
+
+def context_of(request: Request) -> ApiContext:
+    """What the application stands on."""
+    context: ApiContext = request.app.state.context
+    return context
+
+
+async def identify(request: Request) -> Identity:
+    """Who asks."""
+    return await context_of(request).gate.identify(request)
+
+
+Asker = Annotated[Identity, Depends(identify)]
+Context = Annotated[ApiContext, Depends(context_of)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+Vhost = Annotated[Name, Query(description="The virtual host: the same xid may be in two.")]
+
+
+def page_of(found: list[_T], limit: int) -> tuple[list[_T], _T | None]:
+    """The first *limit* of *found*, and the last one of these where more follow: the next page begins behind it."""
+    shown = found[:limit]
+    return shown, shown[-1] if len(found) > limit else None

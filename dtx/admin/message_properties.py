@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from dtx.admin.shown.text import iso_time, name_text, preview
+from dtx.admin.safe_text import iso_time, name_text, preview
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import Property

@@ -1,29 +1,45 @@
-"""One branch: what has happened to it, what it holds, what its transaction manager is told, and the order about it."""
+"""Pages about branches: those that are in doubt, found and put in order; one of them; and orders about one and many.
+
+The page of one tells what has happened to it, what it holds, and what its transaction manager is told.
+"""
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from dtx.admin import deciding, forms, looking, past
-from dtx.admin.past_forms import JournalQuery, PastQuery
+from dtx.admin import forms, routes_orders, routes_read
+from dtx.admin.branch_filter import FilterForm
+from dtx.admin.forms import BulkForm, JournalQuery, PastQuery
+from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem, as_problem
-from dtx.admin.shown.properties import decode_properties
-from dtx.admin.shown.text import preview
+from dtx.admin.safe_text import preview
+from dtx.admin.web.page_request import Fields, Visit, Visitor, build, read_form
 from dtx.admin.web.rendering import HEADERS, address, go_to
-from dtx.admin.web.visits import Fields, Visit, Visitor, build, read_form
+from dtx.config.values import parse_duration
+from dtx.log.listing import Sort
 from dtx.log.operator_tables import Role
-from dtx.log.records import JournalEvent
+from dtx.log.records import JournalEvent, LogState
 from dtx.xa.codes import Heuristic, XaError
 from dtx.xa.diagram import answers
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid
 
 router = APIRouter()
+STATES: Final = tuple(str(state) for state in LogState)
+DEFAULT_EXCHANGE: Final = "(default)"
+"""What is typed for the exchange that has an empty name."""
+_PLAIN: Final = ("vhost", "owner", "format_id", "queue")
+NAMES: Final = ("q", "state", "older", "stuck", "exchange", "branch", *_PLAIN)
+"""The fields of a search."""
+PAGE: Final = 50
+ACTIONS: Final = ("rollback", "commit", "forget", "retry")
+_COLUMNS: Final = (Sort.STATE, Sort.STARTED, Sort.OWNER, Sort.MESSAGES, Sort.BYTES)
 MESSAGES: Final = 100
 """Of a branch, on one page."""
 _PREVIEW: Final = 4_000
@@ -60,18 +76,179 @@ Words = Annotated[str, Query(max_length=300)]
 Host = Annotated[str, Query(max_length=255)]
 
 
+def asked(given: QueryParams | Fields) -> dict[str, list[str]]:
+    """The fields of a search that say something, as they were typed."""
+    found: dict[str, list[str]] = {}
+    for name in NAMES:
+        values = given.getlist(name) if isinstance(given, QueryParams) else given.all(name)
+        kept = [value.strip() for value in values if value.strip()]
+        if kept:
+            found[name] = kept
+    return found
+
+
+def filter_of(fields: Mapping[str, list[str]]) -> FilterForm:
+    """The filter that they mean.
+
+    Raises:
+        Problem: 422, one of them is not as it must be.
+    """
+    values: dict[str, Any] = {name: fields[name][-1] for name in _PLAIN if name in fields}
+    values["state"] = fields.get("state", [])
+    values["branch"] = fields.get("branch", [])
+    if "exchange" in fields:
+        name = fields["exchange"][-1]
+        values["exchange"] = "" if name == DEFAULT_EXCHANGE else name
+    if "stuck" in fields:
+        values["stuck"] = fields["stuck"][-1] == "yes"
+    if "older" in fields:
+        values["older_than"] = _seconds(fields["older"][-1])
+    if "q" in fields:
+        values |= _looked_for(fields["q"][-1])
+    return build(FilterForm, values)
+
+
+def _seconds(words: str) -> float:
+    try:
+        return parse_duration(words)
+    except ValueError as error:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"age: {error}") from None
+
+
+def _looked_for(words: str) -> dict[str, Any]:
+    """A whole xid means the branches of its transaction; text is looked for within the gtrid, patterns as they are."""
+    if words.count(":") == 2:
+        try:
+            xid = Xid.parse(words)
+        except XaError as error:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, error.reason) from None
+        return {"format_id": xid.format_id, "gtrid": f"hex:{xid.gtrid.hex()}"}
+    if "*" in words or words.startswith("hex:"):
+        return {"gtrid": words}
+    return {"gtrid": f"*{words}*"}
+
+
+@router.get("/branches")
+async def show_branches(request: Request, visit: Visitor) -> Response:
+    """Branches that have voted and are not completed."""
+    given = request.query_params
+    fields = asked(given)
+    by, descending = given.get("sort") or Sort.STARTED, given.get("descending") == "yes"
+    order = {"sort": by if by != Sort.STARTED else None, "descending": "yes" if descending else None}
+    problem: Problem | None = None
+    branches: list[Any] = []
+    cursor: str | None = None
+    try:
+        query = build(
+            routes_read.BranchQuery,
+            {
+                **filter_of(fields).model_dump(exclude_none=True),
+                "sort": by,
+                "descending": descending,
+                "limit": PAGE,
+                "cursor": given.get("cursor") or None,
+            },
+        )
+        found = await routes_read.list_branches(visit.who, visit.context, query)
+        branches, cursor = list(found.branches), found.cursor
+    except Problem as error:
+        problem = error
+    return visit.show(
+        "branches.html",
+        HTTPStatus.OK if problem is None else problem.status,
+        fields=fields,
+        problem=None if problem is None else problem.detail,
+        branches=branches,
+        states=STATES,
+        sort=str(by),
+        descending=descending,
+        order=order,
+        columns={str(by): _ordered(fields, by, str(order["sort"] or Sort.STARTED), descending) for by in _COLUMNS},
+        first=address("branches", **fields, **order) if given.get("cursor") else None,
+        more=address("branches", **fields, **order, cursor=cursor) if cursor else None,
+        many=address("bulk", **fields),
+        narrowed=any(name not in {"q", "state"} for name in fields),
+        live="branches",
+    )
+
+
+def _ordered(fields: dict[str, list[str]], by: Sort, now: str, descending: bool) -> str:
+    """The address of the same branches in the order *by*; backwards where they are in it."""
+    turn = by == now and not descending
+    return address("branches", **fields, sort=by, descending="yes" if turn else None)
+
+
+@router.get("/bulk")
+async def ask_about_many(request: Request, visit: Visitor) -> Response:
+    """An order about all branches of a search: what is to be done, and why."""
+    visit.who.require(Role.COORDINATOR)
+    return _bulk_page(visit, asked(request.query_params))
+
+
+@router.post("/bulk")
+async def decide_many(request: Request, visit: Visitor) -> Response:
+    """Chosen branches; then the dry run; then, as that has said, the order itself."""
+    form = await read_form(request, visit)
+    fields = asked(form)
+    stage, action, reason = form.one("stage"), form.one("action") or ACTIONS[0], form.one("reason")
+    if stage == "choose":
+        visit.who.require(Role.COORDINATOR)
+        if "branch" not in fields:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "no branch is chosen: tick some of them, or search")
+        return _bulk_page(visit, {"branch": fields["branch"]}, action)
+    try:
+        order = build(
+            BulkForm,
+            {
+                "action": action,
+                "filter": filter_of(fields),
+                "reason": reason,
+                "dry_run": stage != "do",
+                "confirm": form.one("confirm") or None,
+            },
+        )
+        answer = await routes_orders.decide_many(visit.who, visit.context, order)
+    except (Problem, XaError) as error:
+        problem = as_problem(error)
+        return _bulk_page(visit, fields, action, reason, problem=problem)
+    return _bulk_page(visit, fields, action, reason, answer=answer)
+
+
+def _bulk_page(
+    visit: Visit,
+    fields: dict[str, list[str]],
+    action: str = ACTIONS[0],
+    reason: str = "",
+    *,
+    answer: object = None,
+    problem: Problem | None = None,
+) -> Response:
+    return visit.show(
+        "bulk.html",
+        HTTPStatus.OK if problem is None else problem.status,
+        fields=fields,
+        action=action,
+        actions=ACTIONS,
+        reason=reason,
+        answer=answer,
+        problem=None if problem is None else problem.detail,
+        most=routes_orders.MOST_AT_ONCE,
+        everything=filter_of(fields) == FilterForm() if problem is None else False,
+    )
+
+
 @router.get("/branch")
 async def show_branch(
     visit: Visitor,
     xid: Words,
     vhost: Host = "/",
-    start: Annotated[int, Query(alias="from", ge=0, le=looking.LAST_POSITION)] = 0,
+    start: Annotated[int, Query(alias="from", ge=0, le=routes_read.LAST_POSITION)] = 0,
 ) -> Response:
     """The branch as it is now, and what has become of that xid before."""
-    wanted = looking.xid_of(xid)
-    query = JournalQuery(xid=str(wanted), vhost=vhost, limit=looking.LINES)
+    wanted = routes_read.xid_of(xid)
+    query = JournalQuery(xid=str(wanted), vhost=vhost, limit=routes_read.LINES)
     journal, detail = await asyncio.gather(
-        past.show_journal(visit.who, visit.desk, query), _detail(visit, xid, vhost, start, MESSAGES)
+        routes_read.show_journal(visit.who, visit.context, query), _detail(visit, xid, vhost, start, MESSAGES)
     )
     if detail is None and not journal.lines:
         raise Problem(HTTPStatus.NOT_FOUND, f"nothing is known about {wanted} in virtual host {vhost}")
@@ -98,7 +275,7 @@ async def show_branch(
 async def _detail(visit: Visit, xid: str, vhost: str, start: int, most: int) -> forms.DetailForm | None:
     """The branch and *most* of its messages from position *start* on, if it is in the log."""
     try:
-        return await looking.show_branch(visit.who, visit.desk, xid, vhost, most, start - 1 if start else None)
+        return await routes_read.show_branch(visit.who, visit.context, xid, vhost, most, start - 1 if start else None)
     except Problem as problem:
         if problem.status is not HTTPStatus.NOT_FOUND:
             raise
@@ -130,25 +307,33 @@ def _asked_now(branch: forms.BranchForm) -> list[tuple[str, str]]:
 @router.get("/message")
 async def show_message(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
     """One message with its contents. Viewing them is recorded in the trail."""
-    found = await looking.view_message(visit.who, visit.desk, xid, position, vhost)
-    properties, body = b64decode(found.properties), b64decode(found.body)
-    return visit.show(
-        "message.html",
-        xid=looking.xid_of(xid),
+    found = await routes_read.view_message(visit.who, visit.context, xid, position, vhost)
+    return contents_page(
+        visit,
+        found,
+        xid=routes_read.xid_of(xid),
         vhost=vhost,
-        message=found,
         archived=None,
-        properties=plain(decode_properties(properties)),
-        preview=preview(body, _PREVIEW),
         back=address("branch", xid=xid, vhost=vhost),
         body=address("message/body", xid=xid, vhost=vhost, position=position),
+    )
+
+
+def contents_page(visit: Visit, found: forms.Contents, **context: object) -> Response:
+    """A message with its properties, and with the beginning of its body."""
+    return visit.show(
+        "message.html",
+        message=found,
+        properties=plain(decode_properties(b64decode(found.properties))),
+        preview=preview(b64decode(found.body), _PREVIEW),
+        **context,
     )
 
 
 @router.get("/message/body")
 async def download_body(visit: Visitor, xid: Words, position: int, vhost: Host = "/") -> Response:
     """The body of a message, to keep as a file; browsers are told not to show it."""
-    found = await looking.message_contents(visit.who, visit.desk, xid, position, vhost, action="export")
+    found = await routes_read.message_contents(visit.who, visit.context, xid, position, vhost, action="export")
     return attachment(b64decode(found.body), f"message-{position}.bin")
 
 
@@ -220,14 +405,16 @@ async def _order(visit: Visit, xid: str, vhost: str, action: str, form: Fields, 
     match action:
         case "discard":
             discard = build(forms.DiscardForm, {**common, "positions": form.all("position")})
-            return await deciding.discard(visit.who, visit.desk, xid, discard, vhost)
+            return await routes_orders.discard(visit.who, visit.context, xid, discard, vhost)
         case "redirect":
             where = {"position": form.one("position"), "queue": form.one("queue") or None}
             where |= {"exchange": form.one("exchange"), "routing_key": form.one("routing_key")}
             redirect = build(forms.RedirectForm, {**common, **where})
-            return await deciding.redirect(visit.who, visit.desk, xid, redirect, vhost)
+            return await routes_orders.redirect(visit.who, visit.context, xid, redirect, vhost)
         case "commit" | "rollback" | "forget" | "retry":
-            return await deciding.decide(visit.who, visit.desk, xid, action, build(forms.OrderForm, common), vhost)
+            return await routes_orders.decide(
+                visit.who, visit.context, xid, action, build(forms.OrderForm, common), vhost
+            )
         case _:
             raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
 
@@ -242,7 +429,7 @@ async def _decide_page(
     forecast: forms.ForecastForm | None = None,
     problem: Problem | None = None,
 ) -> Response:
-    wanted = looking.xid_of(xid)
+    wanted = routes_read.xid_of(xid)
     if action not in _HEADLINES:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"there is no order {action!r}")
     position = given.get("position", "")
@@ -274,7 +461,7 @@ def _message(detail: forms.DetailForm | None, position: str) -> forms.MessageFor
 async def show_transaction(visit: Visitor, gtrid: Annotated[str, Query(max_length=128)], cursor: str = "") -> Response:
     """What the journal has about all branches of one global transaction."""
     query = PastQuery(cursor=cursor or None)
-    found = await past.show_transaction(visit.who, visit.desk, gtrid, query)
+    found = await routes_read.show_transaction(visit.who, visit.context, gtrid, query)
     branches = sorted({(line.xid, line.vhost) for line in found.lines})
     readable = Xid(0, bytes.fromhex(gtrid)).readable
     return visit.show(

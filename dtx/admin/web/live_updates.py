@@ -1,7 +1,8 @@
 """What keeps pages up to date: one look at dtx for all who watch, and a line to each when something has changed.
 
 A page gets no contents from here. It is told which of the things that it may show have changed, and asks for itself
-again; so there is one way to make a page, and one place where it is judged who may see it.
+again; so there is one way to make a page, and one place where it is judged who may see it. Throughput and latency are
+those of the counters that Prometheus reads, over the last minutes.
 """
 
 import asyncio
@@ -9,20 +10,20 @@ import hashlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Final
 
-from dtx.admin.desk import Desk
+from dtx.admin.api_context import ApiContext
 from dtx.admin.forms import StatusForm
-from dtx.admin.looking import status
 from dtx.admin.problems import Problem
-from dtx.admin.web.rates import Sample, take
+from dtx.admin.routes_read import status
 from dtx.log import past
 from dtx.log.past import Asked
-from dtx.telemetry import get_logger
+from dtx.telemetry import Metrics, get_logger
 
 BEAT_SECONDS: Final = 2.0
 """How old what a page shows may be."""
@@ -35,6 +36,113 @@ _SHARE: Final = 20
 """A look may take the twentieth part of the time: where it takes longer, beats are rarer."""
 
 _log = get_logger(part="admin")
+SHOWN: Final = ("start", "prepare", "commit", "rollback", "forget", "recover")
+"""The calls that a page tells of."""
+_CALLS: Final = "dtx_operations"
+_CALL_SECONDS: Final = "dtx_operation_seconds"
+WINDOW_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counters at one moment.
+
+    Args:
+        at: seconds of a clock that only grows.
+        calls: how many there have been, by operation.
+        buckets: how many took so long at most, by operation and seconds.
+    """
+
+    at: float
+    calls: dict[str, float]
+    buckets: dict[str, dict[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How one operation has gone in the last minute.
+
+    Args:
+        operation: which.
+        per_second: how many.
+        median, p99: seconds, as the next bound of the histogram; ``None`` where there was none.
+    """
+
+    operation: str
+    per_second: float
+    median: float | None
+    p99: float | None
+
+
+def take(metrics: Metrics, now: float) -> Sample:
+    """The counters now."""
+    calls: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    for family in metrics.registry.collect():
+        if family.name not in (_CALLS, _CALL_SECONDS):
+            continue
+        for sample in family.samples:
+            operation = sample.labels.get("operation", "")
+            if sample.name == f"{_CALLS}_total":
+                calls[operation] = calls.get(operation, 0.0) + sample.value
+            elif sample.name == f"{_CALL_SECONDS}_bucket":
+                buckets.setdefault(operation, {})[float(sample.labels["le"])] = sample.value
+    return Sample(now, calls, buckets)
+
+
+def rates(samples: Sequence[Sample]) -> list[Rate]:
+    """How each operation has gone in the last minute."""
+    if len(samples) < 2:
+        return [Rate(operation, 0.0, None, None) for operation in SHOWN]
+    last = samples[-1]
+    first = next(sample for sample in samples if last.at - sample.at <= WINDOW_SECONDS)
+    if first is last:
+        first = samples[-2]
+    return [
+        Rate(
+            operation,
+            (last.calls.get(operation, 0.0) - first.calls.get(operation, 0.0)) / (last.at - first.at),
+            _quantile(first, last, operation, 0.5),
+            _quantile(first, last, operation, 0.99),
+        )
+        for operation in SHOWN
+    ]
+
+
+def _quantile(first: Sample, last: Sample, operation: str, share: float) -> float | None:
+    before = first.buckets.get(operation, {})
+    counts = {bound: count - before.get(bound, 0.0) for bound, count in sorted(last.buckets.get(operation, {}).items())}
+    total = counts.get(float("inf"), 0.0)
+    if total <= 0:
+        return None
+    found = next(bound for bound, count in counts.items() if count >= share * total)
+    return found if found != float("inf") else max(bound for bound in counts if bound != float("inf"))
+
+
+def endings(samples: Sequence[Sample]) -> list[float]:
+    """Commits and rollbacks a second, between each sample and the next."""
+    found = []
+    for before, after in pairwise(samples):
+        count = sum(after.calls.get(name, 0.0) - before.calls.get(name, 0.0) for name in ("commit", "rollback"))
+        found.append(max(0.0, count) / (after.at - before.at))
+    return found
+
+
+def curve(values: Sequence[float], width: int, height: int, most: int) -> str:
+    """The points of a line for SVG, the latest value at the right end.
+
+    Args:
+        values: oldest first.
+        width: of the picture.
+        height: likewise.
+        most: how many values fill it.
+    """
+    top = max([*values, 1.0])
+    step = width / max(1, most - 1)
+    start = width - step * (len(values) - 1)
+    return " ".join(
+        f"{start + step * index:.1f},{height - value / top * height:.1f}" for index, value in enumerate(values)
+    )
 
 
 @dataclass(slots=True)
@@ -56,11 +164,11 @@ class Pulse:
     """Looks, as long as anybody watches.
 
     Args:
-        desk: what is looked at.
+        context: what is looked at.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
         self._samples: deque[Sample] = deque(maxlen=_SAMPLES)
         self._watchers = 0
         self._beat: Beat | None = None
@@ -131,7 +239,7 @@ class Pulse:
             try:
                 if now - sampled >= _SAMPLE_SECONDS:
                     sampled = now
-                    self._samples.append(take(self._desk.metrics, now))
+                    self._samples.append(take(self._context.metrics, now))
                 if self._watchers:
                     await self._tell()
             except Exception as error:  # noqa: BLE001 - whatever one look failed of, pages are kept up to date by the next
@@ -146,10 +254,10 @@ class Pulse:
             self._news.notify_all()
 
     async def _see(self) -> Beat:
-        desk = self._desk
-        found = await status(desk)
-        lines = await desk.read(lambda log: past.lines(log, desk.rm, Asked(), latest_first=True, limit=1))
-        audit = await asyncio.to_thread(lambda: desk.trail.trail(limit=1))
+        context = self._context
+        found = await status(context)
+        lines = await context.read(lambda log: past.lines(log, context.rm, Asked(), latest_first=True, limit=1))
+        audit = await asyncio.to_thread(lambda: context.trail.trail(limit=1))
         journal = str(lines[0].mark) if lines else ""
         marks = {
             "always": str(time.monotonic()),

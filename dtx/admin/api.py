@@ -1,0 +1,138 @@
+"""The API as one application, whoever asks it: a server, or a command in its own process.
+
+Its OpenAPI document is made of the routes, and told what they do not know: who asks, and how errors look. What machines
+ask is here, too: whether dtx lives, whether it serves, and its numbers.
+"""
+
+import time
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+import dtx
+from dtx.admin import problems, routes_accounts, routes_orders, routes_read
+from dtx.admin.api_context import ApiContext, Asker, Context
+from dtx.admin.forms import Form
+from dtx.log.operator_tables import Role
+from dtx.manager.branches import BranchStats, branch_stats
+
+
+class ProblemForm(Form):
+    """Why something was not done (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+_PROBLEM: Final = f"#/components/schemas/{ProblemForm.__name__}"
+_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {"description": "A problem.", "content": {problems.MEDIA_TYPE: {"schema": {"$ref": _PROBLEM}}}}
+}
+"""Of every route, besides what it answers where all is well."""
+_OPEN: Final[dict[str, Any]] = {"security": []}
+"""Of a route that everybody may ask."""
+_SCHEMES: Final = {
+    "token": {"type": "http", "scheme": "bearer", "description": "A token of dtx token, or of /api/tokens."},
+    "user": {"type": "http", "scheme": "basic", "description": "A user of dtx user with a tag that lets it in."},
+}
+
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz", response_class=PlainTextResponse, openapi_extra=_OPEN)
+async def is_alive() -> str:
+    """The process answers. Open to everybody, and says nothing else."""
+    return "ok\n"
+
+
+@router.get("/readyz", response_class=PlainTextResponse, openapi_extra=_OPEN)
+async def is_ready(context: Context) -> Response:
+    """200 where clients are served; 503 on a standby, without the lease, and low on disk. Open to everybody."""
+    if context.active is None or not context.active.lease_valid():
+        return PlainTextResponse("not the active dtx\n", 503)
+    if context.active.manager.draining:
+        return PlainTextResponse("shutting down\n", 503)
+    if context.active.manager.disk.raised:
+        return PlainTextResponse("low on disk\n", 503)
+    return PlainTextResponse("ok\n")
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
+async def show_metrics(who: Asker, context: Context) -> Response:
+    """All numbers, for Prometheus (give it a viewer's token)."""
+    who.require(Role.VIEWER)
+    await _count(context)
+    return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _count(context: ApiContext) -> None:
+    """Bring the gauges of ``context.metrics`` up to date; those of a standby, or of a dtx without a lease, are 0."""
+    metrics, active = context.metrics, context.active
+    if active is not None and not active.lease_valid():
+        active = None
+    stats = BranchStats() if active is None else await branch_stats(active.manager.entries())
+    states = stats.states
+    for gauge in metrics.branches.values():
+        gauge.set(0)
+    for state, number in states.items():
+        metrics.branches[state].set(number)
+    metrics.stuck_branches.set(stats.stuck)
+    metrics.in_doubt_bytes.set(stats.in_doubt_bytes)
+    oldest = stats.oldest_prepared
+    metrics.oldest_in_doubt.set(0 if oldest is None else max(0.0, time.time() - oldest))
+    metrics.lease_held.set(active is not None)
+    metrics.lease_epoch.set(0 if active is None else active.epoch())
+    metrics.log_queue.set(0 if active is None else active.log_queue())
+    metrics.held_bytes.set(0 if active is None else active.manager.budget.used)
+    metrics.held_bytes_limit.set(0 if active is None else active.manager.budget.limit)
+    metrics.usage_numbers([] if active is None else active.manager.quotas)
+    disk = None if active is None else active.manager.disk
+    metrics.disk_alarm.set(disk is not None and disk.raised)
+    metrics.disk_free.set(0 if disk is None else disk.free or 0)
+    metrics.disk_free_limit.set(0 if disk is None else disk.limit)
+    metrics.lane_numbers([] if active is None else active.lanes().values())
+
+
+def api(context: ApiContext) -> FastAPI:
+    """The routes, and what they stand on."""
+    app = FastAPI(
+        title="dtx",
+        version=dtx.__version__,
+        summary="Branches in doubt: what is stuck, why, what it holds, and who decides.",
+        docs_url=None,  # a page that would fetch scripts from elsewhere
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        responses=_RESPONSES,
+    )
+    app.state.context = context
+    for routes in (routes_read.router, routes_orders.router, routes_accounts.router, router):
+        app.include_router(routes)
+    problems.install(app)
+    _describe(app)
+    return app
+
+
+def _describe(app: FastAPI) -> None:
+    """Let the document of *app* say that too."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            found["components"]["securitySchemes"] = _SCHEMES
+            found["components"]["schemas"][ProblemForm.__name__] = ProblemForm.model_json_schema()
+            found["security"] = [{name: []} for name in _SCHEMES]
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    # FastAPI's own way to change the document
+    app.openapi = document  # type: ignore[method-assign]

@@ -1,0 +1,361 @@
+"""The routes about users and virtual hosts of a dtx without a broker, and about the tokens of operators.
+
+They change tables that need no lease: a dtx that serves sees what has changed at the next login, or within seconds.
+"""
+
+import asyncio
+import binascii
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Annotated, Literal, Self, TypeVar
+
+from fastapi import APIRouter, Query
+from pydantic import Field, model_validator
+
+from dtx.admin.api_context import ApiContext, Asker, Context
+from dtx.admin.forms import Form, Moment
+from dtx.admin.identity import Identity
+from dtx.auth.editing import AccountEditor
+from dtx.auth.users import User
+from dtx.log.operator_tables import Role
+
+Word = Annotated[str, Field(max_length=255)]
+Why = Annotated[str, Field(max_length=2000)]
+Pattern = Annotated[str | None, Field(max_length=4096)]
+Tag = Literal["monitoring", "operator", "administrator", "impersonator"]
+_T = TypeVar("_T")
+router = APIRouter(prefix="/api")
+
+
+class Change(Form):
+    """What changes users may say why."""
+
+    reason: Why = Field(default="", description="Why; goes into the trail.")
+
+
+class NamedForm(Change):
+    """A user or virtual host that there is, or is to be."""
+
+    name: Word
+
+
+class PasswordForm(NamedForm):
+    """A user's new password."""
+
+    password: Annotated[str, Field(max_length=2048, repr=False)]
+    encoding: Literal["utf-8", "base64"] = Field(default="utf-8", description="base64: of what is no text.")
+
+    @model_validator(mode="after")
+    def _octets(self) -> Self:
+        _ = self.octets
+        return self
+
+    @property
+    def octets(self) -> bytes:
+        """The password itself.
+
+        Raises:
+            ValueError: it is not encoded so.
+        """
+        if self.encoding == "utf-8":
+            return self.password.encode()
+        try:
+            return b64decode(self.password, validate=True)
+        except binascii.Error:
+            raise ValueError("the password is not base64") from None  # and not what it is
+
+
+class NewUser(PasswordForm):
+    """A user to make."""
+
+    tags: list[Tag] = Field(default_factory=list)
+
+
+class TagsForm(NamedForm):
+    """A user's tags from now on."""
+
+    tags: list[Tag]
+
+
+class VhostPlaceForm(NamedForm):
+    """A user in a virtual host."""
+
+    vhost: Word = "/"
+
+
+class GrantForm(VhostPlaceForm):
+    """What a user may do in a virtual host: regular expressions. What is null stays as it was, at first nothing."""
+
+    configure: Pattern = None
+    write: Pattern = None
+    read: Pattern = None
+
+
+class TopicGrantForm(VhostPlaceForm):
+    """With which routing keys a user may use a topic exchange: regular expressions. What is null stays as it was."""
+
+    exchange: Word
+    write: Pattern = None
+    read: Pattern = None
+
+
+class TopicPlaceForm(VhostPlaceForm):
+    """A user at a topic exchange."""
+
+    exchange: Word | None = Field(default=None, description="null: at all of them.")
+
+
+class PermissionForm(Form):
+    """What a user may do in a virtual host."""
+
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class TopicPermissionForm(Form):
+    """With which routing keys a user may use a topic exchange."""
+
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class UserForm(Form):
+    """A user."""
+
+    name: str
+    tags: list[str]
+    permissions: list[PermissionForm]
+    topic_permissions: list[TopicPermissionForm]
+
+    @classmethod
+    def of_user(cls, user: User) -> Self:
+        """From the tables, without its password."""
+        return cls(
+            name=user.name,
+            tags=sorted(user.tags),
+            permissions=[PermissionForm.of(patterns, vhost=vhost) for vhost, patterns in user.grants.items()],
+            topic_permissions=[
+                TopicPermissionForm.of(patterns, vhost=vhost, exchange=exchange)
+                for (vhost, exchange), patterns in user.topics.items()
+            ],
+        )
+
+
+class ChangedForm(Form):
+    """It is so now."""
+
+    name: str
+
+
+class RemovedForm(ChangedForm):
+    """A user that is gone."""
+
+    branches: int = Field(description="In doubt, that it has started: only a coordinator of dtx can complete them now.")
+
+
+class LiftedForm(ChangedForm):
+    """Topic permissions that are gone."""
+
+    exchanges: int = Field(description="At how many exchanges.")
+
+
+class VhostForm(Form):
+    """A virtual host."""
+
+    name: str
+
+
+class TokenForm(Form):
+    """A token without its secret."""
+
+    name: str
+    role: str
+    made_by: str
+    made_at: Moment
+    expires_at: Moment
+
+
+class NewToken(Form):
+    """A token to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Literal["viewer", "operator", "coordinator"]
+    seconds: float | None = Field(default=None, gt=0, le=1e9, description="Until it expires.")
+    reason: Why = Field(default="", description="Why; goes into the trail.")
+
+
+class MadeToken(Form):
+    """A token that was made; its secret is told this once."""
+
+    name: str
+    role: str
+    secret: str
+
+
+@router.get("/tokens", tags=["operators"])
+async def list_tokens(who: Asker, context: Context) -> list[TokenForm]:
+    """Tokens, without their secrets."""
+    who.require(Role.COORDINATOR)
+    return [TokenForm.of(token) for token in await asyncio.to_thread(context.trail.tokens)]
+
+
+@router.post("/tokens", tags=["operators"], status_code=201)
+async def make_token(who: Asker, context: Context, form: NewToken) -> MadeToken:
+    """Make a token; its secret is told this once."""
+
+    async def work() -> tuple[str, MadeToken]:
+        who.require(Role.COORDINATOR)
+        secret = await asyncio.to_thread(
+            lambda: context.trail.make_token(form.name, Role(form.role), who.name, seconds=form.seconds)
+        )
+        return "made", MadeToken(name=form.name, role=form.role, secret=secret)
+
+    detail = form.model_dump(exclude={"name", "reason"}, exclude_none=True)
+    return await context.audited(who, "make-token", form.name, form.reason, detail, work)
+
+
+@router.delete("/tokens/{name:path}", tags=["operators"], status_code=204)
+async def revoke_token(
+    who: Asker, context: Context, name: str, reason: Annotated[str, Query(max_length=2000)] = ""
+) -> None:
+    """Revoke a token: from now on it permits nothing."""
+
+    async def work() -> tuple[str, None]:
+        who.require(Role.COORDINATOR)
+        await asyncio.to_thread(context.trail.revoke_token, name)
+        return "revoked", None
+
+    await context.audited(who, "revoke-token", name, reason, {}, work)
+
+
+async def _change(
+    who: Identity,
+    context: ApiContext,
+    action: str,
+    form: NamedForm,
+    result: str,
+    change: Callable[[AccountEditor], _T],
+) -> _T:
+    """*change*, in the trail as everything that operators do; passwords are nowhere in it."""
+
+    async def work() -> tuple[str, _T]:
+        who.require(Role.COORDINATOR)
+        return result, await asyncio.to_thread(change, AccountEditor(context.url, context.rm))
+
+    detail = form.model_dump(exclude={"name", "reason", "password", "encoding"}, exclude_none=True)
+    return await context.audited(who, action, form.name, form.reason, detail, work)
+
+
+@router.get("/users", tags=["users"])
+async def list_users(who: Asker, context: Context) -> list[UserForm]:
+    """Users by name, with what they may do."""
+    who.require(Role.COORDINATOR)
+    found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
+    return [UserForm.of_user(user) for user in found.users.values()]
+
+
+@router.post("/users", tags=["users"], status_code=201)
+async def make_user(who: Asker, context: Context, form: NewUser) -> ChangedForm:
+    """Make a user, who may enter no virtual host yet."""
+    await _change(
+        who, context, "make-user", form, "made", lambda editor: editor.add_user(form.name, form.octets, form.tags)
+    )
+    return ChangedForm(name=form.name)
+
+
+@router.post("/users/password", tags=["users"])
+async def set_password(who: Asker, context: Context, form: PasswordForm) -> ChangedForm:
+    """Change a password: it counts from the next login."""
+    await _change(
+        who, context, "set-password", form, "changed", lambda editor: editor.set_password(form.name, form.octets)
+    )
+    return ChangedForm(name=form.name)
+
+
+@router.post("/users/tags", tags=["users"])
+async def set_tags(who: Asker, context: Context, form: TagsForm) -> ChangedForm:
+    """Give a user these tags and no others."""
+    await _change(who, context, "set-tags", form, "changed", lambda editor: editor.set_tags(form.name, form.tags))
+    return ChangedForm(name=form.name)
+
+
+@router.post("/users/remove", tags=["users"])
+async def remove_user(who: Asker, context: Context, form: NamedForm) -> RemovedForm:
+    """Remove a user with all its permissions. Its connections are closed; its branches in doubt stay."""
+    owned = await _change(who, context, "remove-user", form, "removed", lambda editor: editor.remove_user(form.name))
+    return RemovedForm(name=form.name, branches=owned)
+
+
+@router.post("/users/grant", tags=["users"])
+async def grant(who: Asker, context: Context, form: GrantForm) -> PermissionForm:
+    """Let a user into a virtual host, or change what it may do there; the answer is what it may do now."""
+    now = await _change(
+        who,
+        context,
+        "grant",
+        form,
+        "granted",
+        lambda editor: editor.grant(form.name, form.vhost, configure=form.configure, write=form.write, read=form.read),
+    )
+    return PermissionForm.of(now, vhost=form.vhost)
+
+
+@router.post("/users/revoke", tags=["users"])
+async def revoke(who: Asker, context: Context, form: VhostPlaceForm) -> ChangedForm:
+    """Take all permissions in a virtual host back: the user may not enter it any more."""
+    await _change(who, context, "revoke", form, "revoked", lambda editor: editor.revoke(form.name, form.vhost))
+    return ChangedForm(name=form.name)
+
+
+@router.post("/users/grant-topic", tags=["users"])
+async def grant_topic(who: Asker, context: Context, form: TopicGrantForm) -> TopicPermissionForm:
+    """Say with which routing keys a user may use a topic exchange; the answer is what it may use now."""
+    now = await _change(
+        who,
+        context,
+        "grant-topic",
+        form,
+        "granted",
+        lambda editor: editor.grant_topic(form.name, form.vhost, form.exchange, write=form.write, read=form.read),
+    )
+    return TopicPermissionForm.of(now, vhost=form.vhost, exchange=form.exchange)
+
+
+@router.post("/users/revoke-topic", tags=["users"])
+async def revoke_topic(who: Asker, context: Context, form: TopicPlaceForm) -> LiftedForm:
+    """Lift what grant-topic has limited: every routing key will do again."""
+    count = await _change(
+        who,
+        context,
+        "revoke-topic",
+        form,
+        "revoked",
+        lambda editor: editor.revoke_topic(form.name, form.vhost, form.exchange),
+    )
+    return LiftedForm(name=form.name, exchanges=count)
+
+
+@router.get("/vhosts", tags=["users"])
+async def list_vhosts(who: Asker, context: Context) -> list[VhostForm]:
+    """Virtual hosts by name."""
+    who.require(Role.VIEWER)
+    found = await asyncio.to_thread(AccountEditor(context.url, context.rm).read)
+    return [VhostForm(name=name) for name in sorted(found.vhosts)]
+
+
+@router.post("/vhosts", tags=["users"], status_code=201)
+async def make_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
+    """Make a virtual host. Nobody may enter it until a grant."""
+    await _change(who, context, "make-vhost", form, "made", lambda editor: editor.add_vhost(form.name))
+    return VhostForm(name=form.name)
+
+
+@router.post("/vhosts/remove", tags=["users"])
+async def remove_vhost(who: Asker, context: Context, form: NamedForm) -> VhostForm:
+    """Remove a virtual host that nothing is kept in: no branch in doubt, durable queue or durable exchange."""
+    await _change(who, context, "remove-vhost", form, "removed", lambda editor: editor.remove_vhost(form.name))
+    return VhostForm(name=form.name)

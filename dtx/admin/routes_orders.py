@@ -1,0 +1,257 @@
+"""The routes that give orders, each written to the trail before it begins, whether it is allowed or not; and policies.
+
+What a policy decides goes the way of a person's order, trail and version included.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+
+from dtx.admin import forms
+from dtx.admin.api_context import ApiContext, Asker, Context, Vhost
+from dtx.admin.identity import Identity
+from dtx.admin.problems import Problem, as_problem
+from dtx.admin.routes_read import client_of, wanted_of, xid_of
+from dtx.config.rules import Policy
+from dtx.log import due
+from dtx.log.due import Due
+from dtx.log.listing import page
+from dtx.log.operator_tables import Role
+from dtx.log.reading import InDoubt
+from dtx.log.records import Redirect
+from dtx.manager.operators import Action, Order
+from dtx.manager.policies import Policies
+from dtx.xa.codes import ReplyCode, XaError
+
+router = APIRouter(prefix="/api")
+MOST_AT_ONCE: Final = 1000
+"""Branches of one bulk order: what a person can look through, and what is done in a minute."""
+_SIDE_BY_SIDE: Final = 16
+ACTOR: Final = "policy:"
+"""What the names of those who decide begin with; neither users nor tokens have a colon in theirs, but ``token:``."""
+
+
+@router.post("/branches/{xid}/discard", tags=["orders"])
+async def discard(
+    who: Asker, context: Context, xid: str, form: forms.DiscardForm, vhost: Vhost = "/"
+) -> forms.DoneForm:
+    """Give up messages that phase two is stuck with. What is left goes on with the next commit, rollback or retry."""
+    order = _order(who, Action.DISCARD, xid, vhost, form, positions=tuple(form.positions))
+    return await _carry_out(context, who, order, form)
+
+
+@router.post("/branches/{xid}/redirect", tags=["orders"])
+async def redirect(
+    who: Asker, context: Context, xid: str, form: forms.RedirectForm, vhost: Vhost = "/"
+) -> forms.DoneForm:
+    """Send a message that phase two is stuck with elsewhere; it goes there with the next commit, rollback or retry."""
+    to = Redirect(
+        position=form.position,
+        exchange=form.exchange.encode(),
+        routing_key=form.routing_key.encode(),
+        queue=None if form.queue is None else form.queue.encode(),
+    )
+    return await _carry_out(context, who, _order(who, Action.REDIRECT, xid, vhost, form, redirect=to), form)
+
+
+@router.post("/branches/{xid}/{action}", tags=["orders"])
+async def decide(
+    who: Asker,
+    context: Context,
+    xid: str,
+    action: Literal["commit", "rollback", "forget", "retry"],
+    form: forms.OrderForm,
+    vhost: Vhost = "/",
+) -> forms.DoneForm:
+    """Commit or roll back a prepared branch heuristically, forget a heuristic outcome, or retry what is stuck."""
+    return await _carry_out(context, who, _order(who, Action(action), xid, vhost, form), form)
+
+
+def _order(
+    who: Identity,
+    action: Action,
+    xid: str,
+    vhost: str,
+    form: forms.OrderForm,
+    *,
+    positions: tuple[int, ...] = (),
+    redirect: Redirect | None = None,
+) -> Order:
+    return Order(
+        vhost=vhost,
+        xid=xid_of(xid),
+        action=action,
+        actor=who.name,
+        reason=form.reason,
+        version=form.version,
+        positions=positions,
+        redirect=redirect,
+    )
+
+
+async def _carry_out(context: ApiContext, who: Identity, order: Order, form: forms.OrderForm) -> forms.DoneForm:
+    async def work() -> tuple[str, forms.DoneForm]:
+        who.require(Role.OPERATOR)
+        _, operators = context.require_active()
+        if form.dry_run:
+            forecast = forms.ForecastForm.of_forecast(await operators.forecast(order))
+            return "dry run", forms.DoneForm(dry_run=True, forecast=forecast)
+        done = await operators.carry_out(order)
+        context.metrics.orders[order.action].inc()
+        return done.answer, forms.DoneForm.of_done(done)
+
+    detail = form.model_dump(exclude={"reason"}, exclude_none=True)
+    return await context.audited(who, order.action, f"{order.vhost} {order.xid}", order.reason, detail, work)
+
+
+@router.post("/bulk", tags=["orders"])
+async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> forms.BulkAnswer:
+    """An order about all branches that a filter finds, 1000 at most: without *dry_run* it takes what the dry run said.
+
+    Each branch is decided on its own, in the version that the dry run saw; what has changed since is left alone.
+    """
+
+    async def work() -> tuple[str, forms.BulkAnswer]:
+        who.require(Role.COORDINATOR)
+        context.require_active()
+        wanted = wanted_of(form.filter)
+        order = hashlib.sha256(f"{form.action} {form.filter.model_dump_json()}".encode()).hexdigest()[:16]
+        if not form.dry_run and form.confirm is None:
+            raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "the dry run comes first: the order needs its confirm")
+        if not form.dry_run and not str(form.confirm).startswith(order):
+            raise Problem(HTTPStatus.CONFLICT, "the order is not the one of the dry run: run that again")
+        found = await context.read(lambda log: page(log, context.rm, wanted, limit=MOST_AT_ONCE + 1))
+        if len(found) > MOST_AT_ONCE:
+            detail = f"more than {MOST_AT_ONCE} branches are meant: narrow the filter"
+            raise Problem(HTTPStatus.CONFLICT, detail)
+        confirm = order + _fingerprint(found)
+        if not form.dry_run and form.confirm != confirm:
+            raise Problem(HTTPStatus.PRECONDITION_FAILED, "the branches are not those of the dry run: look again")
+        results = await _many(context, who, form, found)
+        done = sum(result.done for result in results)
+        said = "dry run" if form.dry_run else f"{done} of {len(results)} done"
+        return said, forms.BulkAnswer(dry_run=form.dry_run, confirm=confirm, branches=len(results), results=results)
+
+    detail = form.model_dump(mode="json", exclude={"reason"}, exclude_none=True)
+    return await context.audited(who, f"bulk-{form.action}", "branches", form.reason, detail, work)
+
+
+def _fingerprint(found: list[InDoubt]) -> str:
+    digest = hashlib.sha256()
+    for item in found:
+        digest.update(item.branch.id.bytes + item.branch.version.to_bytes(8))
+    return digest.hexdigest()[:32]
+
+
+async def _many(
+    context: ApiContext, who: Identity, form: forms.BulkForm, found: list[InDoubt]
+) -> list[forms.BulkResult]:
+    _, operators = context.require_active()
+    turn = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+    async def one(item: InDoubt) -> forms.BulkResult:
+        branch = item.branch
+        order = Order(
+            vhost=branch.vhost,
+            xid=branch.xid,
+            action=Action(form.action),
+            actor=who.name,
+            reason=form.reason,
+            version=branch.version,
+        )
+        async with turn:
+            try:
+                if form.dry_run:
+                    answer = (await operators.forecast(order)).told
+                else:
+                    answer = (await operators.carry_out(order)).answer
+                    context.metrics.orders[order.action].inc()
+            except Exception as error:  # noqa: BLE001 - one branch that cannot be decided stops no other
+                problem = as_problem(error)
+                return forms.BulkResult(xid=str(branch.xid), vhost=branch.vhost, answer=problem.detail, done=False)
+        return forms.BulkResult(xid=str(branch.xid), vhost=branch.vhost, answer=answer, done=not form.dry_run)
+
+    return list(await asyncio.gather(*map(one, found)))
+
+
+@router.post("/connections/{number}/close", tags=["clients"], status_code=202)
+async def close_connection(
+    who: Asker, context: Context, number: int, form: forms.DisconnectForm
+) -> forms.ConnectionForm:
+    """End a client's connection (320), as it was. Its branches go the way that they go when a client leaves."""
+
+    async def work() -> tuple[str, forms.ConnectionForm]:
+        who.require(Role.OPERATOR)
+        client, arrival = client_of(context, number)
+        was = await forms.ConnectionForm.of_client(client, arrival)
+        context.require_active()[0].disconnect(client, form.reason)
+        return f"closed, it was {was.user} from {was.address}", was
+
+    return await context.audited(who, "disconnect", f"connection {number}", form.reason, {}, work)
+
+
+class _Log:
+    """Ages, as the context reads the log."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+
+    async def clock(self) -> float:
+        return await self._context.read(due.clock)
+
+    async def of_ids(self, ids: Sequence[UUID]) -> list[Due]:
+        return await self._context.read(lambda log: due.of_ids(log, self._context.rm, ids))
+
+    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[Due]]:
+        return await self._context.read(lambda log: due.older_than(log, self._context.rm, seconds, limit=limit))
+
+
+def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) -> asyncio.Task[None]:
+    """Let *policies* look after the branches of the active dtx at *context*; the task ends when it is cancelled.
+
+    Args:
+        context: activated.
+        policies: what is decided.
+        alert_after: seconds after which a prepared branch is told of; 0 for never.
+    """
+    active = context.active
+    assert active is not None, "policies are for the active dtx"
+
+    async def decide(policy: Policy, found: Due) -> str:
+        who = Identity(name=f"{ACTOR}{policy.name}", role=Role.OPERATOR, address="")
+        order = Order(
+            vhost=found.vhost,
+            xid=found.xid,
+            action=Action(policy.action),
+            actor=who.name,
+            reason=f"policy {policy.name}: prepared for {found.age:.0f} s, limit {policy.after:.0f} s",
+            version=found.version,
+        )
+
+        async def work() -> tuple[str, str]:
+            _, operators = context.require_active()
+            done = await operators.carry_out(order)
+            context.metrics.orders[order.action].inc()
+            return done.answer, done.answer
+
+        detail = {"policy": str(policy), "version": found.version}
+        try:
+            return await context.audited(who, order.action, f"{order.vhost} {order.xid}", order.reason, detail, work)
+        except Problem as problem:
+            raise XaError(ReplyCode.INTERNAL_ERROR, problem.detail) from problem
+
+    watch = Policies(
+        policies,
+        alert_after,
+        active.manager.entries,
+        lambda: active.lease_valid() and not active.manager.draining,
+        _Log(context),
+        decide,
+        context.metrics,
+    )
+    return asyncio.get_running_loop().create_task(watch.watch(), name="dtx-policies")

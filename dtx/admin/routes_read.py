@@ -1,0 +1,506 @@
+"""The routes that change nothing: branches and their messages, the past, clients, and how dtx is.
+
+What has happened is in the journal, which tells how branches ended, too, in the archive, and in the trail of what
+operators did. An export is a stream: of each message there is a line of JSON, and then its body, as many octets as
+``bytes`` in that line says. It is kept before messages are given up, or looked at elsewhere.
+"""
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from heapq import nsmallest
+from http import HTTPStatus
+from typing import Annotated, Final, Literal, cast
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from dtx.admin import forms
+from dtx.admin.api_context import (
+    Active,
+    ApiContext,
+    Arrived,
+    Asker,
+    ChannelFacts,
+    Connected,
+    Context,
+    Limit,
+    Vhost,
+    page_of,
+)
+from dtx.admin.branch_filter import FilterForm
+from dtx.admin.identity import Identity
+from dtx.admin.message_properties import decode_properties
+from dtx.admin.problems import Problem
+from dtx.log import past
+from dtx.log.exporting import Export, Piece
+from dtx.log.listing import Cursor, Sort, Wanted, page
+from dtx.log.operator_tables import Role
+from dtx.log.past import Asked, Mark
+from dtx.log.reading import Detail, Line, LogReader, Messages
+from dtx.log.records import JournalEvent
+from dtx.manager.branches import AGES, BranchStats, branch_stats
+from dtx.manager.entry import Entry
+from dtx.store.slices import in_turns
+from dtx.telemetry import LaneNumbers
+from dtx.xa.model import State
+from dtx.xa.xid import Xid
+
+LINES: Final = 500
+"""Of the journal, beside a branch: it has about three, but an xid can be used again and again."""
+LAST_POSITION: Final = 2**31 - 1
+"""Of a message in a branch."""
+MessageCursor = Annotated[
+    int | None,
+    Query(ge=0, le=LAST_POSITION, description="Of the answer before: messages behind that position."),
+]
+Positions = Annotated[list[int], Query(description="These messages alone.", max_length=10_000)]
+Of = Annotated[str | None, Query(max_length=255)]
+MESSAGES_TYPE: Final = "application/vnd.dtx.messages"
+COUNT: Final = "x-dtx-messages"
+"""How many messages an export has: one that was cut short has fewer."""
+_KEPT: Final = 10_000
+"""Branches among which the first ones are looked for at a time."""
+router = APIRouter(prefix="/api")
+
+
+def xid_of(words: str) -> Xid:
+    """The xid in a path.
+
+    Raises:
+        Problem: 400, it is none.
+    """
+    try:
+        return Xid.parse(words)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def wanted_of(query: FilterForm) -> Wanted:
+    """The filter in terms of the log.
+
+    Raises:
+        Problem: 400, an unknown state or a pattern that is none.
+    """
+    try:
+        return query.wanted()
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+class BranchQuery(FilterForm):
+    """A filter, and which page of what it finds."""
+
+    limit: Limit = 100
+    cursor: Annotated[str, Field(max_length=600)] | None = None
+    sort: Sort = Field(default=Sort.STARTED, description="Branches equal in that come in the order of their start.")
+    descending: bool = False
+
+
+@router.get("/branches", tags=["branches"])
+async def list_branches(who: Asker, context: Context, query: Annotated[BranchQuery, Query()]) -> forms.Page:
+    """Branches that have voted and are not completed, by the time of their start or as *sort* says."""
+    who.require(Role.VIEWER)
+    wanted = wanted_of(query)
+    by, descending, limit = query.sort, query.descending, query.limit
+    try:
+        after = None if query.cursor is None else Cursor.parse(query.cursor, by)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+    found = await context.read(
+        lambda log: page(log, context.rm, wanted, after=after, limit=limit + 1, by=by, descending=descending)
+    )
+    shown, last = page_of(found, limit)
+    return forms.Page(
+        branches=[forms.BranchForm.of_record(item.branch, item) for item in shown],
+        cursor=None if last is None else str(Cursor.of(last.branch, by)),
+    )
+
+
+@router.get("/branches/{xid}", tags=["branches"])
+async def show_branch(
+    who: Asker,
+    context: Context,
+    xid: str,
+    vhost: Vhost = "/",
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many messages at most.")] = 100,
+    cursor: MessageCursor = None,
+) -> forms.DetailForm:
+    """One branch with its journal and its messages, a page of them."""
+    who.require(Role.VIEWER)
+    wanted = xid_of(xid)
+    messages = Messages(after=-1 if cursor is None else cursor, limit=limit, bodies=False)
+
+    def ask(log: LogReader) -> tuple[list[Detail], list[Line]]:
+        return (
+            log.show(wanted, vhost=vhost, rm=context.rm, messages=messages),
+            log.history(wanted, vhost=vhost, rm=context.rm, limit=LINES),
+        )
+
+    found, lines = await context.read(ask)
+    if not found:
+        raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
+    return forms.DetailForm.of_detail(found[0], lines)
+
+
+@router.get("/branches/{xid}/messages/{position}", tags=["branches"])
+async def view_message(who: Asker, context: Context, xid: str, position: int, vhost: Vhost = "/") -> forms.Contents:
+    """One message with its contents. It takes an operator: what messages say is not everybody's business."""
+    return await message_contents(who, context, xid, position, vhost, action="view")
+
+
+async def message_contents(
+    who: Identity, context: ApiContext, xid: str, position: int, vhost: str, *, action: Literal["view", "export"]
+) -> forms.Contents:
+    """The same, written to the trail as *action*."""
+    wanted = xid_of(xid)
+
+    async def work() -> tuple[str, forms.Contents]:
+        who.require(Role.OPERATOR)
+        # A number that no message can have is that of none; of the others, that one alone is read.
+        only = Messages(after=position - 1, limit=1) if 0 <= position <= LAST_POSITION else Messages(limit=0)
+        found = await context.read(lambda log: log.show(wanted, vhost=vhost, rm=context.rm, messages=only))
+        if not found:
+            raise Problem(HTTPStatus.NOT_FOUND, f"unknown xid {wanted}")
+        for item in found[0].work:
+            if item.position == position:
+                return f"{action}ed", forms.Contents.exported(item)
+        raise Problem(HTTPStatus.NOT_FOUND, f"the branch has no message {position} (xid {xid})")
+
+    return await context.audited(who, action, f"{vhost} {xid}", "", {"position": position}, work)
+
+
+@router.get("/status", tags=["service"])
+async def show_status(who: Asker, context: Context) -> forms.StatusForm:
+    """How dtx is: branches by state and age, lanes, leases, memory."""
+    who.require(Role.VIEWER)
+    return await status(context)
+
+
+async def status(context: ApiContext) -> forms.StatusForm:
+    """The same, for whoever may see it."""
+    leases = await context.read(lambda log: log.leases())
+    active = context.active
+    lanes: Mapping[str, LaneNumbers] = {}
+    found = BranchStats()
+    if active is not None:
+        found = await branch_stats(active.manager.entries())
+        lanes = active.lanes()
+    return forms.StatusForm(
+        rm=context.rm,
+        active=active is not None and active.lease_valid(),
+        draining=active is not None and active.manager.draining,
+        branches={str(state): number for state, number in found.states.items()},
+        ages={str(state): ages for state, ages in found.ages.items()},
+        age_bounds=list(AGES),
+        stuck=found.stuck,
+        oldest_prepared_at=found.oldest_prepared,
+        in_doubt_bytes=found.in_doubt_bytes,
+        held_bytes=0 if active is None else active.manager.budget.used,
+        connections=0 if active is None else len(active.connections()),
+        usage=[] if active is None else [forms.UsageForm.of_usage(usage) for usage in active.manager.quotas],
+        lanes=[forms.LaneForm.of(lane, vhost=vhost) for vhost, lane in lanes.items()],
+        leases=[forms.LeaseForm.of_holder(holder) for holder in leases],
+    )
+
+
+@router.get(
+    "/branches/{xid}/export",
+    tags=["branches"],
+    response_class=StreamingResponse,
+    responses={200: {"content": {MESSAGES_TYPE: {}}, "description": "Lines of JSON, each with its body behind it."}},
+)
+async def export_branch(
+    who: Asker,
+    context: Context,
+    xid: str,
+    vhost: Vhost = "/",
+    archived: Annotated[bool, Query(description="What nobody got of a branch that was forgotten.")] = False,
+    position: Positions = [],  # noqa: B006
+) -> StreamingResponse:
+    """All messages of a branch with their bodies. It takes an operator: what they say is not everybody's business."""
+    wanted = xid_of(xid)
+
+    def export(log: LogReader) -> Export:
+        return Export(log, context.rm, vhost, wanted, archived=archived, positions=position)
+
+    async def work() -> tuple[str, int]:
+        who.require(Role.OPERATOR)
+        found = await context.read(export)
+        if not found.branches:
+            where = "the archive has nothing of" if archived else "unknown xid"
+            raise Problem(HTTPStatus.NOT_FOUND, f"{where} {xid}")
+        return f"{found.count} messages", found.count
+
+    def framed() -> Iterator[bytes]:
+        with LogReader(context.url) as log:
+            for piece, body in export(log):
+                yield json.dumps(_head(piece)).encode() + b"\n"
+                yield from body
+
+    detail = {"archived": archived, "positions": position}
+    count = await context.audited(who, "export", f"{vhost} {xid}", "", detail, work)
+    return StreamingResponse(framed(), media_type=MESSAGES_TYPE, headers={COUNT: str(count)})
+
+
+def _head(piece: Piece) -> dict[str, object]:
+    return {
+        "branch": str(piece.branch_id),
+        "position": piece.position,
+        "kind": str(piece.kind),
+        "fate": None if piece.fate is None else str(piece.fate),
+        "exchange": forms.text(piece.exchange),
+        "routing_key": forms.text(piece.routing_key),
+        "queue": None if piece.queue is None else forms.text(piece.queue),
+        "bytes": piece.size,
+        "properties": decode_properties(piece.properties),
+        "header": b64encode(piece.properties).decode(),
+    }
+
+
+def _gtrid_of(words: str) -> bytes:
+    try:
+        return bytes.fromhex(words)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"a gtrid is hexadecimal: {error}") from None
+
+
+def _mark_of(cursor: str | None) -> Mark | None:
+    try:
+        return None if cursor is None else Mark.parse(cursor)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def _asked(query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> Asked:
+    return Asked(
+        xid=None if query.xid is None else xid_of(query.xid),
+        gtrid=None if query.gtrid is None else _gtrid_of(query.gtrid),
+        vhost=query.vhost,
+        owner=query.owner,
+        events=events,
+        since=forms.seconds(query.since),
+        until=forms.seconds(query.until),
+    )
+
+
+async def journal_page(
+    context: ApiContext, asked: Asked, *, cursor: str | None, limit: int, latest_first: bool
+) -> forms.JournalPage:
+    """A page of the journal, for whoever may see it."""
+    after = _mark_of(cursor)
+    found = await context.read(
+        lambda log: past.lines(log, context.rm, asked, after=after, latest_first=latest_first, limit=limit + 1)
+    )
+    shown, last = page_of(found, limit)
+    return forms.JournalPage(
+        lines=[forms.JournalForm.of_entry(told.entry) for told in shown],
+        cursor=None if last is None else str(last.mark),
+    )
+
+
+@router.get("/journal", tags=["journal"])
+async def show_journal(
+    who: Asker, context: Context, query: Annotated[forms.JournalQuery, Query()]
+) -> forms.JournalPage:
+    """What the journal has, about an xid for example; the oldest line first, unless it is asked for otherwise."""
+    who.require(Role.VIEWER)
+    asked = _asked(query, tuple(query.event))
+    return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
+
+
+@router.get("/transactions/{gtrid}", tags=["journal"])
+async def show_transaction(
+    who: Asker, context: Context, gtrid: str, query: Annotated[forms.PastQuery, Query()]
+) -> forms.JournalPage:
+    """What the journal has about all branches of one global transaction; *gtrid* in hexadecimal."""
+    who.require(Role.VIEWER)
+    asked = _asked(forms.XidQuery(gtrid=gtrid, **query.model_dump()))
+    return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
+
+
+@router.get("/outcomes", tags=["journal"])
+async def list_outcomes(
+    who: Asker, context: Context, query: Annotated[forms.OutcomeQuery, Query()]
+) -> forms.JournalPage:
+    """How branches ended, latest first: the outcome memory."""
+    who.require(Role.VIEWER)
+    strange = set(query.event) - set(past.OUTCOMES)
+    if strange:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} ends no branch: /api/journal has it")
+    asked = _asked(query, tuple(query.event) or past.OUTCOMES)
+    return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
+
+
+@router.get("/archive", tags=["archive"])
+async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
+    """Messages that nobody got, of branches that were forgotten; what came last first."""
+    who.require(Role.VIEWER)
+    asked, after, limit = _asked(query), _mark_of(query.cursor), query.limit
+    found = await context.read(lambda log: past.archived(log, context.rm, asked, after=after, limit=limit + 1))
+    shown, last = page_of(found, limit)
+    return forms.ArchivePage(
+        messages=[forms.ArchivedForm.of_archived(kept.message, bytes=kept.bytes) for kept in shown],
+        cursor=None if last is None else str(last.mark),
+    )
+
+
+@router.get("/archive/{branch}/{position}", tags=["archive"])
+async def view_archived(
+    who: Asker, context: Context, branch: UUID, position: Annotated[int, Path(ge=0, lt=1 << 31)]
+) -> forms.ArchivedContents:
+    """One message of the archive with its contents. It takes an operator, as reading a branch's messages does."""
+    return await archived_contents(who, context, branch, position, action="view")
+
+
+async def archived_contents(
+    who: Identity, context: ApiContext, branch: UUID, position: int, *, action: Literal["view", "export"]
+) -> forms.ArchivedContents:
+    """The same, written to the trail as *action*."""
+
+    async def work() -> tuple[str, forms.ArchivedContents]:
+        who.require(Role.OPERATOR)
+        kept = await context.read(lambda log: past.archived_message(log, context.rm, branch, position))
+        if kept is None:
+            raise Problem(HTTPStatus.NOT_FOUND, f"the archive has no message {position} of branch {branch}")
+        return f"{action}ed", forms.ArchivedContents.exported_from_archive(kept)
+
+    return await context.audited(who, action, f"archived branch {branch}", "", {"position": position}, work)
+
+
+@router.get("/audit", tags=["operators"])
+async def show_audit(who: Asker, context: Context, query: Annotated[forms.AuditQuery, Query()]) -> forms.AuditPage:
+    """Who did what, and why: the latest first."""
+    who.require(Role.COORDINATOR)
+    found = await asyncio.to_thread(
+        lambda: context.trail.trail(
+            before=query.cursor,
+            actor=query.actor,
+            action=query.action,
+            subject=query.subject,
+            since=forms.seconds(query.since),
+            until=forms.seconds(query.until),
+            limit=query.limit + 1,
+        )
+    )
+    shown, last = page_of(found, query.limit)
+    return forms.AuditPage(lines=[forms.AuditForm.of(line) for line in shown], cursor=None if last is None else last.id)
+
+
+def _clients(active: Active, user: str | None, vhost: str | None) -> Iterator[tuple[Connected, Arrived]]:
+    for client, arrival in active.connections().items():
+        if user in (None, client.who.user) and vhost in (None, client.who.vhost):
+            yield client, arrival
+
+
+@router.get("/connections", tags=["clients"])
+async def list_connections(
+    who: Asker, context: Context, user: Of = None, vhost: Of = None, cursor: int = 0, limit: Limit = 100
+) -> forms.ConnectionPage:
+    """Clients that are connected."""
+    who.require(Role.VIEWER)
+    active, _ = context.require_active()
+    later = ((client, arrival) for client, arrival in _clients(active, user, vhost) if client.id > cursor)
+    found = nsmallest(limit + 1, later, key=lambda pair: pair[0].id)
+    shown, last = page_of(found, limit)
+    return forms.ConnectionPage(
+        connections=[await forms.ConnectionForm.of_client(client, arrival) for client, arrival in shown],
+        cursor=None if last is None else last[0].id,
+    )
+
+
+@router.get("/connections/{number}", tags=["clients"])
+async def show_connection(who: Asker, context: Context, number: int) -> forms.ClientForm:
+    """One connection with its channels, and the branches that they work for."""
+    who.require(Role.VIEWER)
+    client, arrival = client_of(context, number)
+    return await forms.ClientForm.of_client(client, arrival)
+
+
+def client_of(context: ApiContext, number: int) -> tuple[Connected, Arrived]:
+    """The client with that number.
+
+    Raises:
+        Problem: 404, there is none.
+    """
+    active, _ = context.require_active()
+    for client, arrival in active.connections().items():
+        if client.id == number:
+            return client, arrival
+    raise Problem(HTTPStatus.NOT_FOUND, f"there is no connection {number}")
+
+
+@router.get("/associations", tags=["clients"])
+async def list_associations(
+    who: Asker,
+    context: Context,
+    owner: Of = None,
+    vhost: Of = None,
+    state: State | None = None,
+    cursor: UUID | None = None,
+    limit: Limit = 100,
+) -> forms.AssociationPage:
+    """Branches that have not voted: nobody but this dtx knows them."""
+    who.require(Role.VIEWER)
+    active, _ = context.require_active()
+
+    def wanted(entry: Entry) -> bool:
+        return (
+            entry.record is None
+            and owner in (None, entry.branch.owner)
+            and vhost in (None, entry.vhost)
+            and state in (None, entry.branch.state)
+            and (cursor is None or entry.id > cursor)
+        )
+
+    found: list[Entry] = []
+    async for entry in in_turns(active.manager.entries()):
+        if wanted(entry):
+            found.append(entry)
+            if len(found) > _KEPT:
+                found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
+    found = nsmallest(limit + 1, found, key=lambda entry: entry.id)
+    shown, last = page_of(found, limit)
+    return forms.AssociationPage(
+        associations=[forms.AssociationForm.of_entry(entry, _places(entry)) for entry in shown],
+        cursor=None if last is None else str(last.id),
+    )
+
+
+def _places(entry: Entry) -> list[forms.PlaceForm]:
+    found = []
+    for channel, how in entry.branch.associations.items():
+        # To the core a channel is whatever can be told apart; here they are the servers' channels.
+        connection, number = cast("ChannelFacts", channel).place
+        found.append(forms.PlaceForm(connection=connection, channel=number, association=how.value))
+    return found
+
+
+@router.get("/scans", tags=["clients"])
+async def list_scans(
+    who: Asker,
+    context: Context,
+    user: Of = None,
+    vhost: Of = None,
+    cursor: Annotated[str, Query(pattern=r"^\d{1,18}-\d{1,5}$")] = "0-0",
+    limit: Limit = 100,
+) -> forms.ScanPage:
+    """Recovery scans that are open: some transaction managers never end theirs."""
+    who.require(Role.VIEWER)
+    active, _ = context.require_active()
+    connection, _, channel = cursor.partition("-")
+    after = int(connection), int(channel)
+    scans = (
+        forms.ScanForm(
+            connection=client.id, channel=number, user=client.who.user, vhost=client.who.vhost, left=channel.scan.left
+        )
+        for client, _ in _clients(active, user, vhost)
+        for number, channel in client.channels.items()
+        if channel.scan is not None and (client.id, number) > after
+    )
+    found = nsmallest(limit + 1, scans, key=lambda scan: (scan.connection, scan.channel))
+    shown, last = page_of(found, limit)
+    return forms.ScanPage(scans=shown, cursor=None if last is None else f"{last.connection}-{last.channel}")
