@@ -1,26 +1,131 @@
-"""What ``dtx user``, ``dtx vhost`` and ``dtx token`` have in common: their group, their options, and whom they ask."""
+"""``dtx user``, ``dtx vhost`` and ``dtx token``: who may connect to a dtx without a broker, what each may do where, and
+tokens for the operators' API.
+"""
 
+import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import click
 
-from dtx.cli.console.access import Access, with_access
-from dtx.cli.console.reach import Api, reach
-from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, with_settings
+from dtx.admin.safe_text import json_line, safe
+from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.api_client import Api
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_settings
+from dtx.cli.output import show_list, show_table
 from dtx.config import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_MAX_LINE: Final = 64 * 1024
+"""Octets read from stdin in search of the end of a password."""
+ROLES: Final = ("viewer", "operator", "coordinator")
+TAGS: Final = ("administrator", "monitoring", "impersonator", "operator")
+"""Of users. Here, as roles are, since a command line is parsed without loading the tables."""
+_WORDS: Final = ("configure", "write", "read")
 
-ABOUT: Final = """\b
+_ABOUT: Final = """\b
 The users of a dtx without a broker. Alongside one clients log in with the broker's users; these are operators then.
 A running dtx needs no restart: a login sees what has changed at once, open connections within a few seconds.
 
 """
+_USER_EPILOG: Final = (
+    """\b
+Examples:
+  dtx user add alice                            asks for the password
+  dtx user add tm --password-stdin < secret     takes it from a file, without its end of line
+  dtx user grant alice --all                    everything in the virtual host /
+  dtx user grant alice --vhost shop --write '^orders$' --read '^orders\\.' --configure ''
+  dtx user list
+
+A password is never an argument: other users of this machine can read those.
+
+"""
+    + _ABOUT
+    + """
+\b
+The first start makes user guest with password guest and all permissions in /; it can connect from this machine alone.
+
+"""
+    + HOW
+)
+_PERMISSIONS: Final = """\b
+A pattern is a regular expression that is searched in names of exchanges and queues: 'orders' is found in 'my.orders.1',
+'^orders$' is that name alone, '.*' is every name, '' is none. The default exchange counts as 'amq.default'.
+  configure  declare and delete
+  write      publish to an exchange; bind a queue, or an exchange to another as destination
+  read       consume from, get from and purge a queue; bind to an exchange as source
+What is not given stays as it was; at first nothing is permitted. Any permission, even '', lets the user enter.
+
+\b
+Examples:
+  dtx user grant alice --all
+  dtx user grant alice --vhost shop --read '^(orders|invoices)$'
+"""
+
+_TOPICS: Final = """\b
+Who may use a topic exchange at all (dtx user grant) may use every routing key of it, unless topic permissions for this
+exchange say which. A pattern is a regular expression that is searched in the routing key; {username} and {vhost} in it
+stand for the names.
+  write      publish with such routing keys
+  read       bind and unbind with such routing keys
+What is not given stays as it was; at first nothing is permitted.
+
+\b
+Examples:
+  dtx user grant-topic alice amq.topic --write '^{username}\\.' --read '^(news|{username})\\.'
+  dtx user revoke-topic alice amq.topic
+"""
+_TAGS_HELP: Final = """\b
+monitoring      look at branches by the operators' API and its pages
+operator        look, and decide about a branch
+administrator   look, decide about many, make users and tokens, read the trail
+impersonator    publish messages with the user-id of another user
+
+\b
+Examples:
+  dtx user tag relay impersonator
+  dtx user tag relay
+"""
+_VHOST_EPILOG: Final = (
+    """\b
+Examples:
+  dtx vhost add shop
+  dtx user grant alice --vhost shop --all
+  dtx vhost rm shop
+
+\b
+A virtual host has exchanges, queues and branches of its own; a client names it when it opens its connection.
+
+"""
+    + _ABOUT
+    + HOW
+)
+_TOKEN_EPILOG: Final = (
+    """\b
+Examples:
+  dtx token add prometheus --role viewer
+  dtx token add olga --role operator --expires 30d > olga.token
+  dtx token list
+  dtx token remove olga
+
+Whoever can open the database can make the first one. Commands take tokens by --token-file or DTX_TOKEN, others as
+'Authorization: Bearer TOKEN'.
+
+"""
+    + HOW
+)
+
+_name = click.argument("name")
+_vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
+_password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
+_with_reason = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")
 
 
-class Subcommands(click.Group):
+class _Subcommands(click.Group):
     """A group that lists its commands in the order in which they are defined, which is that of their use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -28,20 +133,14 @@ class Subcommands(click.Group):
         return list(self.commands)
 
 
-def with_api(function: _Function) -> _Function:
+def _with_api(function: _Function) -> _Function:
     """Give a command the flags that say whom it asks; it is called with ``settings`` first, and ``access``."""
     decorated: _Function = with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS)(with_access(function))
     return decorated
 
 
-def with_reason(function: _Function) -> _Function:
-    """Give a command ``--reason``."""
-    decorated: _Function = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")(function)
-    return decorated
-
-
 @contextmanager
-def api_of(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
+def _api_of(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
     """Whom such a command asks. Unlike branches these tables need no lease, where no dtx has it.
 
     Args:
@@ -55,3 +154,318 @@ def api_of(settings: Settings, access: Access, *, change: bool = True) -> Iterat
     with reach(settings, access, orders=change, make=change) as api:
         api.require_tables()
         yield api
+
+
+@click.group(cls=_Subcommands, epilog=_USER_EPILOG)
+def user() -> None:
+    """Users: passwords, and what each may do where."""
+
+
+@user.command("add", cls=SettingsCommand)
+@_with_api
+@_name
+@_password_stdin
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    type=click.Choice(TAGS),
+    help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
+    "impersonator: publish with the user-id of another. Can be repeated.",
+)
+@_with_reason
+def add_user(
+    settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...], reason: str, access: Access
+) -> int:
+    """Make a user. It may do nothing until 'dtx user grant'."""
+    password = _password(name, stdin=password_stdin)
+    with _api_of(settings, access) as api:
+        api.post("/api/users", {"name": name, **password, "tags": tags, "reason": reason})
+    click.echo(f"user {safe(name)} is there; 'dtx user grant' lets it into a virtual host")
+    return Exit.OK
+
+
+@user.command("list", cls=SettingsCommand)
+@_with_api
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def list_users(settings: Settings, as_json: bool, access: Access) -> int:
+    """List users with their permissions in each virtual host."""
+    with _api_of(settings, access, change=False) as api:
+        users = api.get("/api/users")
+    show_list(
+        users, _show_users, "there is no user yet; the first start of dtx without a broker makes guest", as_json=as_json
+    )
+    return Exit.OK
+
+
+@user.command("passwd", cls=SettingsCommand)
+@_with_api
+@_name
+@_password_stdin
+@_with_reason
+def set_password(settings: Settings, name: str, password_stdin: bool, reason: str, access: Access) -> int:
+    """Change a password. It counts from the next login; open connections stay."""
+    password = _password(name, stdin=password_stdin)
+    with _api_of(settings, access) as api:
+        api.post("/api/users/password", {"name": name, **password, "reason": reason})
+    click.echo(f"user {safe(name)} has a new password")
+    return Exit.OK
+
+
+@user.command("grant", cls=SettingsCommand, epilog=_PERMISSIONS)
+@_with_api
+@_name
+@_vhost
+@click.option("--configure", metavar="PATTERN", help="What it may declare and delete.")
+@click.option("--write", metavar="PATTERN", help="Where it may publish.")
+@click.option("--read", metavar="PATTERN", help="What it may consume.")
+@click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given.")
+@_with_reason
+def grant(
+    settings: Settings,
+    name: str,
+    vhost: str,
+    configure: str | None,
+    write: str | None,
+    read: str | None,
+    everything: bool,
+    reason: str,
+    access: Access,
+) -> int:
+    """Let a user into a virtual host, and say what it may do there."""
+    patterns = {"configure": configure, "write": write, "read": read}
+    if everything:
+        patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
+    if all(pattern is None for pattern in patterns.values()):
+        raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
+    with _api_of(settings, access) as api:
+        now = api.post("/api/users/grant", {"name": name, "vhost": vhost, **patterns, "reason": reason})
+    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
+    return Exit.OK
+
+
+@user.command("tag", cls=SettingsCommand, epilog=_TAGS_HELP)
+@_with_api
+@_name
+@click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]...")
+@_with_reason
+def set_tags(settings: Settings, name: str, tags: tuple[str, ...], reason: str, access: Access) -> int:
+    """Give a user these tags and no others; without any, take all away."""
+    with _api_of(settings, access) as api:
+        api.post("/api/users/tags", {"name": name, "tags": tags, "reason": reason})
+    click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
+    return Exit.OK
+
+
+@user.command("revoke", cls=SettingsCommand)
+@_with_api
+@_name
+@_vhost
+@_with_reason
+def revoke(settings: Settings, name: str, vhost: str, reason: str, access: Access) -> int:
+    """Take all permissions in a virtual host back.
+
+    The user may not enter it any more; its connections there are closed within a few seconds.
+    """
+    with _api_of(settings, access) as api:
+        api.post("/api/users/revoke", {"name": name, "vhost": vhost, "reason": reason})
+    click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
+    return Exit.OK
+
+
+@user.command("rm", cls=SettingsCommand)
+@_with_api
+@_name
+@_with_reason
+def remove_user(settings: Settings, name: str, reason: str, access: Access) -> int:
+    """Remove a user with all its permissions.
+
+    Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
+    """
+    with _api_of(settings, access) as api:
+        owned = api.post("/api/users/remove", {"name": name, "reason": reason})["branches"]
+    click.echo(f"user {safe(name)} is removed")
+    if owned:
+        click.echo(
+            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
+            "'dtx branches' shows them",
+            err=True,
+        )
+    return Exit.OK
+
+
+@user.command("grant-topic", cls=SettingsCommand, epilog=_TOPICS)
+@_with_api
+@_name
+@click.argument("exchange")
+@_vhost
+@click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish.")
+@click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind.")
+@_with_reason
+def grant_topic(
+    settings: Settings,
+    name: str,
+    exchange: str,
+    vhost: str,
+    write: str | None,
+    read: str | None,
+    reason: str,
+    access: Access,
+) -> int:
+    """Say with which routing keys a user may use a topic exchange."""
+    if write is None and read is None:
+        raise click.UsageError("say what is granted: --write, --read")
+    place = {"name": name, "vhost": vhost, "exchange": exchange}
+    with _api_of(settings, access) as api:
+        now = api.post("/api/users/grant-topic", {**place, "write": write, "read": read, "reason": reason})
+    words = _words(now, _WORDS[1:])
+    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
+    return Exit.OK
+
+
+@user.command("revoke-topic", cls=SettingsCommand)
+@_with_api
+@_name
+@click.argument("exchange", required=False)
+@_vhost
+@_with_reason
+def revoke_topic(settings: Settings, name: str, exchange: str | None, vhost: str, reason: str, access: Access) -> int:
+    """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
+    place = {"name": name, "vhost": vhost, "exchange": exchange}
+    with _api_of(settings, access) as api:
+        count = api.post("/api/users/revoke-topic", {**place, "reason": reason})["exchanges"]
+    click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
+    return Exit.OK
+
+
+def _password(name: str, *, stdin: bool) -> dict[str, str]:
+    """The password as the API takes it, from the terminal or from the first line of stdin."""
+    if stdin:
+        line = sys.stdin.buffer.readline(_MAX_LINE)
+        octets = line.removesuffix(b"\n").removesuffix(b"\r")
+        return {"password": b64encode(octets).decode(), "encoding": "base64"}
+    if not sys.stdin.isatty():
+        raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
+    asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
+    return {"password": asked}
+
+
+def _show_users(users: list[dict[str, Any]]) -> None:
+    rows: list[tuple[str, ...]] = []
+    topics: list[tuple[str, ...]] = []
+    for found in users:
+        head = (found["name"], ", ".join(found["tags"]))
+        for each in found["permissions"]:
+            rows.append((*head, each["vhost"], *(_quoted(each[word]) for word in _WORDS)))
+            head = ("", "")
+        if not found["permissions"]:
+            rows.append((*head, "", "", "", ""))
+        for each in found["topic_permissions"]:
+            patterns = (_quoted(each[word]) for word in _WORDS[1:])
+            topics.append((found["name"], each["vhost"], each["exchange"], *patterns))
+    show_table(("user", "tags", "vhost", *_WORDS), ([*map(safe, row)] for row in rows))
+    if topics:
+        click.echo()
+        show_table(("user", "vhost", "topic exchange", *_WORDS[1:]), ([*map(safe, row)] for row in topics))
+
+
+def _words(permission: dict[str, str], words: tuple[str, ...]) -> str:
+    return ", ".join(f"{word} {safe(_quoted(permission[word]))}" for word in words)
+
+
+def _quoted(pattern: str) -> str:
+    """As it was given to grant; an empty one is seen, too."""
+    return f"'{pattern}'"
+
+
+@click.group(cls=_Subcommands, epilog=_VHOST_EPILOG)
+def vhost() -> None:
+    """Virtual hosts: separate exchanges, queues and branches."""
+
+
+@vhost.command("add", cls=SettingsCommand)
+@_with_api
+@_name
+@_with_reason
+def add_vhost(settings: Settings, name: str, reason: str, access: Access) -> int:
+    """Make a virtual host. Nobody may enter it until 'dtx user grant'."""
+    with _api_of(settings, access) as api:
+        api.post("/api/vhosts", {"name": name, "reason": reason})
+    click.echo(f"virtual host {safe(name)} is there; 'dtx user grant' lets users in")
+    return Exit.OK
+
+
+@vhost.command("list", cls=SettingsCommand)
+@_with_api
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def list_vhosts(settings: Settings, as_json: bool, access: Access) -> int:
+    """List virtual hosts."""
+    with _api_of(settings, access, change=False) as api:
+        found = api.get("/api/vhosts")
+    for each in found:
+        click.echo(json_line(each) if as_json else safe(each["name"]))
+    if not found and not as_json:
+        click.echo("there is no virtual host yet; the first start of dtx without a broker makes /")
+    return Exit.OK
+
+
+@vhost.command("rm", cls=SettingsCommand)
+@_with_api
+@_name
+@_with_reason
+def remove_vhost(settings: Settings, name: str, reason: str, access: Access) -> int:
+    """Remove a virtual host that nothing is kept in.
+
+    One that has branches in doubt, durable queues or durable exchanges stays.
+    """
+    with _api_of(settings, access) as api:
+        api.post("/api/vhosts/remove", {"name": name, "reason": reason})
+    click.echo(f"virtual host {safe(name)} is removed")
+    return Exit.OK
+
+
+@click.group(cls=_Subcommands, epilog=_TOKEN_EPILOG)
+def token() -> None:
+    """Tokens for the operators' API: a viewer looks, an operator decides about branches, a coordinator about many."""
+
+
+@token.command("add", cls=SettingsCommand)
+@_with_api
+@click.argument("name")
+@click.option("--role", type=click.Choice(ROLES), required=True, help="What it permits.")
+@click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing.")
+@_with_reason
+def add_token(settings: Settings, name: str, role: str, expires: float | None, reason: str, access: Access) -> int:
+    """Make a token and print it; nobody can print it again."""
+    with _api_of(settings, access) as api:
+        made = api.post("/api/tokens", {"name": name, "role": role, "seconds": expires, "reason": reason})
+    click.echo(made["secret"])
+    return Exit.OK
+
+
+@token.command("list", cls=SettingsCommand)
+@_with_api
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+def list_tokens(settings: Settings, as_json: bool, access: Access) -> int:
+    """List tokens without their secrets."""
+    with _api_of(settings, access, change=False) as api:
+        found = api.get("/api/tokens")
+    show_list(found, _show_tokens, "there is no token", as_json=as_json)
+    return Exit.OK
+
+
+def _show_tokens(found: list[dict[str, Any]]) -> None:
+    columns = ("name", "role", "made_by", "made_at", "expires_at")
+    rows = ([safe(each[name] or "never") for name in columns] for each in found)
+    show_table(("token", "role", "made by", "made", "expires"), rows)
+
+
+@token.command("remove", cls=SettingsCommand)
+@_with_api
+@click.argument("name")
+@_with_reason
+def remove_token(settings: Settings, name: str, reason: str, access: Access) -> int:
+    """Revoke a token: from now on it permits nothing."""
+    with _api_of(settings, access) as api:
+        api.delete(f"/api/tokens/{quote(name, safe='')}", reason=reason)
+    return Exit.OK

@@ -1,18 +1,15 @@
 """``dtx audit``: what operators did, and why."""
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
 import click
-from rich.text import Text
 
-from dtx.admin.safe_text import json_line, safe
-from dtx.cli.console.access import HOW, Access, with_access
-from dtx.cli.console.reach import reach
+from dtx.admin.safe_text import safe
+from dtx.cli.access import HOW, Access, reach, with_access
 from dtx.cli.errors import Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import new_table, show_table
+from dtx.cli.output import show_list, show_table
 from dtx.config import Settings
 
 _PAGE: Final = 1000
@@ -56,39 +53,24 @@ def audit(
     """List who did what and why, the latest first."""
     wanted = {"actor": actor, "action": action, "subject": about}
     with reach(settings, access, orders=False) as api:
-        lines = list(islice(_lines(api, limit, wanted), limit))
-    if as_json:
-        for line in lines:
-            click.echo(json_line(line))
-    elif lines:
-        _show(lines)
-    else:
-        filtered = any(value is not None for value in wanted.values())
-        click.echo("no line matches the filter" if filtered else "nobody has done anything yet")
+        lines = list(islice(api.pages("/api/audit", "lines", limit=min(limit, _PAGE), **wanted), limit))
+    filtered = any(value is not None for value in wanted.values())
+    empty = "no line matches the filter" if filtered else "nobody has done anything yet"
+    show_list(lines, _show, empty, as_json=as_json)
     return Exit.OK
 
 
-def _lines(api: Any, limit: int, wanted: dict[str, str | None]) -> Iterator[dict[str, Any]]:
-    cursor: int | None = None
-    while True:
-        page = api.get("/api/audit", limit=min(limit, _PAGE), cursor=cursor, **wanted)
-        yield from page["lines"]
-        cursor = page["cursor"]
-        if cursor is None:
-            return
-
-
 def _show(lines: list[dict[str, Any]]) -> None:
-    table = new_table("time", "who", "from", "action", "about", "reason", "result")
-    for line in lines:
-        result = line["result"]
-        table.add_row(
-            Text(line["at"]),
-            Text(safe(f"{line['actor']} ({line['role']})")),
-            Text(safe(line["address"])),
-            Text(safe(line["action"])),
-            Text(safe(line["subject"])),
-            Text(safe(line["reason"])),
-            Text("not known" if result is None else safe(result), style="yellow" if result is None else ""),
-        )
-    show_table(table)
+    from rich.text import Text
+
+    unknown = Text("not known", style="yellow")
+    rows = (
+        [
+            line["at"],
+            safe(f"{line['actor']} ({line['role']})"),
+            *(safe(line[name]) for name in ("address", "action", "subject", "reason")),
+            unknown if line["result"] is None else safe(line["result"]),
+        ]
+        for line in lines
+    )
+    show_table(("time", "who", "from", "action", "about", "reason", "result"), rows)

@@ -1,23 +1,30 @@
-"""``dtx branches``: the branches that have voted and are not completed."""
+"""``dtx branches`` and ``dtx show``: the branches whose outcome is open, and all that is known about one xid.
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+Programs get exact values, as JSON; people see the same ones escaped.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 import click
 from rich.text import Text
 
-from dtx.admin.safe_text import human_duration, human_size, json_line, safe
-from dtx.cli.connect import database_at_hand
-from dtx.cli.console.access import HOW, Access, with_access
-from dtx.cli.console.reach import reach
-from dtx.cli.errors import Exit
-from dtx.cli.filters import ABOUT, wanted_of, with_filter
-from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import new_table, show_table
-from dtx.cli.values import in_doubt_value, listed_value
+from dtx.admin.branch_filter import FilterForm
+from dtx.admin.message_properties import decode_properties
+from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.database import database_at_hand
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
+from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
+from dtx.log.listing import conditions
+from dtx.log.reading import Decision, Detail, Filter, InDoubt, Line, LogReader
+from dtx.log.records import BranchRecord, JournalEntry, Unit, Work, WorkKind
+from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
 
 _TABLE_LIMIT: Final = 1000
@@ -25,7 +32,7 @@ _TABLE_LIMIT: Final = 1000
 _PAGE: Final = 1000
 _NAMES_SHOWN: Final = 5
 
-_EPILOG: Final = (
+_LIST_EPILOG: Final = (
     """\b
 Examples:
   dtx branches
@@ -35,7 +42,7 @@ Examples:
   DTX_TOKEN=... dtx branches --api https://dtx.example:15673
 
 """
-    + ABOUT
+    + ABOUT_FILTER
     + """
 An empty list is no error. Without --api the list is read from the database, whether a dtx serves or not.
 
@@ -44,7 +51,7 @@ An empty list is no error. Without --api the list is read from the database, whe
 )
 
 
-@click.command("branches", cls=SettingsCommand, epilog=_EPILOG)
+@click.command("branches", cls=SettingsCommand, epilog=_LIST_EPILOG)
 @with_settings(*DATABASE_SETTINGS)
 @with_access
 @with_filter
@@ -68,28 +75,25 @@ def xid_text(xid: Xid) -> Text:
 
 
 def _list_from_database(settings: Settings, wanted: dict[str, Any], limit: int | None, *, as_json: bool) -> None:
-    from dtx.log.listing import conditions
-    from dtx.log.reading import Filter, LogReader
-
     mine = Filter(rm=settings.rm)
-    where = conditions(settings.rm, wanted_of(wanted))
+    where = conditions(settings.rm, FilterForm.model_construct(**wanted).wanted())
     with database_at_hand(settings) as url, LogReader(url) as log:
         if as_json:
-            _print(map(in_doubt_value, log.in_doubt(mine, where=where, limit=limit)))
+            print_lines(map(in_doubt_value, log.in_doubt(mine, where=where, limit=limit)))
             return
         found = [in_doubt_value(each) for each in log.in_doubt(mine, where=where, limit=limit or _TABLE_LIMIT)]
         totals = log.totals(mine, where=where)
         states = {str(total.state): total.branches for total in totals}
-        _show(found, states, sum(total.stuck for total in totals), filtered=bool(wanted))
+        _show_branches(found, states, sum(total.stuck for total in totals), filtered=bool(wanted))
 
 
 def _list_from_api(
     settings: Settings, access: Access, wanted: dict[str, Any], limit: int | None, *, as_json: bool
 ) -> None:
     with reach(settings, access, orders=False) as api:
-        found = islice(map(listed_value, pages(api, wanted)), limit)
+        found = islice(map(listed_value, api.pages("/api/branches", "branches", **wanted, limit=_PAGE)), limit)
         if as_json:
-            _print(found)
+            print_lines(found)
             return
         shown: list[Mapping[str, Any]] = []
         states: Counter[str] = Counter()
@@ -99,58 +103,333 @@ def _list_from_api(
                 shown.append(each)
             states[each["state"]] += 1
             stuck += each["stuck"] is not None
-        _show(shown, dict(sorted(states.items())), stuck, filtered=bool(wanted))
+        _show_branches(shown, dict(sorted(states.items())), stuck, filtered=bool(wanted))
 
 
-def pages(api: Any, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All branches that the API finds, as it says them."""
-    cursor: str | None = None
-    while True:
-        page = api.get("/api/branches", **wanted, limit=_PAGE, cursor=cursor)
-        yield from page["branches"]
-        cursor = page["cursor"]
-        if cursor is None:
-            return
-
-
-def _print(found: Iterable[Mapping[str, object]]) -> None:
-    for each in found:
-        click.echo(json_line(each))
-
-
-def _show(
-    found: list[Mapping[str, Any]] | list[dict[str, Any]], states: Mapping[str, int], stuck: int, *, filtered: bool
+def _show_branches(
+    found: Sequence[Mapping[str, Any]], states: Mapping[str, int], stuck: int, *, filtered: bool
 ) -> None:
     if not found:
         click.echo("no branch in doubt matches the filter" if filtered else "no branch is in doubt")
         return
-    table = new_table(
+    columns = (
         "xid", "vhost", "state", "owner", "age", "messages", "bytes", "queues", "destinations", "exchanges", "stuck",
-        numbers=("age", "messages", "bytes"),
     )  # fmt: skip
-    for each in found:
-        state = each["state"] if each["outcome"] is None else f"{each['state']} ({each['outcome']})"
-        table.add_row(
+    rows = (
+        [
             xid_text(Xid.parse(each["xid"])),
-            Text(safe(each["vhost"])),
-            Text(state),
-            Text(safe(each["owner"])),
-            Text(human_duration(max(each["age"], 0))),
-            Text(str(each["messages"])),
-            Text(human_size(each["bytes"])),
-            _names(each["queues"]),
-            _names(each["destinations"]),
-            _names(each["exchanges"]),
+            safe(each["vhost"]),
+            each["state"] if each["outcome"] is None else f"{each['state']} ({each['outcome']})",
+            safe(each["owner"]),
+            human_duration(max(each["age"], 0)),
+            str(each["messages"]),
+            human_size(each["bytes"]),
+            *(_names(each[name]) for name in ("queues", "destinations", "exchanges")),
             Text(safe(each["stuck"] or ""), style="red"),
-        )
-    show_table(table)
+        ]
+        for each in found
+    )
+    show_table(columns, rows, numbers=("age", "messages", "bytes"))
     count = sum(states.values())
     words = ", ".join(f"{number} {state}" for state, number in states.items())
     shown = f"; the oldest {len(found)} are shown" if len(found) < count else ""
     click.echo(f"{count} in doubt: {words}{f'; {stuck} stuck' if stuck else ''}{shown}")
 
 
-def _names(names: list[str]) -> Text:
+def _names(names: list[str]) -> str:
     shown = [safe(name) or "(default)" for name in islice(names, _NAMES_SHOWN)]
     more = len(names) - len(shown)
-    return Text(", ".join(shown) + (f" and {more} more" if more > 0 else ""))
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+_SHOW_EPILOG: Final = """\b
+Examples:
+  dtx show 1:6774:62
+  dtx show 1:6774:62 --vhost orders --json
+
+An xid is written format:gtrid-hex:bqual-hex, as 'dtx branches' prints it. The same xid may exist in several virtual
+hosts; all are shown. The exit code is 1 when neither the log nor the journal knows it.
+"""
+
+
+@click.command(cls=SettingsCommand, epilog=_SHOW_EPILOG)
+@with_settings(*DATABASE_SETTINGS)
+@click.argument("xid")
+@click.option("--vhost", metavar="VHOST", help="Only in this virtual host.")
+@click.option(
+    "--messages", "limit", type=click.IntRange(min=0), default=50, metavar="NUMBER",
+    help="Show at most so many messages of a branch; default 50. JSON has them all.",
+)  # fmt: skip
+@click.option(
+    "--preview", "length", type=click.IntRange(min=8, max=100_000), default=120, metavar="CHARACTERS",
+    help="Length of the preview of each body; default 120.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each virtual host, for programs.")
+def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: int, as_json: bool) -> int:
+    """Show the branch, its messages and its whole history: what is in the log now, and what the journal remembers.
+
+    Properties and bodies are shown so that nothing in them can do harm to a terminal.
+    """
+    try:
+        wanted = Xid.parse(xid)
+    except XaError as error:
+        raise click.BadParameter(safe(error.reason), param_hint="XID") from None
+    with database_at_hand(settings) as url, LogReader(url) as log:
+        details = {detail.branch.vhost: detail for detail in log.show(wanted, vhost=vhost, rm=settings.rm)}
+        lines: defaultdict[str, list[Line]] = defaultdict(list)
+        for line in log.history(wanted, vhost=vhost, rm=settings.rm):
+            lines[line.entry.vhost].append(line)
+    hosts = sorted(details.keys() | lines.keys())
+    if not hosts:
+        raise CommandError(Exit.FAILED, f"nothing is known about {wanted}: it is neither in the log nor in the journal")
+    for host in hosts:
+        if as_json:
+            _show_json(settings.rm, wanted, host, details.get(host), lines[host], length)
+        else:
+            _show_text(wanted, host, details.get(host), lines[host], limit, length)
+    return Exit.OK
+
+
+def _show_json(rm: str, xid: Xid, vhost: str, detail: Detail | None, lines: list[Line], length: int) -> None:
+    value = {
+        **xid_value(xid),
+        "rm": rm,
+        "vhost": vhost,
+        "in_log": None if detail is None else detail_value(detail, length),
+        "history": [line_value(line) for line in lines],
+    }
+    click.echo(json_line(value))
+
+
+def _show_text(xid: Xid, vhost: str, detail: Detail | None, lines: list[Line], limit: int, length: int) -> None:
+    facts: list[tuple[str, str | Text]] = [
+        ("xid", xid_text(xid)),
+        ("vhost", safe(vhost)),
+        *((name, safe(value)) for name, value in _facts(detail)),
+    ]
+    show_table(("", ""), ((Text(name, style="bold"), value) for name, value in facts), head=False)
+    if lines:
+        click.echo()
+        _show_history([line.entry for line in lines])
+    if detail is not None and detail.work:
+        click.echo()
+        _show_work(detail.work, limit, length)
+    click.echo()
+
+
+def _facts(detail: Detail | None) -> list[tuple[str, str]]:
+    if detail is None:
+        return [("state", "not in the log any more: see the history")]
+    branch = detail.branch
+    facts = [
+        ("state", str(branch.state) + (f" ({branch.outcome})" if branch.outcome else "")),
+        ("owner", branch.owner),
+        ("started", _time(branch.started_at)),
+        ("prepared", _time(branch.prepared_at)),
+        ("decided", _time(branch.decided_at)),
+        ("timeout", human_duration(branch.timeout) if branch.timeout else "none"),
+        ("messages", f"{branch.publishes} published, {branch.consumes} consumed, {human_size(branch.bytes)}"),
+        ("stuck", branch.stuck or ""),
+    ]
+    if detail.decision is not None:
+        made = detail.decision
+        facts.append(
+            ("decision", f"{made.outcome} by {made.actor} at {_time(made.at)}: {made.reason or 'no reason given'}")
+        )
+    facts += [
+        (f"unit {unit.number}", f"{unit.state}, {'with' if unit.receipt else 'without'} receipt, lock {unit.lock}")
+        for unit in branch.units
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _show_history(entries: list[JournalEntry]) -> None:
+    columns = ("time", "event", "actor", "messages", "bytes", "reason")
+    rows = (
+        [
+            _time(entry.at),
+            f"{entry.event}{f' ({entry.outcome})' if entry.outcome else ''}{', one phase' if entry.one_phase else ''}",
+            safe(entry.actor),
+            str(entry.publishes + entry.consumes),
+            human_size(entry.bytes),
+            safe(entry.reason or ""),
+        ]
+        for entry in entries
+    )
+    show_table(columns, rows, numbers=("messages", "bytes"))
+
+
+def _show_work(work: tuple[Work, ...], limit: int, length: int) -> None:
+    rows = (
+        [
+            str(item.position),
+            _where(item),
+            human_size(len(item.body)),
+            "; ".join(f"{name}={_word(value)}" for name, value in decode_properties(item.properties).items()),
+            preview(item.body, length),
+        ]
+        for item in islice(work, limit)
+    )
+    show_table(("#", "message", "bytes", "properties", "body"), rows, numbers=("#", "bytes"))
+    if len(work) > limit:
+        click.echo(f"{len(work) - limit} more messages: --messages {len(work)} or --json shows them")
+
+
+def _where(work: Work) -> str:
+    source = f"exchange {name_text(work.exchange) or '(default)'} key {name_text(work.routing_key)}"
+    if work.kind is WorkKind.PUBLISH:
+        into = "" if work.queue is None else f" into queue {name_text(work.queue)}"
+        return f"publish to {source}{into}{', mandatory' if (work.flags or 0) & 1 else ''}"
+    again = ", redelivered" if (work.flags or 0) & 1 else ""
+    return f"consumed from queue {name_text(work.queue or b'')}{again} ({source})"
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _time(at: float | None) -> str:
+    return iso_time(at) or ""
+
+
+def xid_value(xid: Xid) -> dict[str, object]:
+    """An xid in its text form, and in parts; ``readable`` where all of it is printable ASCII."""
+    return {
+        "xid": str(xid),
+        "format_id": xid.format_id,
+        "gtrid": xid.gtrid.hex(),
+        "bqual": xid.bqual.hex(),
+        "readable": xid.readable,
+    }
+
+
+def branch_value(branch: BranchRecord) -> dict[str, object]:
+    """A logged branch without its xid and work."""
+    return {
+        "branch": str(branch.id),
+        "vhost": branch.vhost,
+        "state": str(branch.state),
+        "version": branch.version,
+        "outcome": None if branch.outcome is None else str(branch.outcome),
+        "owner": branch.owner,
+        "messages": branch.publishes + branch.consumes,
+        "publishes": branch.publishes,
+        "consumes": branch.consumes,
+        "bytes": branch.bytes,
+        "stuck": branch.stuck,
+        "one_phase": branch.one_phase,
+        "timeout": branch.timeout,
+        "started_at": iso_time(branch.started_at),
+        "prepared_at": iso_time(branch.prepared_at),
+        "decided_at": iso_time(branch.decided_at),
+    }
+
+
+def in_doubt_value(found: InDoubt) -> dict[str, object]:
+    """One line of ``dtx branches --json``. Ages are in seconds; names that are no UTF-8 are escaped."""
+    return {
+        **xid_value(found.branch.xid),
+        "rm": found.rm,
+        **branch_value(found.branch),
+        "age": round(found.age, 3),
+        "queues": [exact_name(name) for name in found.queues],
+        "destinations": [exact_name(name) for name in found.destinations],
+        "exchanges": [exact_name(name) for name in found.exchanges],
+    }
+
+
+def listed_value(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a branch as the API says it; what it does not say is left out."""
+    return {
+        **xid_value(Xid.parse(form["xid"])),
+        **{name: form[name] for name in ("vhost", "state", "version", "outcome", "owner")},
+        "branch": form["id"],
+        "messages": form["publishes"] + form["consumes"],
+        **{name: form[name] for name in ("publishes", "consumes", "bytes", "stuck")},
+        **{name: form[name] for name in ("started_at", "prepared_at", "decided_at")},
+        "age": form["age"],
+        "queues": form["queues"],
+        "destinations": form["destinations"],
+        "exchanges": form["exchanges"],
+    }
+
+
+def detail_value(detail: Detail, preview_length: int) -> dict[str, object]:
+    """A logged branch with its units and messages."""
+    return {
+        **branch_value(detail.branch),
+        "decision": None if detail.decision is None else _decision_value(detail.decision),
+        "units": [_unit_value(unit) for unit in detail.branch.units],
+        "work": [message_value(work, len(work.body), preview_length) for work in detail.work],
+    }
+
+
+def line_value(line: Line) -> dict[str, object]:
+    """One line of the journal, without its xid."""
+    entry = line.entry
+    return {
+        "at": iso_time(entry.at),
+        "event": str(entry.event),
+        "outcome": None if entry.outcome is None else str(entry.outcome),
+        "actor": entry.actor,
+        "owner": entry.owner,
+        "reason": entry.reason,
+        "branch": str(entry.branch_id),
+        "one_phase": entry.one_phase,
+        "publishes": entry.publishes,
+        "consumes": entry.consumes,
+        "bytes": entry.bytes,
+        "started_at": iso_time(entry.started_at),
+        "prepared_at": iso_time(entry.prepared_at),
+        "decided_at": iso_time(entry.decided_at),
+    }
+
+
+def exact_name(name: bytes) -> str:
+    """A name as text that JSON can carry, unescaped where it is UTF-8."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _decision_value(decision: Decision) -> dict[str, object]:
+    return {
+        "outcome": str(decision.outcome),
+        "actor": decision.actor,
+        "reason": decision.reason,
+        "at": iso_time(decision.at),
+    }
+
+
+def _unit_value(unit: Unit) -> dict[str, object]:
+    return {
+        "number": unit.number,
+        "state": str(unit.state),
+        "lock": unit.lock,
+        "nonce": str(unit.nonce),
+        "incarnation": unit.incarnation,
+        "receipt": unit.receipt,
+    }
+
+
+def message_value(work: Work, size: int, preview_length: int) -> dict[str, object]:
+    """One message as a JSON object.
+
+    Args:
+        work: the message; its body may be cut to what the preview needs.
+        size: octets of the whole body.
+        preview_length: characters of the preview.
+    """
+    value: dict[str, object] = {
+        "position": work.position,
+        "kind": str(work.kind),
+        "exchange": name_text(work.exchange),
+        "routing_key": name_text(work.routing_key),
+        "queue": None if work.queue is None else name_text(work.queue),
+        "unit": work.unit,
+        "bytes": size,
+        "properties": decode_properties(work.properties),
+        "preview": preview(work.body, preview_length, size),
+    }
+    value["mandatory" if work.kind is WorkKind.PUBLISH else "redelivered"] = (
+        None if work.flags is None else bool(work.flags & 1)
+    )
+    return value

@@ -12,11 +12,9 @@ from typing import IO, Any, Final, Protocol
 
 import click
 
-from dtx.cli.console.access import HOW, Access, with_access
-from dtx.cli.console.reach import reach
+from dtx.cli.access import HOW, Access, reach, with_access
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.orders import branch_path, with_xid
+from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings, with_xid
 from dtx.config import Settings
 
 _MOST_HEAD: Final = 64 * 1024 * 1024
@@ -40,7 +38,7 @@ class Writer(Protocol):
 
 
 class Unframer:
-    """Cuts the stream of the API into messages (see :mod:`dtx.admin.exporting`).
+    """Cuts the stream of the API into messages (see :mod:`dtx.admin.routes_read`).
 
     Args:
         writer: gets them.
@@ -266,13 +264,7 @@ def export(
         writer: Writer = Lines(sys.stdout.buffer) if to is None else Files(to)
         stream = Unframer(writer)
         try:
-            expected = api.download(
-                branch_path(xid, "export"),
-                stream.feed,
-                vhost=vhost,
-                archived=archived or None,
-                position=positions or None,
-            )
+            expected = api.export(xid, stream.feed, vhost=vhost, archived=archived, positions=positions)
         finally:
             stream.close()
     missing = expected - stream.count

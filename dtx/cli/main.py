@@ -12,11 +12,11 @@ from dtx.cli.errors import EXIT_CODES, Exit, fail
 
 _COMMANDS = {
     "serve": ("dtx.cli.serve", "serve", "Run dtx, in front of a broker or as one."),
-    "migrate": ("dtx.cli.migrate", "migrate", "Bring the tables of the log to a version."),
-    "user": ("dtx.cli.user", "user", "Users of a dtx without a broker: passwords and permissions."),
-    "vhost": ("dtx.cli.vhost", "vhost", "Virtual hosts of a dtx without a broker."),
+    "migrate": ("dtx.cli.database", "migrate", "Bring the tables of the log to a version."),
+    "user": ("dtx.cli.accounts", "user", "Users of a dtx without a broker: passwords and permissions."),
+    "vhost": ("dtx.cli.accounts", "vhost", "Virtual hosts of a dtx without a broker."),
     "branches": ("dtx.cli.branches", "branches", "List the branches whose outcome is open."),
-    "show": ("dtx.cli.show", "show", "Show all that is known about one xid."),
+    "show": ("dtx.cli.branches", "show", "Show all that is known about one xid."),
     "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch in the place of its transaction manager."),
     "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch in the place of its transaction manager."),
     "forget": ("dtx.cli.orders", "forget", "Forget a heuristic outcome."),
@@ -24,9 +24,9 @@ _COMMANDS = {
     "redirect": ("dtx.cli.orders", "redirect", "Send a message that a branch is stuck with elsewhere."),
     "discard": ("dtx.cli.orders", "discard", "Give up messages that a branch is stuck with."),
     "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
-    "bulk": ("dtx.cli.bulk", "bulk", "Decide about all branches that a filter finds, after a dry run."),
+    "bulk": ("dtx.cli.orders", "bulk", "Decide about all branches that a filter finds, after a dry run."),
     "audit": ("dtx.cli.audit", "audit", "List what operators did, and why."),
-    "token": ("dtx.cli.token", "token", "Tokens for the operators' API."),
+    "token": ("dtx.cli.accounts", "token", "Tokens for the operators' API."),
     "tm": ("dtx.cli.tm", "tm", "Recover what programs with dtx's transaction manager left open."),
     "pipeline": (
         "dtx.cli.pipeline",

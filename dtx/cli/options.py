@@ -1,4 +1,7 @@
-"""The settings as flags: one flag for each, taken from :class:`dtx.config.Settings`, so that they cannot disagree."""
+"""Options that several commands take: the settings as flags, which branches are meant, and why.
+
+There is one flag for each setting, taken from :class:`dtx.config.Settings`, so that they cannot disagree.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -7,9 +10,11 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from dtx.admin.safe_text import human_duration, human_size
+from dtx.admin.safe_text import human_duration, human_size, safe
 from dtx.config import Address, Settings, parse_duration, parse_size
 from dtx.config.settings import group_of
+from dtx.xa.codes import XaError
+from dtx.xa.xid import Xid
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,6 +37,31 @@ _METAVARS: Final = {
     "quota": "QUOTA",
     "rm": "NAME",
 }
+
+
+STATES: Final = (
+    "taking", "prepared", "committing", "rolling-back", "heuristic-committing", "heuristic-rolling-back", "heuristic",
+)  # fmt: skip
+"""Of branches in the log: here, since a command line is parsed without loading the log."""
+_FILTER: Final = ("state", "vhost", "owner", "older_than", "format_id", "gtrid", "queue", "exchange", "stuck")
+ABOUT_FILTER: Final = """\b
+States: taking (consumed messages are being taken over, not yet a vote), prepared (waits for its transaction manager),
+committing and rolling-back (decided, under way), heuristic-committing and heuristic-rolling-back (the same, decided by
+an operator), heuristic (completed without its transaction manager, until forget).
+--queue finds what publishes to a queue where the log knows that: without a broker always, with one through the default
+exchange. A gtrid is text, or octets as hex:6f72646572; either with * for any number of octets: 'order-*', 'hex:6f72*'.
+"""
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Give a command these options and arguments of click; its help lists them in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
@@ -89,25 +119,28 @@ def with_settings(*names: str) -> Callable[[_Function], _Function]:
             flags = {name: kwargs.pop(_PREFIX + name) or None for name in names}
             return function(Settings.load(flags, config), *args, **kwargs)
 
-        command: Any = run
-        for name in reversed(names):
-            command = _add(command, SettingOption(name))
-        decorated: _Function = click.option(
+        config = click.option(
             "--config",
             type=click.Path(path_type=Path, dir_okay=False),
             metavar="FILE",
             help="TOML file with settings; default $DTX_CONFIG, else ./dtx.toml where it exists.",
-        )(command)
-        return decorated
+        )
+        command: _Function = with_options(config, *(_setting(name) for name in names))(run)
+        return command
 
     return decorate
 
 
-def _add(function: Any, option: click.Option) -> Any:
-    if not hasattr(function, "__click_params__"):
-        function.__click_params__ = []
-    function.__click_params__.append(option)
-    return function
+def _setting(name: str) -> Callable[[Any], Any]:
+    """As click's own decorators, which make no options of a class of ours without their words."""
+
+    def decorate(function: Any) -> Any:
+        if not hasattr(function, "__click_params__"):
+            function.__click_params__ = []
+        function.__click_params__.append(SettingOption(name))
+        return function
+
+    return decorate
 
 
 def _metavar(name: str) -> str:
@@ -143,3 +176,65 @@ def _shown_default(name: str, value: object) -> str | None:
             return human_size(value).replace(" ", "")
         case _:
             return str(value)
+
+
+def _gtrid(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from dtx.log.listing import gtrid_pattern
+
+    try:
+        gtrid_pattern(value)
+    except ValueError as error:
+        raise click.BadParameter(f"what follows hex: is hexadecimal, and *: {error}") from None
+    return value
+
+
+_FILTER_OPTIONS: Final = (
+    click.option(
+        "--state", multiple=True, type=click.Choice(STATES),
+        help="Only in this state; can be repeated.",
+    ),
+    click.option("--vhost", metavar="VHOST", help="Only in this virtual host."),
+    click.option("--owner", metavar="USER", help="Only those that this user started."),
+    click.option("--older-than", callback=duration, metavar="DURATION", help="Only those that are as old."),
+    click.option("--format-id", type=click.IntRange(0, 0xFFFFFFFF), metavar="NUMBER", help="Only with this format id."),
+    click.option("--gtrid", callback=_gtrid, metavar="PATTERN", help="Only of these global transactions: 'order-*'."),
+    click.option("--queue", metavar="QUEUE", help="Only those that consumed from it or publish to it."),
+    click.option("--exchange", metavar="EXCHANGE", help="Only those that publish to it; '' is the default exchange."),
+    click.option("--stuck/--not-stuck", default=None, help="Only those that phase two is stuck with, or is not."),
+)  # fmt: skip
+
+
+def with_filter(function: _Function) -> _Function:
+    """Give a command these flags; it is called with ``wanted``: a dictionary as the API's filter, of what was given."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name) for name in _FILTER}
+        wanted = {
+            name: list(value) if name == "state" else value for name, value in given.items() if value not in (None, ())
+        }
+        return function(*args, wanted=wanted, **kwargs)
+
+    command: _Function = with_options(*_FILTER_OPTIONS)(run)
+    return command
+
+
+def with_xid(function: _Function) -> _Function:
+    """Give a command the argument XID, checked, and ``--vhost``."""
+
+    @wraps(function)
+    def run(*args: Any, xid: str, **kwargs: Any) -> Any:
+        try:
+            return function(*args, xid=str(Xid.parse(xid)), **kwargs)
+        except XaError as error:
+            raise click.BadParameter(safe(error.reason), param_hint="XID") from None
+
+    command: _Function = with_options(
+        click.argument("xid"),
+        click.option(
+            "--vhost", default="/", show_default=True, metavar="VHOST", help="The virtual host of the branch."
+        ),
+    )(run)
+    return command

@@ -1,26 +1,41 @@
-"""Orders about one branch: ``commit``, ``rollback``, ``forget``, ``retry``, ``discard``, ``redirect``."""
+"""Orders about one branch, and ``dtx bulk``: one decision about all branches that a filter finds, each shown before.
 
-from collections.abc import Callable
-from functools import wraps
+Those about one are ``commit``, ``rollback``, ``forget``, ``retry``, ``discard`` and ``redirect``.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
-from urllib.parse import quote
+from typing import Any, Final, Self, TypeVar
 
 import click
 
 from dtx.admin.safe_text import json_line, safe
-from dtx.cli.consent import Turn, ask, require_reason
-from dtx.cli.console.access import HOW, Access, with_access
-from dtx.cli.console.reach import Api, reach
-from dtx.cli.console.remote import Refused
-from dtx.cli.errors import EXIT_CODES, Exit
-from dtx.cli.options import ADMIN_SETTINGS, BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
+from dtx.cli.access import HOW, Access, reach, with_access
+from dtx.cli.api_client import Api, Refused, branch_path
+from dtx.cli.errors import EXIT_CODES, CommandError, Exit
+from dtx.cli.options import (
+    ABOUT_FILTER,
+    ADMIN_SETTINGS,
+    BROKER_SETTINGS,
+    DATABASE_SETTINGS,
+    SettingsCommand,
+    with_filter,
+    with_options,
+    with_settings,
+    with_xid,
+)
 from dtx.config import Settings
-from dtx.xa.codes import XaError
-from dtx.xa.xid import Xid
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 ORDER_SETTINGS: Final = (*DATABASE_SETTINGS, *BROKER_SETTINGS, *ADMIN_SETTINGS)
+_ROUND: Final = 250
+"""Branches of one request: a second of work, so that progress is seen and nobody waits in vain."""
+_PAGE: Final = 1000
+_SHOWN: Final = 20
 
 _ABOUT: Final = {
     "commit": """Commit a prepared branch heuristically, since its transaction manager will not decide.
@@ -72,42 +87,90 @@ meanwhile stands by. Messages in a broker need --broker. If that does not answer
 service does the rest when both are there. While another dtx has the lease nothing is decided past it.
 
 """
+_BULK_EPILOG: Final = (
+    """\b
+Examples:
+  dtx bulk rollback --gtrid 'order-*' --older-than 1h --dry-run
+  dtx bulk rollback --gtrid 'order-*' --older-than 1h --reason "order service is gone for good, ticket 4711"
+  dtx bulk forget --state heuristic --owner orders --reason "accounts have been corrected" --yes
+  dtx bulk retry --stuck --reason "the disk of the broker has room again"
+
+It always begins with a dry run of every branch, shows what comes of it, and asks. Then each branch is decided in the
+version that was shown: whatever has changed meanwhile is left alone and named. At least one filter is needed. It
+takes a coordinator's token.
+
+"""
+    + ABOUT_FILTER
+    + "\n"
+    + ALONE
+    + HOW
+    + "\n"
+    + EXIT_CODES
+)
+
+
+class OrderLease:
+    """The right to give orders, which is given back while somebody thinks. Use as a context manager.
+
+    Args:
+        api: takes them.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.go_on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
+
+    def pause(self) -> None:
+        """Let others have it."""
+        self._stack.close()
+
+    def go_on(self) -> None:
+        """Take it, again."""
+        self._stack.enter_context(self._api.orders())
+
+
+def ask(question: str) -> None:
+    """Return when it may be done.
+
+    Args:
+        question: without a question mark.
+
+    Raises:
+        CommandError: nobody can be asked.
+        click.Abort: no.
+    """
+    if not sys.stdin.isatty():
+        raise CommandError(Exit.USAGE, "nobody can be asked here: say --yes, or look first with --dry-run")
+    click.confirm(f"{question}?", abort=True, err=True)
+
+
+def require_reason(reason: str | None, *, dry_run: bool) -> str:
+    """The reason; a dry run needs none.
+
+    Raises:
+        click.UsageError: it is missing.
+    """
+    if not reason and not dry_run:
+        raise click.UsageError("--reason is needed: it is what the next one will want to know")
+    return reason or "dry run"
 
 
 def with_order(function: _Function) -> _Function:
     """Give a command what every order takes."""
-    command: Any = function
-    for option in reversed((
+    command: _Function = with_options(
         click.option("--reason", metavar="TEXT", help="Why; for journal and trail. Needed unless it is a dry run."),
         click.option("--dry-run", is_flag=True, help="Say what would happen to each message, and do nothing."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object, for programs."),
-    )):  # fmt: skip
-        command = option(command)
-    decorated: _Function = command
-    return decorated
-
-
-def with_xid(function: _Function) -> _Function:
-    """Give a command the argument XID, checked, and ``--vhost``."""
-
-    @wraps(function)
-    def run(*args: Any, xid: str, **kwargs: Any) -> Any:
-        try:
-            return function(*args, xid=str(Xid.parse(xid)), **kwargs)
-        except XaError as error:
-            raise click.BadParameter(safe(error.reason), param_hint="XID") from None
-
-    command: Any = click.option(
-        "--vhost", default="/", show_default=True, metavar="VHOST", help="The virtual host of the branch."
-    )(run)
-    decorated: _Function = click.argument("xid")(command)
-    return decorated
-
-
-def branch_path(xid: str, rest: str) -> str:
-    """Of what the API does with one branch."""
-    return f"/api/branches/{quote(xid, safe='')}/{rest}"
+    )(function)
+    return command
 
 
 def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
@@ -129,31 +192,28 @@ def _command(action: str, *parameters: Callable[[Any], Any]) -> click.Command:
         order = _order(action, more) | {"reason": require_reason(reason, dry_run=dry_run)}
         if version is not None:
             order["version"] = version
-        with reach(settings, access, orders=True) as api, Turn(api) as turn:
+        with reach(settings, access, orders=True) as api, OrderLease(api) as lease:
             forecast = api.post(branch_path(xid, action), order | {"dry_run": True}, vhost=vhost)
             if dry_run:
                 _show(forecast, as_json=as_json)
                 return Exit.OK
             if not yes:
                 _show(forecast, as_json=False, err=True)
-                turn.pause()
+                lease.pause()
                 ask(f"{action} {xid}")
-                turn.go_on()
+                lease.go_on()
             # What was shown is what is done, or nothing.
             version = forecast["forecast"]["version"]
             done = _carry_out(api, action, xid, vhost, order | {"version": version}, forecast)
         _show(done, as_json=as_json)
         return Exit.OK
 
-    command: Any = run
-    for option in reversed((
+    command = with_options(
         with_settings(*ORDER_SETTINGS), with_xid, *parameters,
         click.option("--version", type=int, metavar="NUMBER", help="Refuse where the branch has another one."),
         with_order, with_access,
-    )):  # fmt: skip
-        command = option(command)
-    made: click.Command = click.command(action, cls=SettingsCommand, help=_ABOUT[action], epilog=epilog)(command)
-    return made
+    )(run)  # fmt: skip
+    return click.command(action, cls=SettingsCommand, help=_ABOUT[action], epilog=epilog)(command)
 
 
 def _order(action: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -181,13 +241,12 @@ def _carry_out(
     try:
         done: dict[str, Any] = api.post(branch_path(xid, action), order, vhost=vhost)
     except Refused as error:
-        away = getattr(api, "away", None)
-        if away is None or error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        if api.away is None or error.status != HTTPStatus.SERVICE_UNAVAILABLE:
             raise
-        branch = api.get(branch_path(xid, "").rstrip("/"), vhost=vhost)["branch"]
+        branch = api.get(branch_path(xid), vhost=vhost)["branch"]
         if branch["version"] == order["version"]:
             raise
-        return {**forecast, "dry_run": False, "state": branch["state"], "version": branch["version"], "left": away}
+        return {**forecast, "dry_run": False, "state": branch["state"], "version": branch["version"], "left": api.away}
     return done
 
 
@@ -236,3 +295,237 @@ redirect = _command(
     click.option("--routing-key", metavar="KEY", help="With --exchange."),
     click.option("--queue", metavar="QUEUE", help="Where a message that was consumed is put back."),
 )
+
+
+@click.command("bulk", cls=SettingsCommand, epilog=_BULK_EPILOG)
+@with_settings(*ORDER_SETTINGS)
+@click.argument("action", type=click.Choice(["commit", "rollback", "forget", "retry"]))
+@with_filter
+@with_order
+@with_access
+def bulk(
+    settings: Settings,
+    action: str,
+    wanted: dict[str, Any],
+    access: Access,
+    reason: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Decide about all branches that a filter finds: commit, rollback, forget or retry."""
+    why = require_reason(reason, dry_run=dry_run)
+    if not wanted:
+        raise click.UsageError("say which branches are meant: --gtrid, --older-than, --state ...")
+    with reach(settings, access, orders=True) as api, OrderLease(api) as lease:
+        rounds = _rounds(api, action, wanted, why)
+        forecast = _Forecast(action, as_json=as_json and dry_run)
+        with _progress("dry run", sum(each.count for each in rounds)) as advance:
+            for each in rounds:
+                forecast.add(each.forecast())
+                advance(each.count)
+        forecast.show()
+        if dry_run or not forecast.count:
+            return Exit.OK
+        if not yes:
+            lease.pause()
+            ask(f"{action} {forecast.count} branches")
+            lease.go_on()
+        results = _Results(as_json=as_json)
+        try:
+            with _progress(action, forecast.count) as advance:
+                for each in rounds:
+                    expected = results.under_way = each.count
+                    results.add(each.carry_out())
+                    results.under_way = 0
+                    advance(expected)
+        finally:  # whoever stops it half-way must know how far it came
+            results.show()
+    return Exit.OK if not results.failed else Exit.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """A branch as it was listed: of a hundred thousand no more than that is kept.
+
+    Args:
+        id, xid, vhost: which.
+        version: that it had then.
+    """
+
+    id: str
+    xid: str
+    vhost: str
+    version: int
+
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> "Meant":
+        """As the API lists it."""
+        return cls(listed["id"], listed["xid"], listed["vhost"], listed["version"])
+
+
+class Round:
+    """Some branches, which are decided together.
+
+    Args:
+        api: decides.
+        action: what.
+        wanted: the filter that found them.
+        why: the reason.
+        branches: which.
+    """
+
+    def __init__(self, api: Api, action: str, wanted: dict[str, Any], why: str, branches: list[Meant]) -> None:
+        self._api = api
+        self._order = {"action": action, "reason": why}
+        self._filter = wanted
+        self._branches = branches
+        self._confirm = ""
+        self.count = len(branches)
+        """How many they are; after the dry run, how many are still meant."""
+
+    def forecast(self) -> list[dict[str, Any]]:
+        """What the dry run says of each."""
+        answer = self._post(dry_run=True)
+        results: list[dict[str, Any]] = answer["results"]
+        self._confirm, self.count = answer["confirm"], len(results)
+        return results
+
+    def _ids(self) -> list[str]:
+        return [branch.id for branch in self._branches]
+
+    def _post(self, **more: object) -> dict[str, Any]:
+        wanted = {**self._filter, "branch": self._ids()}
+        answer: dict[str, Any] = self._api.post("/api/bulk", {**self._order, "filter": wanted, **more})
+        return answer
+
+    def carry_out(self) -> Iterator[dict[str, Any]]:
+        """What became of each. What has changed since it was listed is left alone, and does not stop the others."""
+        while self._branches:
+            try:
+                yield from self._post(dry_run=False, confirm=self._confirm)["results"]
+            except Refused as error:
+                if error.status != HTTPStatus.PRECONDITION_FAILED:
+                    yield from self._not_done(self._branches, error.sentence)
+                    return
+            else:
+                return
+            # Versions only grow: what has the old one after another dry run, had it in that.
+            self.forecast()
+            found = self._api.get("/api/branches", **self._filter, branch=self._ids(), limit=_ROUND)["branches"]
+            same = {branch["id"]: branch["version"] for branch in found}
+            changed = [branch for branch in self._branches if same.get(branch.id) != branch.version]
+            yield from self._not_done(changed, "it has changed since it was shown")
+            self._branches = [branch for branch in self._branches if branch not in changed]
+            if changed and self._branches:
+                self.forecast()
+
+    def _not_done(self, branches: list[Meant], why: str) -> Iterator[dict[str, Any]]:
+        for branch in branches:
+            yield {"xid": branch.xid, "vhost": branch.vhost, "answer": why, "done": False}
+
+
+def _rounds(api: Api, action: str, wanted: dict[str, Any], why: str) -> list[Round]:
+    found: list[Meant] = []
+    with _progress("looking", None) as advance:
+        for branch in api.pages("/api/branches", "branches", **wanted, limit=_PAGE):
+            found.append(Meant.of(branch))
+            advance(1)
+    return [Round(api, action, wanted, why, found[start : start + _ROUND]) for start in range(0, len(found), _ROUND)]
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+class _Forecast:
+    """What the dry run says: of all branches in numbers, of the first ones in words; for programs, of each at once."""
+
+    def __init__(self, action: str, *, as_json: bool) -> None:
+        self._action = action
+        self._as_json = as_json
+        self._first: list[dict[str, Any]] = []
+        self._said: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many branches are meant."""
+        return self._said.total()
+
+    def add(self, results: Iterable[dict[str, Any]]) -> None:
+        """Of some branches."""
+        for each in results:
+            self._said[_kind(each)] += 1
+            if self._as_json:
+                click.echo(json_line(each))
+            elif len(self._first) < _SHOWN:
+                self._first.append(each)
+
+    def show(self) -> None:
+        """For people."""
+        if self._as_json:
+            return
+        if not self.count:
+            click.echo("no branch is meant", err=True)
+            return
+        for each in self._first:
+            click.echo(f"  {each['xid']}  {safe(each['vhost'])}  {safe(each['answer'])}", err=True)
+        if self.count > len(self._first):
+            click.echo(f"  and {self.count - len(self._first)} more: --dry-run --json lists them all", err=True)
+        words = ", ".join(f"{count} {word}" for word, count in self._said.most_common())
+        click.echo(
+            f"{self._action} of {self.count} branches; told to their transaction managers then: {words}", err=True
+        )
+
+
+class _Results:
+    """What became of the branches, in the same way."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._first: list[dict[str, Any]] = []
+        self._count = 0
+        self.failed = 0
+        """How many were not decided."""
+        self.under_way = 0
+        """How many have been asked for and not been heard of."""
+
+    def add(self, results: Iterable[dict[str, Any]]) -> None:
+        """Of some branches."""
+        for each in results:
+            self._count += 1
+            if self._as_json:
+                click.echo(json_line(each))
+            if not each["done"]:
+                self.failed += 1
+                if len(self._first) < _SHOWN:
+                    self._first.append(each)
+
+    def show(self) -> None:
+        """For people."""
+        if self.under_way:
+            click.echo(f"up to {self.under_way} more were under way: 'dtx audit' says what became of them", err=True)
+        if self._as_json:
+            return
+        for each in self._first:
+            click.echo(f"  {each['xid']}  {safe(each['vhost'])}  not done: {safe(each['answer'])}")
+        if self.failed > len(self._first):
+            click.echo(f"  and {self.failed - len(self._first)} more")
+        click.echo(f"{self._count - self.failed} of {self._count} done")
+
+
+def _kind(result: dict[str, Any]) -> str:
+    """What is the same for many: a sentence about one xid is not."""
+    answer = str(result["answer"])
+    return answer if answer.startswith("xa-") or answer == "404" else "cannot be decided so"

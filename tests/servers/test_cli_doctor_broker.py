@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dtx.cli.doctor import Check, Status
 from dtx.cli.doctor.broker import check_broker
-from dtx.cli.doctor.model import Check, Status
 from dtx.config import Settings
 from tests.support.postgres import PostgresServer
 from tests.support.processes import free_port

@@ -25,8 +25,8 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from dtx.cli.connect import database_url
-from dtx.cli.doctor.model import Check, failed, ok, warning
+from dtx.cli.database import database_url
+from dtx.cli.doctor import Check, failed, ok, warning
 from dtx.config import Settings, broker_vhost, redact
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError

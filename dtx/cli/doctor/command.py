@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator
 
 import click
-from rich.text import Text
 
-from dtx.admin.safe_text import json_line, safe
-from dtx.cli.doctor.model import Check, Status, failed, warning
+from dtx.admin.safe_text import safe
+from dtx.cli.doctor import Check, Status, failed, warning
 from dtx.cli.errors import Exit, explain
 from dtx.cli.options import BROKER_SETTINGS, DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.output import new_table, show_table
+from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red"}
@@ -42,22 +41,21 @@ def doctor(settings: Settings, as_json: bool) -> int:
     """
     checks = list(run_checks(settings))
     if as_json:
-        for check in checks:
-            click.echo(json_line({"check": check.name, "status": check.status, "sentence": check.sentence}))
+        print_lines({"check": check.name, "status": check.status, "sentence": check.sentence} for check in checks)
     else:
-        table = new_table("", "check", "")
-        for check in checks:
-            table.add_row(Text(check.status, style=_STYLES[check.status]), Text(check.name), Text(check.sentence))
-        show_table(table)
+        from rich.text import Text
+
+        rows: Iterator[list[str | Text]] = (
+            [Text(check.status, style=_STYLES[check.status]), check.name, check.sentence] for check in checks
+        )
+        show_table(("", "check", ""), rows)
     return Exit.FAILED if any(check.status is Status.FAILED for check in checks) else Exit.OK
 
 
 def run_checks(settings: Settings) -> Iterator[Check]:
     """All checks, in the order in which a reader wants to fix things."""
     from dtx.cli.doctor.broker import check_broker
-    from dtx.cli.doctor.database import check_database
-    from dtx.cli.doctor.ha import check_ha
-    from dtx.cli.doctor.standalone import check_left_behind, check_standalone
+    from dtx.cli.doctor.database import check_database, check_ha, check_left_behind, check_standalone
 
     for name, sentence in settings.unencrypted().items():
         yield warning(name, sentence)

@@ -6,11 +6,9 @@ from typing import Any, Self
 
 import pytest
 
-from dtx.cli import bulk, run
-from dtx.cli.branches import pages
-from dtx.cli.bulk import Meant, Round
-from dtx.cli.console.access import Access
-from dtx.cli.console.reach import reach
+from dtx.cli import orders, run
+from dtx.cli.access import Access, reach
+from dtx.cli.orders import Meant, Round
 from dtx.client import XA_HEURRB, XaFlag, XAResource, Xid
 from dtx.config import Settings
 from dtx.log.operator_tables import Role
@@ -118,7 +116,7 @@ def test_what_has_changed_since_it_was_shown_is_left_alone(alone: StandaloneStag
     settings = Settings.load({"database": alone.database})
     access = Access(api=alone.service.admin_url, ca=None, token_file=None)
     with reach(settings, access, orders=True) as api:
-        found = list(map(Meant.of, pages(api, {"gtrid": "order-*"})))
+        found = list(map(Meant.of, api.pages("/api/branches", "branches", gtrid="order-*", limit=1000)))
         chosen = Round(api, "rollback", {"gtrid": "order-*"}, "x", found)
         assert len(chosen.forecast()) == chosen.count == 4
         with alone.coordinator() as coordinator:
@@ -147,7 +145,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def advance(self, _: int, count: int) -> None:
             steps.append(count)
 
-    monkeypatch.setattr(bulk, "Progress", lambda *_, **__: Bar())
+    monkeypatch.setattr("rich.progress.Progress", lambda *_, **__: Bar())
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     return steps
 
@@ -155,7 +153,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_how_far_it_has_come_is_shown_on_a_terminal(
     alone: StandaloneStage, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_ROUND", 100)
+    monkeypatch.setattr(orders, "_ROUND", 100)
     prepared(alone, [b"order-%d" % number for number in range(101)])
     where = ["--database", alone.database, "--api", alone.service.admin_url]
     assert run(["bulk", "commit", "--gtrid", "order-*", "--reason", "x", "--yes", *where]) == 0
@@ -166,7 +164,7 @@ def test_whoever_stops_it_is_told_how_far_it_came(
     alone: StandaloneStage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     xids = prepared(alone, [b"order-%d" % number for number in range(5)])
-    monkeypatch.setattr(bulk, "_ROUND", 2)
+    monkeypatch.setattr(orders, "_ROUND", 2)
     carry_out, rounds = Round.carry_out, iter(range(5))
 
     def stopped(self: Round) -> Iterator[dict[str, Any]]:

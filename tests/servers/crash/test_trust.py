@@ -7,8 +7,8 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from dtx.cli.doctor import Status
 from dtx.cli.doctor.broker import check_broker
-from dtx.cli.doctor.model import Status
 from dtx.client import XAER_RMFAIL, XaFlag, Xid
 from dtx.config import Settings
 from tests.support.crash import Stage, ids, work

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
-from dtx.cli.values import message_value
+from dtx.cli.branches import message_value
 from dtx.log.records import Work, WorkKind
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.properties import Property

@@ -11,15 +11,17 @@ from pika.exceptions import AMQPConnectionError
 
 from dtx import __version__
 from dtx.auth.tables import TAGS
-from dtx.cli import run
+from dtx.cli import accounts, options, run
+from dtx.cli.database import migrate
 from dtx.cli.errors import CommandError, Exit, explain, fail
-from dtx.cli.migrate import migrate
 from dtx.cli.options import SettingOption
 from dtx.cli.serve import serve
 from dtx.config import ConfigError, Settings
 from dtx.config.settings import group_of
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LeaseLost, LogUnavailable
+from dtx.log.operator_tables import Role
+from dtx.log.records import LogState
 
 COMMANDS = (
     "serve", "migrate", "user", "vhost", "branches", "show", "commit", "rollback", "forget",
@@ -52,6 +54,13 @@ def test_every_tag_of_a_user_is_explained(capsys: pytest.CaptureFixture[str], co
     run(["user", command, "--help"])
     said = capsys.readouterr().out.replace("administrator|monitoring|impersonator|operator", "")
     assert all(re.search(rf"\b{tag}(:|  )", said) for tag in TAGS), said
+
+
+def test_the_words_of_options_are_those_of_the_tables() -> None:
+    """Commands do not load the tables to parse a command line."""
+    assert accounts.TAGS == TAGS
+    assert list(accounts.ROLES) == [str(role) for role in Role]
+    assert list(options.STATES) == [str(state) for state in LogState]
 
 
 def test_the_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,13 @@ import pytest
     ("loads", "without"),
     [
         ("dtx.cli.serve, dtx.server.service", ["fastapi", "uvicorn", "dtx.server.standalone", "dtx.server.alongside"]),
-        ("dtx.cli.orders, dtx.cli.audit", ["fastapi", "sqlalchemy", "psycopg", "dtx.server"]),
-        ("dtx.cli.console.local", ["uvicorn", "jinja2", "alembic", "dtx.server"]),
-        ("dtx.cli.doctor.command, dtx.cli.export", ["sqlalchemy", "psycopg", "dtx.log", "dtx.wire"]),
-        ("dtx.cli.branches, dtx.cli.show", ["fastapi", "alembic", "dtx.server"]),
+        (
+            "dtx.cli.orders, dtx.cli.accounts, dtx.cli.audit",
+            ["fastapi", "httpx", "rich", "sqlalchemy", "psycopg", "dtx.server", "dtx.log"],
+        ),
+        ("dtx.cli.local_api", ["uvicorn", "jinja2", "alembic", "dtx.server"]),
+        ("dtx.cli.doctor.command, dtx.cli.export", ["httpx", "rich", "sqlalchemy", "psycopg", "dtx.log", "dtx.wire"]),
+        ("dtx.cli.branches", ["fastapi", "httpx", "alembic", "dtx.server", "dtx.manager"]),
     ],
 )
 def test_what_is_not_used_is_not_loaded(loads: str, without: list[str]) -> None:

@@ -1,18 +1,18 @@
-"""``dtx migrate``: the tables of the log, by hand. ``dtx serve`` does the same at its start."""
+"""The database that a command means, and ``dtx migrate``: its tables, by hand. ``dtx serve`` migrates at its start."""
 
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
 
 import click
 
 from dtx.admin.safe_text import safe
-from dtx.cli.connect import database_at_hand
 from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import DATABASE_SETTINGS, SettingsCommand, with_settings
-from dtx.cli.revisions import NO_TABLES, known_revisions
 from dtx.config import Settings
 
-_EPILOG = """\b
+_EPILOG: Final = """\b
 Examples:
   dtx migrate                      bring the tables to the newest version
   dtx migrate current              say which version the tables have
@@ -22,6 +22,57 @@ Examples:
 'dtx serve' migrates at its start, as the same database user, which must own the tables. By hand it is needed before a
 start that must be quick. With an embedded PostgreSQL that is not running, it is started for the duration.
 """
+
+
+def database_url(settings: Settings) -> str:
+    """The configured database, else the embedded PostgreSQL of the dtx that runs on the data directory.
+
+    Raises:
+        EmbeddedPostgresError: nothing runs there.
+    """
+    if settings.database is not None:
+        return settings.database.get_secret_value()
+    from dtx.embedded.postgres import connection_url
+
+    return connection_url(settings.data_dir)
+
+
+@contextmanager
+def database_at_hand(settings: Settings, *, make: bool = False) -> Iterator[str]:
+    """The database's URL; an embedded PostgreSQL that nobody runs is run meanwhile.
+
+    Args:
+        settings: which database.
+        make: where there is no embedded one yet, make it. Whoever looks for branches must not find an empty one.
+
+    Raises:
+        EmbeddedPostgresError: it cannot run here, or there is none.
+    """
+    from dtx.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError, has_cluster
+
+    try:
+        url = database_url(settings)
+    except EmbeddedPostgresError:
+        if not make and not has_cluster(settings.data_dir):
+            raise
+        # Nobody runs it. Should it not start either, the error of that says more.
+        embedded = EmbeddedPostgres(settings.data_dir)
+        url = embedded.start()
+        try:
+            yield url
+        finally:
+            embedded.stop()
+    else:
+        yield url
+
+
+def known_revisions() -> list[str]:
+    """All versions of the tables that this dtx knows, the newest first."""
+    from alembic.script import ScriptDirectory
+
+    from dtx.log.migrate import script_location
+
+    return [script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()]
 
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
@@ -47,7 +98,7 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
                 found = log.downgrade(url, to or "-1")
     newest = known_revisions()[0]
     state = "the newest" if found == newest else f"the newest is {newest}"
-    click.echo(f"{safe(found or NO_TABLES)} ({state})")
+    click.echo(f"{safe(found or 'none')} ({state})")
     return Exit.OK
 
 

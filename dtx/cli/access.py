@@ -1,0 +1,223 @@
+"""Which of the operators' APIs a command asks, and with which token.
+
+It is the one that is named, that of the dtx that has the lease, or the one in this process (:mod:`dtx.cli.local_api`).
+Secrets are never words of the command line.
+"""
+
+import os
+import secrets
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from dtx.admin.safe_text import human_duration, safe
+from dtx.cli.api_client import Api, Remote, user_name
+from dtx.cli.database import database_at_hand, database_url
+from dtx.cli.errors import CommandError, Exit
+from dtx.cli.options import with_options
+from dtx.config import Settings
+
+if TYPE_CHECKING:
+    from dtx.log.operators import OperatorLog
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MOST_TOKEN: Final = 4096
+"""Octets read of a token's file: a token has some fifty."""
+_TOKEN_SECONDS: Final = 6 * 3600.0
+"""As long as a large bulk order may take; nobody else gets to know the token, and it is revoked at the end."""
+
+HOW: Final = """\b
+Whom this asks:
+  --api URL (or DTX_API)      that API, and no database is needed
+  else, to look               the database, whether a dtx serves or not
+  else, to change something   the dtx that is active, at --admin-listen; where none is, the command does it itself
+
+\b
+The token for an API is the first of:
+  --token-file FILE           its first line (or DTX_TOKEN_FILE); with bash also <(secret-tool lookup service dtx)
+  DTX_TOKEN                   the token itself
+  --database                  whoever can open the database gets one for the moment
+  the terminal                asks for it
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What the user said about the API.
+
+    Args:
+        api: its address; ``None`` for that of the settings.
+        ca: PEM file of whom to trust, for https.
+        token_file: where the token is.
+    """
+
+    api: str | None
+    ca: Path | None
+    token_file: Path | None
+
+    def trusted(self) -> ssl.SSLContext:
+        """For https; without a file, whom the system trusts.
+
+        Raises:
+            CommandError: the file holds no certificate.
+        """
+        try:
+            return ssl.create_default_context(cafile=self.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise CommandError(Exit.USAGE, f"--api-ca: {self.ca} holds no PEM certificate: {error}") from None
+
+    def given_token(self) -> str | None:
+        """The token of file or environment.
+
+        Raises:
+            CommandError: the file cannot be read, or is empty.
+        """
+        if self.token_file is not None:
+            try:
+                with self.token_file.open("rb") as file:
+                    found = file.readline(_MOST_TOKEN).decode("ascii").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise CommandError(Exit.USAGE, f"--token-file: {self.token_file} cannot be read: {error}") from None
+            if not found:
+                raise CommandError(Exit.USAGE, f"--token-file: the first line of {self.token_file} is empty")
+            return found
+        return os.environ.get("DTX_TOKEN") or None
+
+
+def with_access(function: _Function) -> _Function:
+    """Give a command ``--api``, ``--api-ca`` and ``--token-file``; it is called with ``access: Access``."""
+
+    @wraps(function)
+    def run(*args: Any, api: str | None, api_ca: Path | None, token_file: Path | None, **kwargs: Any) -> Any:
+        if api is not None and not api.startswith(("http://", "https://")):
+            raise click.BadParameter("an address begins with http:// or https://", param_hint="--api")
+        base = None if api is None else api.rstrip("/")
+        return function(*args, access=Access(api=base, ca=api_ca, token_file=token_file), **kwargs)
+
+    path = click.Path(path_type=Path, dir_okay=False)
+    command: _Function = with_options(
+        click.option("--api", envvar="DTX_API", metavar="URL", help="The API to ask; no database is needed then."),
+        click.option(
+            "--api-ca", envvar="DTX_API_CA", type=path, metavar="FILE", help="PEM of whom to trust, for https."
+        ),
+        click.option(
+            "--token-file", envvar="DTX_TOKEN_FILE", type=path, metavar="FILE", help="Its first line is the token."
+        ),
+    )(run)
+    return command
+
+
+@contextmanager
+def reach(settings: Settings, access: Access, *, orders: bool, make: bool = False) -> Iterator[Api]:
+    """The API to ask.
+
+    Args:
+        settings: which dtx.
+        access: what the user said about its API.
+        orders: whether it will be asked to change something: that takes the active dtx, where there is one.
+        make: where there is no embedded PostgreSQL yet, make it with its tables, for what is wanted before the first
+            start. Whoever looks for branches must not find an empty one.
+
+    Raises:
+        CommandError: no token, or no way to the API.
+        LogError, EmbeddedPostgresError: the database cannot be used.
+    """
+    with ExitStack() as stack:
+        if access.api is not None:
+            remote = Remote(access.api, lambda: _token(settings, access, stack), ca=access.trusted())
+            yield stack.enter_context(remote)
+            return
+        url = stack.enter_context(database_at_hand(settings, make=make))
+        if make and settings.database is None:
+            _make_tables(url)
+        hint = _holder(settings, url) if orders else None
+        if hint is not None:
+            base = _address_of(settings)
+            remote = Remote(
+                base, lambda: access.given_token() or _lent(settings, url, stack), ca=access.trusted(), hint=hint
+            )
+            yield stack.enter_context(remote)
+            return
+        from dtx.cli.local_api import Local
+
+        yield stack.enter_context(Local(settings, url))
+
+
+def _make_tables(url: str) -> None:
+    from dtx.log import migrate
+
+    if migrate.current(url) is None:
+        migrate.upgrade(url)
+
+
+def _address_of(settings: Settings) -> str:
+    """Where the API of the dtx with these settings is."""
+    (listen,) = settings.admin_listen
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - what others bind to
+    scheme = "http" if settings.admin_tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{listen.port}" if ":" in host else f"{scheme}://{host}:{listen.port}"
+
+
+def _holder(settings: Settings, url: str) -> str | None:
+    """What to say where the API of the dtx that has the lease does not answer; ``None`` where none has it."""
+    from dtx.log.reading import LogReader
+
+    with LogReader(url) as log:
+        leases = [lease for lease in log.leases() if lease.rm == settings.rm and lease.remaining > 0]
+        if not leases or log.holder_is_dead(settings.rm):
+            return None
+    lease = leases[0]
+    left = human_duration(max(lease.remaining, 0.1))
+    return (
+        f". {safe(lease.holder)} has the lease of {settings.rm} (epoch {lease.epoch}) for another {left}: name its "
+        "API with --api (with --no-admin it has none, and has to be stopped first), or, if that dtx is dead, ask again "
+        "when the lease has run out"
+    )
+
+
+def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
+    """For an API that was named: the database may be out of reach."""
+    given = access.given_token()
+    if given is not None:
+        return given
+    from dtx.embedded.postgres import EmbeddedPostgresError
+    from dtx.log.api import LogError
+
+    try:
+        return _lent(settings, database_url(settings), stack)
+    except EmbeddedPostgresError:
+        pass
+    except LogError as error:
+        raise CommandError(Exit.DATABASE, f"no token was given, and none can be made: {error}") from None
+    if not sys.stdin.isatty():
+        raise CommandError(
+            Exit.USAGE, f"a token for {access.api} is needed: --token-file, DTX_TOKEN, or --database, which makes one"
+        )
+    asked: str = click.prompt(f"token for {access.api}", hide_input=True, err=True)
+    return asked.strip()
+
+
+def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
+    """A token for the moment, made in the database."""
+    from dtx.log.operator_tables import Role
+    from dtx.log.operators import OperatorLog
+
+    log = OperatorLog(url, settings.rm)
+    name = f"{user_name()[:40]} at the command line {secrets.token_hex(4)}"
+    made = log.make_token(name, Role.COORDINATOR, user_name(), seconds=_TOKEN_SECONDS)
+    stack.callback(_revoke, log, name)
+    return made
+
+
+def _revoke(log: "OperatorLog", name: str) -> None:
+    from dtx.log.api import LogError
+
+    with suppress(LogError):  # the command has done what it was for; the token expires
+        log.revoke_token(name)

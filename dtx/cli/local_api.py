@@ -1,0 +1,140 @@
+"""The operators' API in this process, on the database: to look takes no dtx, to give orders takes the lease.
+
+So a command does the same things, and they are written down the same way, whether a dtx runs or not.
+"""
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from dtx.admin.api import api
+from dtx.admin.api_context import Active, ApiContext
+from dtx.admin.identity import Gate, Identity
+from dtx.admin.problems import Problem, as_problem
+from dtx.admin.routes_read import COUNT, Positions, export_branch
+from dtx.cli.api_client import HEADERS, Api, Refused, encoded, parsed, user_name
+from dtx.cli.errors import CommandError, Exit
+from dtx.config import Settings
+from dtx.log.api import LeaseHeld, LogError
+from dtx.log.operator_tables import Role
+from dtx.log.operators import OperatorLog
+from dtx.telemetry import Metrics
+from dtx.xa.codes import XaError
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+
+class _AtTheTerminal(Gate):
+    """Whoever can open the database may do everything."""
+
+    def __init__(self) -> None:
+        """It keeps no users."""
+
+    async def identify(self, request: "Request | None" = None) -> Identity:  # noqa: ARG002
+        """Whoever sits there."""
+        return Identity(name=user_name(), role=Role.COORDINATOR, address="command line")
+
+
+class Local(Api):
+    """Answers as the API of a dtx does.
+
+    Args:
+        settings: of the dtx.
+        url: of the database.
+    """
+
+    def __init__(self, settings: Settings, url: str) -> None:
+        self._settings = settings
+        self._url = url
+        trail = OperatorLog(url, settings.rm)
+        self._gate = _AtTheTerminal()
+        self._context = ApiContext(url=url, rm=settings.rm, gate=self._gate, trail=trail, metrics=Metrics())
+        transport = httpx.ASGITransport(api(self._context), client=("command line", 0))
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=HEADERS)
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._runner.run(self._client.aclose())
+        self._runner.close()
+
+    def require_tables(self) -> None:
+        """Nothing is written to tables of another version.
+
+        Raises:
+            CommandError: they are not those of this dtx.
+        """
+        from dtx.cli.database import known_revisions
+        from dtx.log import migrate
+
+        here, newest = migrate.current(self._url), known_revisions()[0]
+        if here != newest:
+            raise CommandError(
+                Exit.DATABASE, f"the tables are at version {here or 'none'}, this dtx wants {newest}: run 'dtx migrate'"
+            )
+
+    @contextmanager
+    def orders(self) -> Iterator[None]:
+        """Take orders: under the lease, which others wait for until the end of this.
+
+        Raises:
+            CommandError: another dtx has the lease, or the tables are not those of this dtx.
+        """
+        from dtx.server.alone import alone
+
+        self.require_tables()
+        stack = AsyncExitStack()
+        try:
+            found = self._runner.run(stack.enter_async_context(alone(self._settings, self._url)))
+        except LeaseHeld as error:
+            raise CommandError(
+                Exit.FAILED, f"{error.holder} has just taken the lease: ask again, and its API will be asked"
+            ) from None
+        self.away = found.away
+        log = found.log
+        active = Active(
+            manager=found.manager,
+            connections=dict,
+            disconnect=lambda *_: None,
+            lanes=dict,
+            lease_valid=lambda: log.lease_valid,
+            epoch=lambda: log.epoch,
+            log_queue=lambda: log.queued,
+        )
+        self._context.activate(active)
+        try:
+            yield
+        finally:
+            self._context.active = self._context.operators = None
+            self._runner.run(stack.aclose())
+
+    def _ask(self, method: str, target: str, body: object) -> Any:
+        return parsed(self._runner.run(self._client.request(method, target, content=encoded(body))))
+
+    def export(
+        self, xid: str, sink: Callable[[bytes], None], *, vhost: str, archived: bool, positions: tuple[int, ...]
+    ) -> int:
+        """As for every API; without the transport, which would hold the whole stream in memory."""
+        return self._runner.run(self._export(xid, sink, vhost, list(positions), archived=archived))
+
+    async def _export(
+        self, xid: str, sink: Callable[[bytes], None], vhost: str, positions: list[int], *, archived: bool
+    ) -> int:
+        try:
+            TypeAdapter(Positions).validate_python(positions)
+            who = await self._gate.identify()
+            response = await export_branch(who, self._context, xid, vhost, archived, positions)
+        except ValidationError as error:
+            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"query.position: {error.errors()[0]['msg']}") from None
+        except (Problem, XaError, LogError) as error:
+            problem = as_problem(error)
+            raise Refused(problem.status, problem.detail) from None
+        async for piece in cast("AsyncIterable[bytes]", response.body_iterator):
+            sink(piece)
+        return int(response.headers[COUNT])
