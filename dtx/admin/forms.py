@@ -15,6 +15,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 
 from dtx.admin.api_context import Arrived, ChannelFacts, Connected
 from dtx.admin.branch_filter import FilterForm, Name
+from dtx.admin.safe_text import exact_name
 from dtx.log.reading import Detail, Holder, InDoubt, Line
 from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
 from dtx.manager.entry import Entry
@@ -25,11 +26,6 @@ from dtx.xa.model import Association
 
 MOST_TIES: Final = 1000
 """Branches that are shown of one connection; ``GET /api/associations`` has all of them."""
-
-
-def text(name: bytes) -> str:
-    """Octets as people read them."""
-    return name.decode("utf-8", "backslashreplace")
 
 
 def moment(at: float | None) -> datetime | None:
@@ -43,7 +39,7 @@ def seconds(moment: datetime | None) -> float | None:
 
 
 def _shown(value: object) -> object:
-    return text(value) if isinstance(value, bytes) else value
+    return exact_name(value) if isinstance(value, bytes) else value
 
 
 def _at(value: object) -> object:

@@ -35,6 +35,7 @@ from dtx.admin.branch_filter import FilterForm
 from dtx.admin.identity import Identity
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem
+from dtx.admin.safe_text import exact_name
 from dtx.log import past
 from dtx.log.exporting import Export, Piece
 from dtx.log.listing import Cursor, Sort, Wanted, page
@@ -252,9 +253,9 @@ def _head(piece: Piece) -> dict[str, object]:
         "position": piece.position,
         "kind": str(piece.kind),
         "fate": None if piece.fate is None else str(piece.fate),
-        "exchange": forms.text(piece.exchange),
-        "routing_key": forms.text(piece.routing_key),
-        "queue": None if piece.queue is None else forms.text(piece.queue),
+        "exchange": exact_name(piece.exchange),
+        "routing_key": exact_name(piece.routing_key),
+        "queue": None if piece.queue is None else exact_name(piece.queue),
         "bytes": piece.size,
         "properties": decode_properties(piece.properties),
         "header": b64encode(piece.properties).decode(),

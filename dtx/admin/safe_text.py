@@ -17,9 +17,14 @@ def safe(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def exact_name(name: bytes) -> str:
+    """A queue's, exchange's or key's octets as text that JSON can carry; what is no UTF-8 is shown as an escape."""
+    return name.decode("utf-8", "backslashreplace")
+
+
 def name_text(name: bytes) -> str:
-    """A queue's, exchange's or key's octets as safe text; what is no UTF-8 is shown as an escape."""
-    return safe(name.decode("utf-8", "backslashreplace"))
+    """The same as safe text."""
+    return safe(exact_name(name))
 
 
 def preview(body: bytes, limit: int = 120, size: int | None = None) -> str:

@@ -6,20 +6,20 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from functools import wraps
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from dtx.admin.safe_text import json_line, safe
+from dtx.admin.safe_text import safe
 from dtx.cli.access import HOW, Access, reach, with_access
 from dtx.cli.api_client import Api
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_settings
+from dtx.cli.options import ADMIN_SETTINGS, DATABASE_SETTINGS, SettingsCommand, duration, with_options, with_settings
 from dtx.cli.output import show_list, show_table
 from dtx.config import Settings
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MAX_LINE: Final = 64 * 1024
 """Octets read from stdin in search of the end of a password."""
 ROLES: Final = ("viewer", "operator", "coordinator")
@@ -122,7 +122,9 @@ Whoever can open the database can make the first one. Commands take tokens by --
 _name = click.argument("name")
 _vhost = click.option("--vhost", default="/", show_default=True, metavar="VHOST", help="In this virtual host.")
 _password_stdin = click.option("--password-stdin", is_flag=True, help="Read the password from stdin, do not ask.")
-_with_reason = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="Why; for the trail.")
+_api = with_options(with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS), with_access)
+"""Whom a command asks: it is called with ``settings`` first, and ``access``."""
 
 
 class _Subcommands(click.Group):
@@ -133,14 +135,8 @@ class _Subcommands(click.Group):
         return list(self.commands)
 
 
-def _with_api(function: _Function) -> _Function:
-    """Give a command the flags that say whom it asks; it is called with ``settings`` first, and ``access``."""
-    decorated: _Function = with_settings(*DATABASE_SETTINGS, *ADMIN_SETTINGS)(with_access(function))
-    return decorated
-
-
 @contextmanager
-def _api_of(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
+def _reached(settings: Settings, access: Access, *, change: bool = True) -> Iterator[Api]:
     """Whom such a command asks. Unlike branches these tables need no lease, where no dtx has it.
 
     Args:
@@ -156,201 +152,77 @@ def _api_of(settings: Settings, access: Access, *, change: bool = True) -> Itera
         yield api
 
 
+def _changing(
+    group: click.Group, name: str, *options: Callable[[Any], Any], epilog: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of *group* that changes something, for a reason.
+
+    It is called with ``change``, which asks the API at a path for what it is given, and with the values of *options*.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @wraps(function)
+        def run(settings: Settings, reason: str, access: Access, **given: Any) -> int:
+            def change(path: str, **body: object) -> Any:
+                with _reached(settings, access) as api:
+                    return api.post(path, body | {"reason": reason})
+
+            function(change, **given)
+            return Exit.OK
+
+        command = with_options(_api, *options, _reason)(run)
+        return group.command(name, cls=SettingsCommand, epilog=epilog)(command)
+
+    return decorate
+
+
+def _listing(
+    group: click.Group, path: str, empty: str
+) -> Callable[[Callable[[list[dict[str, Any]]], None]], click.Command]:
+    """Make the command ``list`` of *group*, of a function that shows people what the API has at *path*."""
+
+    def decorate(show: Callable[[list[dict[str, Any]]], None]) -> click.Command:
+        @wraps(show)
+        def run(settings: Settings, as_json: bool, access: Access) -> int:
+            with _reached(settings, access, change=False) as api:
+                found = api.get(path)
+            show_list(found, show, empty, as_json=as_json)
+            return Exit.OK
+
+        as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
+        return group.command("list", cls=SettingsCommand)(with_options(_api, as_json)(run))
+
+    return decorate
+
+
 @click.group(cls=_Subcommands, epilog=_USER_EPILOG)
 def user() -> None:
     """Users: passwords, and what each may do where."""
 
 
-@user.command("add", cls=SettingsCommand)
-@_with_api
-@_name
-@_password_stdin
-@click.option(
-    "--tag",
-    "tags",
-    multiple=True,
-    type=click.Choice(TAGS),
-    help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
-    "impersonator: publish with the user-id of another. Can be repeated.",
+@_changing(
+    user,
+    "add",
+    _name,
+    _password_stdin,
+    click.option(
+        "--tag",
+        "tags",
+        multiple=True,
+        type=click.Choice(TAGS),
+        help="In the operators' API monitoring: look; operator: decide about a branch; administrator: about many. "
+        "impersonator: publish with the user-id of another. Can be repeated.",
+    ),
 )
-@_with_reason
-def add_user(
-    settings: Settings, name: str, password_stdin: bool, tags: tuple[str, ...], reason: str, access: Access
-) -> int:
+def add_user(change: Any, name: str, password_stdin: bool, tags: tuple[str, ...]) -> None:
     """Make a user. It may do nothing until 'dtx user grant'."""
-    password = _password(name, stdin=password_stdin)
-    with _api_of(settings, access) as api:
-        api.post("/api/users", {"name": name, **password, "tags": tags, "reason": reason})
+    change("/api/users", name=name, **_password(name, stdin=password_stdin), tags=tags)
     click.echo(f"user {safe(name)} is there; 'dtx user grant' lets it into a virtual host")
-    return Exit.OK
 
 
-@user.command("list", cls=SettingsCommand)
-@_with_api
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_users(settings: Settings, as_json: bool, access: Access) -> int:
+@_listing(user, "/api/users", "there is no user yet; the first start of dtx without a broker makes guest")
+def list_users(users: list[dict[str, Any]]) -> None:
     """List users with their permissions in each virtual host."""
-    with _api_of(settings, access, change=False) as api:
-        users = api.get("/api/users")
-    show_list(
-        users, _show_users, "there is no user yet; the first start of dtx without a broker makes guest", as_json=as_json
-    )
-    return Exit.OK
-
-
-@user.command("passwd", cls=SettingsCommand)
-@_with_api
-@_name
-@_password_stdin
-@_with_reason
-def set_password(settings: Settings, name: str, password_stdin: bool, reason: str, access: Access) -> int:
-    """Change a password. It counts from the next login; open connections stay."""
-    password = _password(name, stdin=password_stdin)
-    with _api_of(settings, access) as api:
-        api.post("/api/users/password", {"name": name, **password, "reason": reason})
-    click.echo(f"user {safe(name)} has a new password")
-    return Exit.OK
-
-
-@user.command("grant", cls=SettingsCommand, epilog=_PERMISSIONS)
-@_with_api
-@_name
-@_vhost
-@click.option("--configure", metavar="PATTERN", help="What it may declare and delete.")
-@click.option("--write", metavar="PATTERN", help="Where it may publish.")
-@click.option("--read", metavar="PATTERN", help="What it may consume.")
-@click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given.")
-@_with_reason
-def grant(
-    settings: Settings,
-    name: str,
-    vhost: str,
-    configure: str | None,
-    write: str | None,
-    read: str | None,
-    everything: bool,
-    reason: str,
-    access: Access,
-) -> int:
-    """Let a user into a virtual host, and say what it may do there."""
-    patterns = {"configure": configure, "write": write, "read": read}
-    if everything:
-        patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
-    if all(pattern is None for pattern in patterns.values()):
-        raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
-    with _api_of(settings, access) as api:
-        now = api.post("/api/users/grant", {"name": name, "vhost": vhost, **patterns, "reason": reason})
-    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
-    return Exit.OK
-
-
-@user.command("tag", cls=SettingsCommand, epilog=_TAGS_HELP)
-@_with_api
-@_name
-@click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]...")
-@_with_reason
-def set_tags(settings: Settings, name: str, tags: tuple[str, ...], reason: str, access: Access) -> int:
-    """Give a user these tags and no others; without any, take all away."""
-    with _api_of(settings, access) as api:
-        api.post("/api/users/tags", {"name": name, "tags": tags, "reason": reason})
-    click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
-    return Exit.OK
-
-
-@user.command("revoke", cls=SettingsCommand)
-@_with_api
-@_name
-@_vhost
-@_with_reason
-def revoke(settings: Settings, name: str, vhost: str, reason: str, access: Access) -> int:
-    """Take all permissions in a virtual host back.
-
-    The user may not enter it any more; its connections there are closed within a few seconds.
-    """
-    with _api_of(settings, access) as api:
-        api.post("/api/users/revoke", {"name": name, "vhost": vhost, "reason": reason})
-    click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
-    return Exit.OK
-
-
-@user.command("rm", cls=SettingsCommand)
-@_with_api
-@_name
-@_with_reason
-def remove_user(settings: Settings, name: str, reason: str, access: Access) -> int:
-    """Remove a user with all its permissions.
-
-    Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
-    """
-    with _api_of(settings, access) as api:
-        owned = api.post("/api/users/remove", {"name": name, "reason": reason})["branches"]
-    click.echo(f"user {safe(name)} is removed")
-    if owned:
-        click.echo(
-            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
-            "'dtx branches' shows them",
-            err=True,
-        )
-    return Exit.OK
-
-
-@user.command("grant-topic", cls=SettingsCommand, epilog=_TOPICS)
-@_with_api
-@_name
-@click.argument("exchange")
-@_vhost
-@click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish.")
-@click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind.")
-@_with_reason
-def grant_topic(
-    settings: Settings,
-    name: str,
-    exchange: str,
-    vhost: str,
-    write: str | None,
-    read: str | None,
-    reason: str,
-    access: Access,
-) -> int:
-    """Say with which routing keys a user may use a topic exchange."""
-    if write is None and read is None:
-        raise click.UsageError("say what is granted: --write, --read")
-    place = {"name": name, "vhost": vhost, "exchange": exchange}
-    with _api_of(settings, access) as api:
-        now = api.post("/api/users/grant-topic", {**place, "write": write, "read": read, "reason": reason})
-    words = _words(now, _WORDS[1:])
-    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
-    return Exit.OK
-
-
-@user.command("revoke-topic", cls=SettingsCommand)
-@_with_api
-@_name
-@click.argument("exchange", required=False)
-@_vhost
-@_with_reason
-def revoke_topic(settings: Settings, name: str, exchange: str | None, vhost: str, reason: str, access: Access) -> int:
-    """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
-    place = {"name": name, "vhost": vhost, "exchange": exchange}
-    with _api_of(settings, access) as api:
-        count = api.post("/api/users/revoke-topic", {**place, "reason": reason})["exchanges"]
-    click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
-    return Exit.OK
-
-
-def _password(name: str, *, stdin: bool) -> dict[str, str]:
-    """The password as the API takes it, from the terminal or from the first line of stdin."""
-    if stdin:
-        line = sys.stdin.buffer.readline(_MAX_LINE)
-        octets = line.removesuffix(b"\n").removesuffix(b"\r")
-        return {"password": b64encode(octets).decode(), "encoding": "base64"}
-    if not sys.stdin.isatty():
-        raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
-    asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
-    return {"password": asked}
-
-
-def _show_users(users: list[dict[str, Any]]) -> None:
     rows: list[tuple[str, ...]] = []
     topics: list[tuple[str, ...]] = []
     for found in users:
@@ -369,6 +241,111 @@ def _show_users(users: list[dict[str, Any]]) -> None:
         show_table(("user", "vhost", "topic exchange", *_WORDS[1:]), ([*map(safe, row)] for row in topics))
 
 
+@_changing(user, "passwd", _name, _password_stdin)
+def set_password(change: Any, name: str, password_stdin: bool) -> None:
+    """Change a password. It counts from the next login; open connections stay."""
+    change("/api/users/password", name=name, **_password(name, stdin=password_stdin))
+    click.echo(f"user {safe(name)} has a new password")
+
+
+@_changing(
+    user,
+    "grant",
+    _name,
+    _vhost,
+    click.option("--configure", metavar="PATTERN", help="What it may declare and delete."),
+    click.option("--write", metavar="PATTERN", help="Where it may publish."),
+    click.option("--read", metavar="PATTERN", help="What it may consume."),
+    click.option("--all", "everything", is_flag=True, help="The same as '.*' for those that are not given."),
+    epilog=_PERMISSIONS,
+)
+def grant(change: Any, name: str, vhost: str, everything: bool, **patterns: str | None) -> None:
+    """Let a user into a virtual host, and say what it may do there."""
+    if everything:
+        patterns = {word: ".*" if pattern is None else pattern for word, pattern in patterns.items()}
+    if all(pattern is None for pattern in patterns.values()):
+        raise click.UsageError("say what is granted: --configure, --write, --read, or --all")
+    now = change("/api/users/grant", name=name, vhost=vhost, **patterns)
+    click.echo(f"user {safe(name)} in {safe(vhost)}: {_words(now, _WORDS)}")
+
+
+@_changing(
+    user,
+    "tag",
+    _name,
+    click.argument("tags", nargs=-1, type=click.Choice(TAGS), metavar="[TAG]..."),
+    epilog=_TAGS_HELP,
+)
+def set_tags(change: Any, name: str, tags: tuple[str, ...]) -> None:
+    """Give a user these tags and no others; without any, take all away."""
+    change("/api/users/tags", name=name, tags=tags)
+    click.echo(f"tags of user {safe(name)}: {', '.join(sorted(set(tags))) or 'none'}")
+
+
+@_changing(user, "revoke", _name, _vhost)
+def revoke(change: Any, name: str, vhost: str) -> None:
+    """Take all permissions in a virtual host back.
+
+    The user may not enter it any more; its connections there are closed within a few seconds.
+    """
+    change("/api/users/revoke", name=name, vhost=vhost)
+    click.echo(f"user {safe(name)} may not enter {safe(vhost)}")
+
+
+@_changing(user, "rm", _name)
+def remove_user(change: Any, name: str) -> None:
+    """Remove a user with all its permissions.
+
+    Its connections are closed within a few seconds. Its branches in doubt stay: a --coordinator can complete them.
+    """
+    owned = change("/api/users/remove", name=name)["branches"]
+    click.echo(f"user {safe(name)} is removed")
+    if owned:
+        click.echo(
+            f"branches in doubt that it has started: {owned}; only users named by --coordinator can complete them, "
+            "'dtx branches' shows them",
+            err=True,
+        )
+
+
+@_changing(
+    user,
+    "grant-topic",
+    _name,
+    click.argument("exchange"),
+    _vhost,
+    click.option("--write", metavar="PATTERN", help="Routing keys with which it may publish."),
+    click.option("--read", metavar="PATTERN", help="Routing keys with which it may bind."),
+    epilog=_TOPICS,
+)
+def grant_topic(change: Any, name: str, exchange: str, vhost: str, write: str | None, read: str | None) -> None:
+    """Say with which routing keys a user may use a topic exchange."""
+    if write is None and read is None:
+        raise click.UsageError("say what is granted: --write, --read")
+    now = change("/api/users/grant-topic", name=name, vhost=vhost, exchange=exchange, write=write, read=read)
+    words = _words(now, _WORDS[1:])
+    click.echo(f"user {safe(name)} in {safe(vhost)}, topics of exchange {safe(exchange)}: {words}")
+
+
+@_changing(user, "revoke-topic", _name, click.argument("exchange", required=False), _vhost)
+def revoke_topic(change: Any, name: str, exchange: str | None, vhost: str) -> None:
+    """Lift what grant-topic has limited: every routing key will do again, at EXCHANGE or at all."""
+    count = change("/api/users/revoke-topic", name=name, vhost=vhost, exchange=exchange)["exchanges"]
+    click.echo(f"user {safe(name)} may use every routing key again at {count} exchange{'s' if count != 1 else ''}")
+
+
+def _password(name: str, *, stdin: bool) -> dict[str, str]:
+    """The password as the API takes it, from the terminal or from the first line of stdin."""
+    if stdin:
+        line = sys.stdin.buffer.readline(_MAX_LINE)
+        octets = line.removesuffix(b"\n").removesuffix(b"\r")
+        return {"password": b64encode(octets).decode(), "encoding": "base64"}
+    if not sys.stdin.isatty():
+        raise CommandError(Exit.USAGE, "there is no terminal to ask for the password: use --password-stdin")
+    asked: str = click.prompt(f"password of {safe(name)}", hide_input=True, confirmation_prompt=True, err=True)
+    return {"password": asked}
+
+
 def _words(permission: dict[str, str], words: tuple[str, ...]) -> str:
     return ", ".join(f"{word} {safe(_quoted(permission[word]))}" for word in words)
 
@@ -383,45 +360,28 @@ def vhost() -> None:
     """Virtual hosts: separate exchanges, queues and branches."""
 
 
-@vhost.command("add", cls=SettingsCommand)
-@_with_api
-@_name
-@_with_reason
-def add_vhost(settings: Settings, name: str, reason: str, access: Access) -> int:
+@_changing(vhost, "add", _name)
+def add_vhost(change: Any, name: str) -> None:
     """Make a virtual host. Nobody may enter it until 'dtx user grant'."""
-    with _api_of(settings, access) as api:
-        api.post("/api/vhosts", {"name": name, "reason": reason})
+    change("/api/vhosts", name=name)
     click.echo(f"virtual host {safe(name)} is there; 'dtx user grant' lets users in")
-    return Exit.OK
 
 
-@vhost.command("list", cls=SettingsCommand)
-@_with_api
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_vhosts(settings: Settings, as_json: bool, access: Access) -> int:
+@_listing(vhost, "/api/vhosts", "there is no virtual host yet; the first start of dtx without a broker makes /")
+def list_vhosts(found: list[dict[str, Any]]) -> None:
     """List virtual hosts."""
-    with _api_of(settings, access, change=False) as api:
-        found = api.get("/api/vhosts")
     for each in found:
-        click.echo(json_line(each) if as_json else safe(each["name"]))
-    if not found and not as_json:
-        click.echo("there is no virtual host yet; the first start of dtx without a broker makes /")
-    return Exit.OK
+        click.echo(safe(each["name"]))
 
 
-@vhost.command("rm", cls=SettingsCommand)
-@_with_api
-@_name
-@_with_reason
-def remove_vhost(settings: Settings, name: str, reason: str, access: Access) -> int:
+@_changing(vhost, "rm", _name)
+def remove_vhost(change: Any, name: str) -> None:
     """Remove a virtual host that nothing is kept in.
 
     One that has branches in doubt, durable queues or durable exchanges stays.
     """
-    with _api_of(settings, access) as api:
-        api.post("/api/vhosts/remove", {"name": name, "reason": reason})
+    change("/api/vhosts/remove", name=name)
     click.echo(f"virtual host {safe(name)} is removed")
-    return Exit.OK
 
 
 @click.group(cls=_Subcommands, epilog=_TOKEN_EPILOG)
@@ -429,43 +389,32 @@ def token() -> None:
     """Tokens for the operators' API: a viewer looks, an operator decides about branches, a coordinator about many."""
 
 
-@token.command("add", cls=SettingsCommand)
-@_with_api
-@click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), required=True, help="What it permits.")
-@click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing.")
-@_with_reason
-def add_token(settings: Settings, name: str, role: str, expires: float | None, reason: str, access: Access) -> int:
+@_changing(
+    token,
+    "add",
+    _name,
+    click.option("--role", type=click.Choice(ROLES), required=True, help="What it permits."),
+    click.option("--expires", callback=duration, metavar="DURATION", help="After this it permits nothing."),
+)
+def add_token(change: Any, name: str, role: str, expires: float | None) -> None:
     """Make a token and print it; nobody can print it again."""
-    with _api_of(settings, access) as api:
-        made = api.post("/api/tokens", {"name": name, "role": role, "seconds": expires, "reason": reason})
-    click.echo(made["secret"])
-    return Exit.OK
+    click.echo(change("/api/tokens", name=name, role=role, seconds=expires)["secret"])
 
 
-@token.command("list", cls=SettingsCommand)
-@_with_api
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs.")
-def list_tokens(settings: Settings, as_json: bool, access: Access) -> int:
+@_listing(token, "/api/tokens", "there is no token")
+def list_tokens(found: list[dict[str, Any]]) -> None:
     """List tokens without their secrets."""
-    with _api_of(settings, access, change=False) as api:
-        found = api.get("/api/tokens")
-    show_list(found, _show_tokens, "there is no token", as_json=as_json)
-    return Exit.OK
-
-
-def _show_tokens(found: list[dict[str, Any]]) -> None:
     columns = ("name", "role", "made_by", "made_at", "expires_at")
     rows = ([safe(each[name] or "never") for name in columns] for each in found)
     show_table(("token", "role", "made by", "made", "expires"), rows)
 
 
 @token.command("remove", cls=SettingsCommand)
-@_with_api
-@click.argument("name")
-@_with_reason
+@_api
+@_name
+@_reason
 def remove_token(settings: Settings, name: str, reason: str, access: Access) -> int:
     """Revoke a token: from now on it permits nothing."""
-    with _api_of(settings, access) as api:
+    with _reached(settings, access) as api:
         api.delete(f"/api/tokens/{quote(name, safe='')}", reason=reason)
     return Exit.OK

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dtx.admin.branch_filter import FilterForm
 from dtx.admin.message_properties import decode_properties
-from dtx.admin.safe_text import human_duration, human_size, iso_time, json_line, name_text, preview, safe
+from dtx.admin.safe_text import exact_name, human_duration, human_size, iso_time, json_line, name_text, preview, safe
 from dtx.cli.access import HOW, Access, reach, with_access
 from dtx.cli.database import database_at_hand
 from dtx.cli.errors import CommandError, Exit
@@ -383,11 +383,6 @@ def line_value(line: Line) -> dict[str, object]:
         "prepared_at": iso_time(entry.prepared_at),
         "decided_at": iso_time(entry.decided_at),
     }
-
-
-def exact_name(name: bytes) -> str:
-    """A name as text that JSON can carry, unescaped where it is UTF-8."""
-    return name.decode("utf-8", "backslashreplace")
 
 
 def _decision_value(decision: Decision) -> dict[str, object]:

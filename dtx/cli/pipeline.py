@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import duration
+from dtx.cli.options import duration, with_options
 from dtx.config import parse_size, redact
 
 if TYPE_CHECKING:
@@ -98,61 +98,56 @@ def _with_spark(function: _Function) -> _Function:
         with _sentences():
             return function(*args, spark=SessionOptions(**chosen), **kwargs)
 
-    command: Any = run
-    for option in reversed(
-        (
-            click.option(
-                "--master", "spark_master", metavar="URL", help="local[*] (default), local[2], spark://host:7077, ..."
-            ),
-            click.option("--remote", "spark_remote", metavar="URL", help="A Spark Connect server: sc://host:15002."),
-            click.option(
-                "--memory",
-                "spark_memory",
-                metavar="SIZE",
-                callback=_size,
-                help="Java heap of this process; default: a quarter of the machine, 1 to 5 GiB. The rest is spilled.",
-            ),
-            click.option(
-                "--executor-memory",
-                "spark_executor_memory",
-                metavar="SIZE",
-                callback=_size,
-                help="Of each executor of a cluster.",
-            ),
-            click.option(
-                "--partitions",
-                "spark_partitions",
-                type=click.IntRange(min=1),
-                metavar="NUMBER",
-                help="Pieces of a shuffle; default 64. More of them need less memory at a time.",
-            ),
-            click.option(
-                "--local-dir",
-                "spark_local_dir",
-                type=click.Path(path_type=Path, file_okay=False),
-                metavar="DIR",
-                help="For what is spilled; default: the directory for temporary files.",
-            ),
-            click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's own web pages."),
-            click.option(
-                "--spark-log",
-                "spark_log",
-                type=click.Choice(("error", "warn", "info", "debug")),
-                help="From which level on Spark's log is shown; default error.",
-            ),
-            click.option(
-                "--set",
-                "spark_settings",
-                multiple=True,
-                metavar="NAME=VALUE",
-                callback=_settings,
-                help="A setting of Spark's.",
-            ),
-        )
-    ):
-        command = option(command)
-    decorated: _Function = command
-    return decorated
+    command: _Function = with_options(
+        click.option(
+            "--master", "spark_master", metavar="URL", help="local[*] (default), local[2], spark://host:7077, ..."
+        ),
+        click.option("--remote", "spark_remote", metavar="URL", help="A Spark Connect server: sc://host:15002."),
+        click.option(
+            "--memory",
+            "spark_memory",
+            metavar="SIZE",
+            callback=_size,
+            help="Java heap of this process; default: a quarter of the machine, 1 to 5 GiB. The rest is spilled.",
+        ),
+        click.option(
+            "--executor-memory",
+            "spark_executor_memory",
+            metavar="SIZE",
+            callback=_size,
+            help="Of each executor of a cluster.",
+        ),
+        click.option(
+            "--partitions",
+            "spark_partitions",
+            type=click.IntRange(min=1),
+            metavar="NUMBER",
+            help="Pieces of a shuffle; default 64. More of them need less memory at a time.",
+        ),
+        click.option(
+            "--local-dir",
+            "spark_local_dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="For what is spilled; default: the directory for temporary files.",
+        ),
+        click.option("--ui", "spark_ui", is_flag=True, default=None, help="Serve Spark's own web pages."),
+        click.option(
+            "--spark-log",
+            "spark_log",
+            type=click.Choice(("error", "warn", "info", "debug")),
+            help="From which level on Spark's log is shown; default error.",
+        ),
+        click.option(
+            "--set",
+            "spark_settings",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_settings,
+            help="A setting of Spark's.",
+        ),
+    )(run)
+    return command
 
 
 _fleet = click.option(

@@ -5,19 +5,17 @@ import os
 import signal
 import threading
 import tomllib
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from dtx.admin.safe_text import json_line, safe
 from dtx.cli.errors import CommandError, Exit
-from dtx.cli.options import duration
+from dtx.cli.options import duration, with_options
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _KEYS: Final = frozenset({"node", "log", "format_id", "resources"})
 _LOGS: Final = ("sqlite://", "postgresql://", "postgres://")
 _SCHEMES: Final = ("amqp", "amqps", "postgresql", "postgres")
@@ -48,24 +46,19 @@ def tm() -> None:
     """The Python transaction manager: recover what died programs left open, look at its decisions."""
 
 
-def _with_manager(function: _Function) -> _Function:
-    command: Any = function
-    options = (
-        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file, see 'dtx tm -h'."),
-        click.option("--node", metavar="NAME", help="Whose transactions."),
-        click.option("--log", metavar="WHERE", help="The log of decisions: a SQLite file, or postgresql://…"),
-        click.option(
-            "--resource",
-            "resources",
-            metavar="NAME=URL",
-            multiple=True,
-            help="amqp://… or postgresql://…, repeatable.",
-        ),
-        click.option("--format-id", type=int, help="Of its xids, where the program sets one of its own."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command  # type: ignore[no-any-return]
+_with_manager = with_options(
+    click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="TOML file, see 'dtx tm -h'."),
+    click.option("--node", metavar="NAME", help="Whose transactions."),
+    click.option("--log", metavar="WHERE", help="The log of decisions: a SQLite file, or postgresql://…"),
+    click.option(
+        "--resource",
+        "resources",
+        metavar="NAME=URL",
+        multiple=True,
+        help="amqp://… or postgresql://…, repeatable.",
+    ),
+    click.option("--format-id", type=int, help="Of its xids, where the program sets one of its own."),
+)
 
 
 @tm.command()

@@ -17,34 +17,13 @@ from prometheus_client.registry import Collector
 from dtx.telemetry.traces import Traces
 
 BRANCH_STATES: Final = (
-    "active",
-    "idle",
-    "rollback-only",
-    "timed-out",
-    "taking",
-    "taking-one-phase",
-    "prepared",
-    "committing",
-    "rolling-back",
-    "heuristic-committing",
-    "heuristic-rolling-back",
-    "heuristic",
-)
+    "active", "idle", "rollback-only", "timed-out", "taking", "taking-one-phase", "prepared", "committing",
+    "rolling-back", "heuristic-committing", "heuristic-rolling-back", "heuristic",
+)  # fmt: skip
 EVENTS: Final = (
-    "prepared",
-    "timed-out",
-    "stuck",
-    "decided",
-    "discarded",
-    "redirected",
-    "hazard",
-    "heuristic",
-    "repeated",
-    "committed",
-    "rolled-back",
-    "read-only",
-    "forgotten",
-)
+    "prepared", "timed-out", "stuck", "decided", "discarded", "redirected", "hazard", "heuristic", "repeated",
+    "committed", "rolled-back", "read-only", "forgotten",
+)  # fmt: skip
 """What the journal tells."""
 OUTCOMES: Final = ("committed", "rolled-back", "mixed", "hazard")
 """Heuristic ones."""
@@ -57,24 +36,8 @@ POLICY_ACTIONS: Final = ("alert", "commit", "rollback")
 POLICY_RESULTS: Final = ("done", "refused")
 
 _FAST_SECONDS: Final = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-)
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30,
+)  # fmt: skip
 _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 

@@ -80,6 +80,15 @@ def _given(request: Request, *names: str) -> dict[str, str]:
     return {name: request.query_params[name].strip() for name in names if request.query_params.get(name, "").strip()}
 
 
+def _listed(page: str, given: dict[str, str], cursor: object, following: object) -> dict[str, Any]:
+    """What a list shows around itself: what it was searched for, and where its first and its next page are."""
+    return {
+        "given": given,
+        "first": address(page, **given) if cursor else None,
+        "more": address(page, **given, cursor=following) if following else None,
+    }
+
+
 @router.get("/connections")
 async def show_connections(request: Request, visit: Visitor, cursor: int = 0) -> Response:
     """Who is connected, and what their channels work for."""
@@ -91,14 +100,12 @@ async def show_connections(request: Request, visit: Visitor, cursor: int = 0) ->
     scans = await routes_read.list_scans(who, context, user=given.get("user"), vhost=vhost, cursor="0-0", limit=_OTHERS)
     return visit.show(
         "connections.html",
-        given=given,
         connections=found.connections,
         branches=working.associations,
         more_branches=working.cursor is not None,
         scans=scans.scans,
         more_scans=scans.cursor is not None,
-        first=address("connections", **given) if cursor else None,
-        more=address("connections", **given, cursor=found.cursor) if found.cursor else None,
+        **_listed("connections", given, cursor, found.cursor),
         live="always",
     )
 
@@ -151,17 +158,12 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
         )
     )
     shown, last = page_of(found, _PAGE)
-    more = None
-    if last is not None:
-        place = Place(last_at=last.last_at, gtrid=last.gtrid, format_id=last.format_id)
-        more = address("reconciliation", **given, cursor=str(place))
+    place = None if last is None else str(Place(last_at=last.last_at, gtrid=last.gtrid, format_id=last.format_id))
     return visit.show(
         "reconciliation.html",
-        given=given,
         run=run,
         found=shown,
-        first=address("reconciliation", **given) if cursor else None,
-        more=more,
+        **_listed("reconciliation", given, cursor, place),
     )
 
 
@@ -198,13 +200,11 @@ async def show_outcomes(request: Request, visit: Visitor) -> Response:
     kept = await routes_read.list_branches(visit.who, visit.context, wanted)
     return visit.show(
         "outcomes.html",
-        given=given,
         events=OUTCOMES,
         kept=kept.branches,
         all_kept=address("branches", state=wanted.state) if kept.cursor else None,
         lines=ended.lines,
-        first=address("outcomes", **given) if query.cursor else None,
-        more=address("outcomes", **given, cursor=ended.cursor) if ended.cursor else None,
+        **_listed("outcomes", given, query.cursor, ended.cursor),
         live="branches",
     )
 
@@ -219,10 +219,8 @@ async def show_archive(request: Request, visit: Visitor) -> Response:
     )
     return visit.show(
         "archive.html",
-        given=given,
         messages=found.messages,
-        first=address("archive", **given) if cursor else None,
-        more=address("archive", **given, cursor=found.cursor) if found.cursor else None,
+        **_listed("archive", given, cursor, found.cursor),
     )
 
 
@@ -256,10 +254,8 @@ async def show_audit(request: Request, visit: Visitor, cursor: Annotated[str, Qu
     found = await routes_read.show_audit(visit.who, visit.context, query)
     return visit.show(
         "audit.html",
-        given=given,
         lines=found.lines,
-        first=address("audit", **given) if cursor else None,
-        more=address("audit", **given, cursor=found.cursor) if found.cursor else None,
+        **_listed("audit", given, cursor, found.cursor),
         live="audit",
     )
 

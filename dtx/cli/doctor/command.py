@@ -17,21 +17,9 @@ _EPILOG = """The exit code is 1 when a check failed, else 0; warnings do not cou
 
 @click.command(cls=SettingsCommand, epilog=_EPILOG)
 @with_settings(
-    "listen",
-    "tls_cert",
-    "tls_key",
-    "admin_listen",
-    "no_admin",
-    "admin_tls_cert",
-    "admin_tls_key",
-    "admin_proxy",
-    *BROKER_SETTINGS,
-    *DATABASE_SETTINGS,
-    "unsafe",
-    "coordinator",
-    "lease_ttl",
-    "upstream_heartbeat",
-)
+    "listen", "tls_cert", "tls_key", "admin_listen", "no_admin", "admin_tls_cert", "admin_tls_key", "admin_proxy",
+    *BROKER_SETTINGS, *DATABASE_SETTINGS, "unsafe", "coordinator", "lease_ttl", "upstream_heartbeat",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: check, status, sentence.")
 def doctor(settings: Settings, as_json: bool) -> int:
     """Check the database, the broker and what dtx may do there, and say what to fix.
