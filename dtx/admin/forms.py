@@ -55,6 +55,9 @@ AsText = Annotated[str, BeforeValidator(str)]
 """From whatever has a text form: an xid, an id."""
 
 
+_ABSENT: Final = object()
+
+
 class Form(BaseModel):
     """Base of all: what is not known is refused."""
 
@@ -63,9 +66,10 @@ class Form(BaseModel):
     @classmethod
     def of(cls, source: object, /, **more: object) -> Self:
         """From *source*, which has the fields as attributes, but for those in *more* and those that may be left out."""
-        names = cls.model_fields.keys() - more.keys()
-        given: dict[str, Any] = {name: getattr(source, name) for name in names if hasattr(source, name)}
-        return cls(**given, **more)
+        if not more:
+            return cls.model_validate(source, from_attributes=True)
+        given = {name: found for name in cls.model_fields if (found := getattr(source, name, _ABSENT)) is not _ABSENT}
+        return cls.model_validate(given | more)
 
 
 class BranchForm(Form):

@@ -1,5 +1,128 @@
-"""The command line: parse, wire up, run."""
+"""The command line: the command ``dtx``, and what it ends with. Commands parse, wire up and run."""
 
-from dtx.cli.main import main, run
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-__all__ = ["main", "run"]
+import click
+
+from dtx import __version__
+from dtx.cli.errors import EXIT_CODES, Exit, fail
+
+_COMMANDS = {
+    "serve": ("dtx.cli.serve", "serve", "Run dtx, in front of a broker or as one."),
+    "migrate": ("dtx.cli.database", "migrate", "Bring the tables of the log to a version."),
+    "user": ("dtx.cli.accounts", "user", "Users of a dtx without a broker: passwords and permissions."),
+    "vhost": ("dtx.cli.accounts", "vhost", "Virtual hosts of a dtx without a broker."),
+    "branches": ("dtx.cli.branches", "branches", "List the branches whose outcome is open."),
+    "show": ("dtx.cli.branches", "show", "Show all that is known about one xid."),
+    "commit": ("dtx.cli.orders", "commit", "Commit a prepared branch in the place of its transaction manager."),
+    "rollback": ("dtx.cli.orders", "rollback", "Roll back a prepared branch in the place of its transaction manager."),
+    "forget": ("dtx.cli.orders", "forget", "Forget a heuristic outcome."),
+    "retry": ("dtx.cli.orders", "retry", "Try again what a decided branch is stuck with."),
+    "redirect": ("dtx.cli.orders", "redirect", "Send a message that a branch is stuck with elsewhere."),
+    "discard": ("dtx.cli.orders", "discard", "Give up messages that a branch is stuck with."),
+    "export": ("dtx.cli.export", "export", "Write the messages of a branch to files or stdout."),
+    "bulk": ("dtx.cli.orders", "bulk", "Decide about all branches that a filter finds, after a dry run."),
+    "audit": ("dtx.cli.audit", "audit", "List what operators did, and why."),
+    "token": ("dtx.cli.accounts", "token", "Tokens for the operators' API."),
+    "tm": ("dtx.cli.tm", "tm", "Recover what programs with dtx's transaction manager left open."),
+    "pipeline": (
+        "dtx.cli.pipeline",
+        "pipeline",
+        "Archive, reconcile and report over the journals of a fleet, on Spark.",
+    ),
+    "doctor": (
+        "dtx.cli.doctor.command",
+        "doctor",
+        "Check database, broker or users, and settings, and say what to fix.",
+    ),
+}
+
+_OTHER_NAMES = {"in-doubt": "branches", "users": "user", "vhosts": "vhost", "tokens": "token"}
+"""The same command by a second name."""
+
+
+class _Commands(click.Group):
+    """Loads a command's module when it is used: `dtx --help` and completion stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """In the order in which people need them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command, or ``None``, which click turns into a usage error."""
+        cmd_name = _OTHER_NAMES.get(cmd_name, cmd_name)
+        if cmd_name not in _COMMANDS:
+            return None
+        from importlib import import_module
+
+        module, name, _ = _COMMANDS[cmd_name]
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Whoever reads its output may have enough before the end: ``dtx branches --json | head``."""
+        if ctx.obj is not None:
+            ctx.obj()
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python would complain again when it closes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.OK
+        return result
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, without loading them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
+        with formatter.section("Other names"):
+            formatter.write_dl([(name, f"the same as {command}") for name, command in _OTHER_NAMES.items()])
+
+
+@click.group(
+    cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, "--version", message="dtx %(version)s")
+def dtx() -> None:
+    """The XA resource manager for AMQP 0-9: two-phase commit for queues, in front of RabbitMQ or without a broker.
+
+    'dtx serve --help' explains every setting. Errors are one sentence on stderr; DTX_DEBUG=1 adds the traceback.
+    """
+
+
+def run(arguments: Sequence[str] | None = None, *, before: Callable[[], None] | None = None) -> int:
+    """Run one command and return its exit code, the errors already said on stderr.
+
+    Args:
+        arguments: of the command line; ``None``: those of this process.
+        before: called before a command runs, and not for help or the version.
+    """
+    try:
+        result: Any = dtx.main(args=arguments, prog_name="dtx", standalone_mode=False, obj=before)
+    except click.Abort:
+        return Exit.INTERRUPTED
+    except click.UsageError as error:
+        error.show()
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the edge: every error becomes a sentence and a code
+        return fail(error)
+    return result if isinstance(result, int) else Exit.OK
+
+
+def main() -> NoReturn:
+    """The entry point of the command ``dtx``."""
+    sys.exit(run(before=_configure_logs))
+
+
+def _configure_logs() -> None:
+    """What the layers below have to say while a command runs; `serve` says it again as the settings want it."""
+    from dtx.telemetry import configure
+
+    configure("warning")
