@@ -26,8 +26,8 @@ from benchmarks.reconcile import highest
 from benchmarks.source import server
 from benchmarks.support.processor import seconds
 from benchmarks.support.report import Table, machine
-from dtx.log import migrate
-from dtx.log.retention import partition_name
+from dtx.db import migrate
+from dtx.db.migrate import partition_name
 
 _LOOK: Final = 0.25
 """Seconds between two looks at what the command has used."""

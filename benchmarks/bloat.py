@@ -19,7 +19,7 @@ from benchmarks.support.amqp import PERSISTENT
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Xid
-from dtx.log import migrate
+from dtx.db import migrate
 from dtx.log.changes import Change, Define, MessageFlag, QueueRow, Slot, Store, StoredMessage
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Complete, Insert, JournalEntry, JournalEvent, LogState

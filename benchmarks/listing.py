@@ -13,8 +13,8 @@ from uuid import UUID
 import psycopg
 
 from benchmarks.support.report import Table, machine, percentile
-from dtx.log.listing import Cursor, Sort, Wanted, gtrid_pattern, page
-from dtx.log.reading import LogReader
+from dtx.log.pages import BRANCH_CURSORS, BranchFilter, Cursor, Sort, branch_page, gtrid_pattern
+from dtx.log.reader import LogReader
 from dtx.log.records import LogState
 from tests.support.postgres import PostgresServer
 
@@ -46,27 +46,35 @@ ANALYZE dtx.branch;
 """
 
 
-def questions(branches: int) -> dict[str, tuple[Wanted, Cursor | None, Sort]]:
+def questions(branches: int) -> dict[str, tuple[BranchFilter, Cursor | None, Sort]]:
     """What operators ask for."""
     return {
-        "first page": (Wanted(), None, Sort.STARTED),
-        "page in the middle": (Wanted(), Cursor(UUID(int=branches // 2)), Sort.STARTED),
-        "last page": (Wanted(), Cursor(UUID(int=branches - 50)), Sort.STARTED),
-        "state": (Wanted(states=(LogState.COMMITTING,)), None, Sort.STARTED),
-        "stuck": (Wanted(stuck=True), None, Sort.STARTED),
-        "owner": (Wanted(owner="user-7"), None, Sort.STARTED),
-        "owner nobody has": (Wanted(owner="nobody"), None, Sort.STARTED),
-        "format id": (Wanted(format_id=3), None, Sort.STARTED),
-        "older than": (Wanted(older_than=branches - 100), None, Sort.STARTED),
-        "gtrid": (Wanted(gtrid=gtrid_pattern(f"order-{branches - 1:08}")), None, Sort.STARTED),
-        "gtrid order-0000*": (Wanted(gtrid=gtrid_pattern("order-0000*")), None, Sort.STARTED),
-        "gtrid *7": (Wanted(gtrid=gtrid_pattern("*77777")), None, Sort.STARTED),
-        "queue": (Wanted(queue=b"queue-7"), None, Sort.STARTED),
-        "queue nobody has": (Wanted(queue=b"nothing"), None, Sort.STARTED),
-        "exchange": (Wanted(exchange=b"exchange-7"), None, Sort.STARTED),
-        "exchange nobody has": (Wanted(exchange=b"nothing"), None, Sort.STARTED),
-        "by size": (Wanted(), None, Sort.BYTES),
-        "by owner": (Wanted(), None, Sort.OWNER),
+        "first page": (BranchFilter(rm=RM), None, Sort.STARTED),
+        "page in the middle": (
+            BranchFilter(rm=RM),
+            Cursor(BRANCH_CURSORS[Sort.STARTED], (UUID(int=branches // 2),)),
+            Sort.STARTED,
+        ),
+        "last page": (
+            BranchFilter(rm=RM),
+            Cursor(BRANCH_CURSORS[Sort.STARTED], (UUID(int=branches - 50),)),
+            Sort.STARTED,
+        ),
+        "state": (BranchFilter(rm=RM, states=(LogState.COMMITTING,)), None, Sort.STARTED),
+        "stuck": (BranchFilter(rm=RM, stuck=True), None, Sort.STARTED),
+        "owner": (BranchFilter(rm=RM, owner="user-7"), None, Sort.STARTED),
+        "owner nobody has": (BranchFilter(rm=RM, owner="nobody"), None, Sort.STARTED),
+        "format id": (BranchFilter(rm=RM, format_id=3), None, Sort.STARTED),
+        "older than": (BranchFilter(rm=RM, older_than=branches - 100), None, Sort.STARTED),
+        "gtrid": (BranchFilter(rm=RM, gtrid=gtrid_pattern(f"order-{branches - 1:08}")), None, Sort.STARTED),
+        "gtrid order-0000*": (BranchFilter(rm=RM, gtrid=gtrid_pattern("order-0000*")), None, Sort.STARTED),
+        "gtrid *7": (BranchFilter(rm=RM, gtrid=gtrid_pattern("*77777")), None, Sort.STARTED),
+        "queue": (BranchFilter(rm=RM, queue=b"queue-7"), None, Sort.STARTED),
+        "queue nobody has": (BranchFilter(rm=RM, queue=b"nothing"), None, Sort.STARTED),
+        "exchange": (BranchFilter(rm=RM, exchange=b"exchange-7"), None, Sort.STARTED),
+        "exchange nobody has": (BranchFilter(rm=RM, exchange=b"nothing"), None, Sort.STARTED),
+        "by size": (BranchFilter(rm=RM), None, Sort.BYTES),
+        "by owner": (BranchFilter(rm=RM), None, Sort.OWNER),
     }
 
 
@@ -86,7 +94,7 @@ def main() -> None:
             for _ in range(ROUNDS):
                 began = time.perf_counter()
                 with LogReader(url) as log:
-                    found = len(page(log, RM, wanted, after=after, limit=100, by=by))
+                    found = len(branch_page(log, wanted, after=after, limit=100, by=by))
                 seconds.append(time.perf_counter() - began)
             table.row(name, (str(found), f"{percentile(seconds, 50) * 1e3:.1f}", f"{max(seconds) * 1e3:.1f}"))
 

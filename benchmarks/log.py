@@ -19,7 +19,7 @@ from uuid import UUID
 import psycopg
 import uvloop
 
-from dtx.log import migrate
+from dtx.db import migrate
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import (
     Advance,

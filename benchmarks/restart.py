@@ -24,7 +24,7 @@ from benchmarks.support.processor import resident
 from benchmarks.support.report import Table, machine
 from benchmarks.support.servers import Servers
 from dtx.client import Coordinator, Xid
-from dtx.log import migrate
+from dtx.db import migrate
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, Insert, JournalEntry, JournalEvent, LogState, Work, WorkKind
 from dtx.manager.entry import new_branch_id

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from benchmarks.support.report import Table, machine, spread
+from dtx.db import migrate
 from dtx.embedded.cluster import find_programs
-from dtx.log import migrate
 from dtx.pipeline.session import SessionOptions, open_session
 from dtx.pipeline.source import register
 from tests.support.jdbc import journal_by_jdbc

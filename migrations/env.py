@@ -1,10 +1,10 @@
-"""Alembic runs this for each command; dtx.log.migrate has opened the connection and holds the advisory lock."""
+"""Alembic runs this for each command; dtx.db.migrate has opened the connection and holds the advisory lock."""
 
 from alembic import context
 from sqlalchemy import Connection, text
 
-from dtx.auth.tables import account
-from dtx.log.tables import SCHEMA
+from dtx.auth.users import account
+from dtx.db.columns import SCHEMA
 
 connection = context.config.attributes["connection"]
 assert isinstance(connection, Connection)

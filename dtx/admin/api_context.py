@@ -16,10 +16,10 @@ from dtx import failpoint
 from dtx.admin.branch_filter import Name
 from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
+from dtx.auth.operators import OperatorLog
 from dtx.failpoint import Point
 from dtx.log.api import LogError
-from dtx.log.operators import OperatorLog
-from dtx.log.reading import LogReader
+from dtx.log.reader import LogReader
 from dtx.manager import TransactionManager, Who
 from dtx.manager.entry import Entry
 from dtx.manager.operators import Operators

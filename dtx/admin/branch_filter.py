@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dtx.log.listing import Wanted, gtrid_pattern
+from dtx.log.pages import BranchFilter, gtrid_pattern
 from dtx.log.records import LogState
 
 Name = Annotated[str, Field(max_length=255, pattern=r"^[^\x00]*$")]
@@ -31,13 +31,14 @@ class FilterForm(BaseModel):
     older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds since the start, at least.")
     stuck: bool | None = None
 
-    def wanted(self) -> Wanted:
-        """The same in terms of the log.
+    def wanted(self, rm: str) -> BranchFilter:
+        """The same in terms of the log of *rm*.
 
         Raises:
             ValueError: an unknown state, or a pattern that is none.
         """
-        return Wanted(
+        return BranchFilter(
+            rm=rm,
             vhost=self.vhost,
             owner=self.owner,
             format_id=self.format_id,

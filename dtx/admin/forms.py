@@ -16,7 +16,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from dtx.admin.api_context import Arrived, ChannelFacts, Connected
 from dtx.admin.branch_filter import FilterForm, Name
 from dtx.admin.safe_text import exact_name
-from dtx.log.reading import Detail, Holder, InDoubt, Line
+from dtx.log.pages import InDoubt, JournalRow
+from dtx.log.reader import Detail, Holder
 from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, Work
 from dtx.manager.entry import Entry
 from dtx.manager.limits import Usage
@@ -178,7 +179,7 @@ class DetailForm(Form):
     journal: list[JournalForm] = Field(description="The last 500 lines; the journal itself has all.")
 
     @classmethod
-    def of_detail(cls, detail: Detail, lines: list[Line]) -> Self:
+    def of_detail(cls, detail: Detail, lines: list[JournalRow]) -> Self:
         """From the log."""
         decision = detail.decision
         return cls(

@@ -15,9 +15,8 @@ from fastapi import Request
 
 from dtx.admin.problems import Problem
 from dtx.auth.accounts import Accounts, LoginRefused
+from dtx.auth.operators import OperatorLog, Role, Token
 from dtx.log.api import LogError
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog, Token
 from dtx.telemetry import get_logger
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="dtx", charset="UTF-8"'}

@@ -8,9 +8,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from dtx.auth.editing import EditError
+from dtx.auth.operators import TokenError
+from dtx.auth.users import EditError
 from dtx.log.api import LogError
-from dtx.log.operators import TokenError
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 

@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 from dtx.admin.api_context import ApiContext, Asker, Context
 from dtx.admin.forms import Form, Moment
 from dtx.admin.identity import Identity
-from dtx.auth.editing import AccountEditor
-from dtx.auth.users import User
-from dtx.log.operator_tables import Role
+from dtx.auth.operators import Role
+from dtx.auth.users import AccountEditor, User
 
 Word = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=2000)]

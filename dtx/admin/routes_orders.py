@@ -17,12 +17,11 @@ from dtx.admin.api_context import ApiContext, Asker, Context, Vhost
 from dtx.admin.identity import Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import client_of, wanted_of, xid_of
+from dtx.auth.operators import Role
 from dtx.config.rules import Policy
-from dtx.log import due
-from dtx.log.due import Due
-from dtx.log.listing import page
-from dtx.log.operator_tables import Role
-from dtx.log.reading import InDoubt
+from dtx.log import reader
+from dtx.log.pages import InDoubt, branch_page
+from dtx.log.reader import AgedBranch
 from dtx.log.records import Redirect
 from dtx.manager.operators import Action, Order
 from dtx.manager.policies import Policies
@@ -119,13 +118,13 @@ async def decide_many(who: Asker, context: Context, form: forms.BulkForm) -> for
     async def work() -> tuple[str, forms.BulkAnswer]:
         who.require(Role.COORDINATOR)
         context.require_active()
-        wanted = wanted_of(form.filter)
+        wanted = wanted_of(form.filter, context.rm)
         order = hashlib.sha256(f"{form.action} {form.filter.model_dump_json()}".encode()).hexdigest()[:16]
         if not form.dry_run and form.confirm is None:
             raise Problem(HTTPStatus.PRECONDITION_REQUIRED, "the dry run comes first: the order needs its confirm")
         if not form.dry_run and not str(form.confirm).startswith(order):
             raise Problem(HTTPStatus.CONFLICT, "the order is not the one of the dry run: run that again")
-        found = await context.read(lambda log: page(log, context.rm, wanted, limit=MOST_AT_ONCE + 1))
+        found = await context.read(lambda log: branch_page(log, wanted, limit=MOST_AT_ONCE + 1))
         if len(found) > MOST_AT_ONCE:
             detail = f"more than {MOST_AT_ONCE} branches are meant: narrow the filter"
             raise Problem(HTTPStatus.CONFLICT, detail)
@@ -202,13 +201,13 @@ class _Log:
         self._context = context
 
     async def clock(self) -> float:
-        return await self._context.read(due.clock)
+        return await self._context.read(reader.database_time)
 
-    async def of_ids(self, ids: Sequence[UUID]) -> list[Due]:
-        return await self._context.read(lambda log: due.of_ids(log, self._context.rm, ids))
+    async def of_ids(self, ids: Sequence[UUID]) -> list[AgedBranch]:
+        return await self._context.read(lambda log: reader.prepared_of_ids(log, self._context.rm, ids))
 
-    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[Due]]:
-        return await self._context.read(lambda log: due.older_than(log, self._context.rm, seconds, limit=limit))
+    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[AgedBranch]]:
+        return await self._context.read(lambda log: reader.prepared_longer(log, self._context.rm, seconds, limit=limit))
 
 
 def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) -> asyncio.Task[None]:
@@ -222,7 +221,7 @@ def police(context: ApiContext, policies: Sequence[Policy], alert_after: float) 
     active = context.active
     assert active is not None, "policies are for the active dtx"
 
-    async def decide(policy: Policy, found: Due) -> str:
+    async def decide(policy: Policy, found: AgedBranch) -> str:
         who = Identity(name=f"{ACTOR}{policy.name}", role=Role.OPERATOR, address="")
         order = Order(
             vhost=found.vhost,

@@ -36,12 +36,21 @@ from dtx.admin.identity import Identity
 from dtx.admin.message_properties import decode_properties
 from dtx.admin.problems import Problem
 from dtx.admin.safe_text import exact_name
-from dtx.log import past
-from dtx.log.exporting import Export, Piece
-from dtx.log.listing import Cursor, Sort, Wanted, page
-from dtx.log.operator_tables import Role
-from dtx.log.past import Asked, Mark
-from dtx.log.reading import Detail, Line, LogReader, Messages
+from dtx.auth.operators import Role
+from dtx.log import pages
+from dtx.log.pages import (
+    BRANCH_CURSORS,
+    JOURNAL_CURSORS,
+    BranchFilter,
+    Cursor,
+    JournalFilter,
+    JournalRow,
+    Sort,
+    branch_cursor,
+    branch_page,
+    history,
+)
+from dtx.log.reader import Detail, Export, LogReader, Messages, Piece
 from dtx.log.records import JournalEvent
 from dtx.manager.branches import AGES, BranchStats, branch_stats
 from dtx.manager.entry import Entry
@@ -80,14 +89,14 @@ def xid_of(words: str) -> Xid:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
-def wanted_of(query: FilterForm) -> Wanted:
-    """The filter in terms of the log.
+def wanted_of(query: FilterForm, rm: str) -> BranchFilter:
+    """The filter in terms of the log of *rm*.
 
     Raises:
         Problem: 400, an unknown state or a pattern that is none.
     """
     try:
-        return query.wanted()
+        return query.wanted(rm)
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
 
@@ -105,19 +114,19 @@ class BranchQuery(FilterForm):
 async def list_branches(who: Asker, context: Context, query: Annotated[BranchQuery, Query()]) -> forms.Page:
     """Branches that have voted and are not completed, by the time of their start or as *sort* says."""
     who.require(Role.VIEWER)
-    wanted = wanted_of(query)
+    wanted = wanted_of(query, context.rm)
     by, descending, limit = query.sort, query.descending, query.limit
     try:
-        after = None if query.cursor is None else Cursor.parse(query.cursor, by)
+        after = None if query.cursor is None else BRANCH_CURSORS[by].parse(query.cursor)
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
     found = await context.read(
-        lambda log: page(log, context.rm, wanted, after=after, limit=limit + 1, by=by, descending=descending)
+        lambda log: branch_page(log, wanted, after=after, limit=limit + 1, by=by, descending=descending)
     )
     shown, last = page_of(found, limit)
     return forms.Page(
         branches=[forms.BranchForm.of_record(item.branch, item) for item in shown],
-        cursor=None if last is None else str(Cursor.of(last.branch, by)),
+        cursor=None if last is None else str(branch_cursor(last.branch, by)),
     )
 
 
@@ -135,10 +144,10 @@ async def show_branch(
     wanted = xid_of(xid)
     messages = Messages(after=-1 if cursor is None else cursor, limit=limit, bodies=False)
 
-    def ask(log: LogReader) -> tuple[list[Detail], list[Line]]:
+    def ask(log: LogReader) -> tuple[list[Detail], list[JournalRow]]:
         return (
             log.show(wanted, vhost=vhost, rm=context.rm, messages=messages),
-            log.history(wanted, vhost=vhost, rm=context.rm, limit=LINES),
+            history(log, wanted, vhost=vhost, rm=context.rm, limit=LINES),
         )
 
     found, lines = await context.read(ask)
@@ -269,15 +278,16 @@ def _gtrid_of(words: str) -> bytes:
         raise Problem(HTTPStatus.BAD_REQUEST, f"a gtrid is hexadecimal: {error}") from None
 
 
-def _mark_of(cursor: str | None) -> Mark | None:
+def _cursor_of(cursor: str | None) -> Cursor | None:
     try:
-        return None if cursor is None else Mark.parse(cursor)
+        return None if cursor is None else JOURNAL_CURSORS.parse(cursor)
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
-def _asked(query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> Asked:
-    return Asked(
+def _asked(rm: str, query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> JournalFilter:
+    return JournalFilter(
+        rm=rm,
         xid=None if query.xid is None else xid_of(query.xid),
         gtrid=None if query.gtrid is None else _gtrid_of(query.gtrid),
         vhost=query.vhost,
@@ -289,17 +299,17 @@ def _asked(query: forms.XidQuery, events: tuple[JournalEvent, ...] = ()) -> Aske
 
 
 async def journal_page(
-    context: ApiContext, asked: Asked, *, cursor: str | None, limit: int, latest_first: bool
+    context: ApiContext, asked: JournalFilter, *, cursor: str | None, limit: int, latest_first: bool
 ) -> forms.JournalPage:
     """A page of the journal, for whoever may see it."""
-    after = _mark_of(cursor)
+    after = _cursor_of(cursor)
     found = await context.read(
-        lambda log: past.lines(log, context.rm, asked, after=after, latest_first=latest_first, limit=limit + 1)
+        lambda log: pages.journal_page(log, asked, after=after, latest_first=latest_first, limit=limit + 1)
     )
     shown, last = page_of(found, limit)
     return forms.JournalPage(
-        lines=[forms.JournalForm.of_entry(told.entry) for told in shown],
-        cursor=None if last is None else str(last.mark),
+        lines=[forms.JournalForm.of_entry(row.entry) for row in shown],
+        cursor=None if last is None else str(last.cursor),
     )
 
 
@@ -309,7 +319,7 @@ async def show_journal(
 ) -> forms.JournalPage:
     """What the journal has, about an xid for example; the oldest line first, unless it is asked for otherwise."""
     who.require(Role.VIEWER)
-    asked = _asked(query, tuple(query.event))
+    asked = _asked(context.rm, query, tuple(query.event))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=query.latest_first)
 
 
@@ -319,7 +329,7 @@ async def show_transaction(
 ) -> forms.JournalPage:
     """What the journal has about all branches of one global transaction; *gtrid* in hexadecimal."""
     who.require(Role.VIEWER)
-    asked = _asked(forms.XidQuery(gtrid=gtrid, **query.model_dump()))
+    asked = _asked(context.rm, forms.XidQuery(gtrid=gtrid, **query.model_dump()))
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=False)
 
 
@@ -329,10 +339,10 @@ async def list_outcomes(
 ) -> forms.JournalPage:
     """How branches ended, latest first: the outcome memory."""
     who.require(Role.VIEWER)
-    strange = set(query.event) - set(past.OUTCOMES)
+    strange = set(query.event) - set(pages.OUTCOMES)
     if strange:
         raise Problem(HTTPStatus.BAD_REQUEST, f"{min(strange)} ends no branch: /api/journal has it")
-    asked = _asked(query, tuple(query.event) or past.OUTCOMES)
+    asked = _asked(context.rm, query, tuple(query.event) or pages.OUTCOMES)
     return await journal_page(context, asked, cursor=query.cursor, limit=query.limit, latest_first=True)
 
 
@@ -340,12 +350,12 @@ async def list_outcomes(
 async def list_archive(who: Asker, context: Context, query: Annotated[forms.XidQuery, Query()]) -> forms.ArchivePage:
     """Messages that nobody got, of branches that were forgotten; what came last first."""
     who.require(Role.VIEWER)
-    asked, after, limit = _asked(query), _mark_of(query.cursor), query.limit
-    found = await context.read(lambda log: past.archived(log, context.rm, asked, after=after, limit=limit + 1))
+    asked, after, limit = _asked(context.rm, query), _cursor_of(query.cursor), query.limit
+    found = await context.read(lambda log: pages.archive_page(log, asked, after=after, limit=limit + 1))
     shown, last = page_of(found, limit)
     return forms.ArchivePage(
         messages=[forms.ArchivedForm.of_archived(kept.message, bytes=kept.bytes) for kept in shown],
-        cursor=None if last is None else str(last.mark),
+        cursor=None if last is None else str(last.cursor),
     )
 
 
@@ -364,7 +374,7 @@ async def archived_contents(
 
     async def work() -> tuple[str, forms.ArchivedContents]:
         who.require(Role.OPERATOR)
-        kept = await context.read(lambda log: past.archived_message(log, context.rm, branch, position))
+        kept = await context.read(lambda log: pages.message_of_archive(log, context.rm, branch, position))
         if kept is None:
             raise Problem(HTTPStatus.NOT_FOUND, f"the archive has no message {position} of branch {branch}")
         return f"{action}ed", forms.ArchivedContents.exported_from_archive(kept)

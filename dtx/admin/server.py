@@ -36,7 +36,7 @@ from dtx.admin.problems import Problem, answer, as_problem
 from dtx.admin.web.live_updates import Pulse
 from dtx.admin.web.rendering import PAGES
 from dtx.admin.web.site import website
-from dtx.auth.turns import source_of
+from dtx.auth.login_throttle import source_of
 from dtx.telemetry import get_logger
 from dtx.tls import TlsServer
 

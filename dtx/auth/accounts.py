@@ -16,16 +16,14 @@ import psycopg
 from psycopg import IsolationLevel
 
 from dtx import failpoint
-from dtx.auth.editing import AccountEditor
+from dtx.auth.login_throttle import TooManyWait, source_of
 from dtx.auth.passwords import Verifier
 from dtx.auth.permissions import Permission, allows, allows_topic, expand
-from dtx.auth.turns import TooManyWait, source_of
-from dtx.auth.users import EVERYTHING, LOOPBACK_USERS, VERSION, Snapshot, User, snapshot
+from dtx.auth.users import EVERYTHING, LOOPBACK_USERS, VERSION, AccountEditor, Snapshot, User, snapshot
+from dtx.db.connections import Dsn, connect, session_settings
 from dtx.failpoint import Point
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.connecting import Dsn, connect
 from dtx.log.queries import Query
-from dtx.log.session import session_settings
 from dtx.telemetry import get_logger
 
 WATCH_SECONDS: Final = 2.0

@@ -26,7 +26,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 from argon2.low_level import ARGON2_VERSION
 
-from dtx.auth.turns import Turns
+from dtx.auth.login_throttle import Turns
 
 MEMORY_KIB: Final = 19 * 1024
 """With two passes and one lane the least that OWASP's password storage recommendation allows: about 20 ms."""

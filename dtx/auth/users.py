@@ -1,15 +1,123 @@
-"""What the tables say about users: read in whole, since that is little, and kept as one value that never changes."""
+"""Users, their permissions and virtual hosts: tables, what these say as one value, and changing them.
+
+Operators change them with ``dtx user`` and ``dtx vhost``, while dtx runs or not; no lease is needed. Triggers count
+every change in ``account_version``, so that a running dtx notices by reading one number, whoever made the change.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import Select, Text, bindparam, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKeyConstraint,
+    PrimaryKeyConstraint,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    func,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
 
-from dtx.auth.permissions import Patterns, TopicPatterns
-from dtx.auth.tables import account, account_version, permission, topic_permission, vhost
+from dtx.auth.passwords import hash_password
+from dtx.auth.permissions import BadPattern, Patterns, TopicPatterns, check_pattern, expand
+from dtx.db import columns
+from dtx.db.columns import metadata
+from dtx.db.connections import Dsn, LogError, engine, explained
+from dtx.log.tables import branch, exchange, queue
+
+MAX_NAME: Final = 255
+"""Octets of a name: the wire carries it as a short string."""
+MAX_PASSWORD: Final = 1024
+"""Octets of a password: SASL responses must fit the smallest frame."""
+TAGS: Final = ("administrator", "monitoring", "impersonator", "operator")
+"""What an account may be besides its permissions: the words are RabbitMQ's, and one more for who decides."""
+
+
+# The wire carries names as short strings: 255 octets.
+_NAME: Final = "octet_length(name) BETWEEN 1 AND 255"
+
+vhost: Final = Table(
+    "vhost",
+    metadata,
+    columns.word("rm"),
+    columns.word("name"),
+    PrimaryKeyConstraint("rm", "name", name="vhost_pkey"),
+    CheckConstraint(_NAME, name="vhost_name_check"),
+)
+
+account: Final = Table(
+    "account",
+    metadata,
+    columns.word("rm"),
+    columns.word("name"),
+    columns.word("password_hash"),
+    Column("tags", ARRAY(Text(collation="C")), nullable=False),
+    PrimaryKeyConstraint("rm", "name", name="account_pkey"),
+    CheckConstraint(_NAME, name="account_name_check"),
+    CheckConstraint("password_hash LIKE '$argon2id$%'", name="account_password_check"),
+    CheckConstraint(f"tags <@ ARRAY[{', '.join(map(repr, TAGS))}]", name="account_tags_check"),
+)
+
+permission: Final = Table(
+    "permission",
+    metadata,
+    columns.word("rm"),
+    columns.word("account"),
+    columns.word("vhost"),
+    columns.word("configure"),
+    columns.word("write"),
+    columns.word("read"),
+    PrimaryKeyConstraint("rm", "account", "vhost", name="permission_pkey"),
+    ForeignKeyConstraint(
+        ["rm", "account"], ["dtx.account.rm", "dtx.account.name"], name="permission_account_fkey", ondelete="CASCADE"
+    ),
+    ForeignKeyConstraint(
+        ["rm", "vhost"], ["dtx.vhost.rm", "dtx.vhost.name"], name="permission_vhost_fkey", ondelete="CASCADE"
+    ),
+)
+
+topic_permission: Final = Table(
+    "topic_permission",
+    metadata,
+    columns.word("rm"),
+    columns.word("account"),
+    columns.word("vhost"),
+    columns.word("exchange"),
+    columns.word("write"),
+    columns.word("read"),
+    PrimaryKeyConstraint("rm", "account", "vhost", "exchange", name="topic_permission_pkey"),
+    ForeignKeyConstraint(
+        ["rm", "account"],
+        ["dtx.account.rm", "dtx.account.name"],
+        name="topic_permission_account_fkey",
+        ondelete="CASCADE",
+    ),
+    ForeignKeyConstraint(
+        ["rm", "vhost"], ["dtx.vhost.rm", "dtx.vhost.name"], name="topic_permission_vhost_fkey", ondelete="CASCADE"
+    ),
+    CheckConstraint("octet_length(exchange) BETWEEN 1 AND 255", name="topic_permission_exchange_check"),
+)
+
+account_version: Final = Table(
+    "account_version",
+    metadata,
+    columns.word("rm"),
+    Column("version", BigInteger, nullable=False),
+    PrimaryKeyConstraint("rm", name="account_version_pkey"),
+)
 
 LOOPBACK_USERS: Final = frozenset({"guest"})
 """Who may only connect from this machine, since their password is known to all: RabbitMQ's rule ``loopback_users``."""
@@ -50,7 +158,7 @@ class User:
     Args:
         name: as the client gives it.
         password_hash: never shown.
-        tags: what else it is; words of ``dtx.auth.tables.TAGS``.
+        tags: what else it is; words of ``dtx.auth.users.TAGS``.
         grants: by virtual host; where there is none the user may not enter.
         topics: by virtual host and topic exchange; where there are none every routing key will do.
     """
@@ -86,8 +194,8 @@ def snapshot(
 ) -> Snapshot:
     """The rows of :data:`EVERYTHING` as one value."""
     topics: defaultdict[str, dict[tuple[str, str], TopicPatterns]] = defaultdict(dict)
-    for name, where, exchange, write, read in topic_permissions:
-        topics[name][where, exchange] = TopicPatterns(write=write, read=read)
+    for name, where, at, write, read in topic_permissions:
+        topics[name][where, at] = TopicPatterns(write=write, read=read)
     grants: defaultdict[str, dict[str, Patterns]] = defaultdict(dict)
     for name, where, configure, write, read in permissions:
         grants[name][where] = Patterns(configure=configure, write=write, read=read)
@@ -107,3 +215,274 @@ def snapshot(
             }
         ),
     )
+
+
+_CONTENTS: Final = (
+    (branch, "branches in doubt", "have them completed"),
+    (queue, "durable queues", "delete them"),
+    (exchange, "durable exchanges", "delete them"),
+)
+"""What a virtual host must not have when it is removed, and what to do about it."""
+
+
+class EditError(LogError):
+    """What was asked cannot be done; the message says why and what to do instead."""
+
+
+class AccountEditor:
+    """Changes the users of a resource manager, each call in a transaction of its own.
+
+    Every method raises EditError where it refuses, LogError where the tables are missing, and LogUnavailable where the
+    database is away.
+
+    Args:
+        url: the log's database.
+        rm: name of the resource manager.
+    """
+
+    def __init__(self, url: str, rm: str) -> None:
+        self._dsn = Dsn(url)
+        self._engine = engine(self._dsn)
+        self._rm = rm
+
+    def provision(self) -> bool:
+        """Make user guest and virtual host ``/`` if nobody ever made anything here; returns whether that was so."""
+        with self._transaction() as connection:
+            return self._provision(connection)
+
+    def _provision(self, connection: Connection) -> bool:
+        # Who inserts this row is the first, and others wait for its commit. Guest that was removed stays removed.
+        first = (
+            insert(account_version)
+            .values(rm=self._rm, version=0)
+            .on_conflict_do_nothing()
+            .returning(account_version.c.version)
+        )
+        if connection.execute(first).first() is None:
+            return False
+        hashed = hash_password(DEFAULT_PASSWORD)
+        tags = ["administrator"]
+        connection.execute(insert(vhost).values(rm=self._rm, name=DEFAULT_VHOST))
+        connection.execute(insert(account).values(rm=self._rm, name=DEFAULT_USER, password_hash=hashed, tags=tags))
+        key = {"rm": self._rm, "account": DEFAULT_USER, "vhost": DEFAULT_VHOST}
+        connection.execute(insert(permission).values(**key, configure=".*", write=".*", read=".*"))
+        return True
+
+    def read(self) -> Snapshot:
+        """All users and virtual hosts."""
+        with self._transaction(isolation_level="REPEATABLE READ") as connection:
+            rows: Any = [connection.execute(statement, {"rm": self._rm}).all() for statement in EVERYTHING]
+        return snapshot(*rows)
+
+    def add_user(self, name: str, password: bytes, tags: Collection[str] = ()) -> None:
+        """Make a user, who may enter no virtual host yet."""
+        _check_name("user", name)
+        hashed = _hashed(password)
+        new = insert(account).values(rm=self._rm, name=name, password_hash=hashed, tags=sorted(set(tags)))
+        with self._changing() as connection:
+            if connection.execute(new.on_conflict_do_nothing().returning(account.c.name)).first() is None:
+                raise EditError(f"user {name!r} is there already: dtx user passwd changes the password")
+
+    def set_password(self, name: str, password: bytes) -> None:
+        """Change a password; it counts at once for whoever connects, and closes nobody's connection."""
+        hashed = _hashed(password)
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            connection.execute(update(account).where(*self._is(account, name)).values(password_hash=hashed))
+
+    def set_tags(self, name: str, tags: Collection[str]) -> None:
+        """Give a user these tags and no others."""
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            connection.execute(update(account).where(*self._is(account, name)).values(tags=sorted(set(tags))))
+
+    def remove_user(self, name: str) -> int:
+        """Remove a user with all permissions.
+
+        Returns:
+            How many branches in doubt it has started: only a configured coordinator can complete them from now on.
+        """
+        with self._changing() as connection:
+            if connection.execute(delete(account).where(*self._is(account, name))).rowcount == 0:
+                raise self._unknown_user(name)
+            owned = select(func.count()).where(branch.c.rm == self._rm, branch.c.owner == name)
+            return int(connection.execute(owned).scalar_one())
+
+    def grant(
+        self, name: str, where: str, *, configure: str | None = None, write: str | None = None, read: str | None = None
+    ) -> Patterns:
+        """Let a user into a virtual host, or change what it may do there.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            configure: regular expression; ``None`` leaves what there is, which is nothing at first.
+            write: likewise.
+            read: likewise.
+
+        Returns:
+            What it may do now.
+        """
+        given = {"configure": configure, "write": write, "read": read}
+        changed = {word: pattern for word, pattern in given.items() if pattern is not None}
+        for word, pattern in changed.items():
+            _check_pattern(word, pattern, pattern)
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            self._demand_vhost(connection, where)
+            key = {"rm": self._rm, "account": name, "vhost": where}
+            new = insert(permission).values(**key, **(dict.fromkeys(given, "") | changed))
+            new = (
+                new.on_conflict_do_update(constraint="permission_pkey", set_=changed)
+                if changed
+                else new.on_conflict_do_nothing()
+            )
+            connection.execute(new)
+            columns = (permission.c.configure, permission.c.write, permission.c.read)
+            found = connection.execute(select(*columns).where(permission.c.account == name, *self._in(where)))
+            return Patterns(*found.one())
+
+    def revoke(self, name: str, where: str) -> None:
+        """Take all permissions of a user in a virtual host back: it may not enter any more."""
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            gone = delete(permission).where(permission.c.account == name, *self._in(where))
+            if connection.execute(gone).rowcount == 0:
+                raise EditError(f"user {name!r} has no permissions in virtual host {where!r}")
+
+    def grant_topic(
+        self, name: str, where: str, exchange_name: str, *, write: str | None = None, read: str | None = None
+    ) -> TopicPatterns:
+        """Say with which routing keys a user may use a topic exchange, besides what it needs to use it at all.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            exchange_name: need not be there yet, nor a topic exchange.
+            write: regular expression, in which ``{username}`` and ``{vhost}`` stand for the names; ``None`` leaves what
+                there is, which is nothing at first.
+            read: likewise.
+
+        Returns:
+            What it may use now.
+        """
+        given = {"write": write, "read": read}
+        changed = {word: pattern for word, pattern in given.items() if pattern is not None}
+        for word, pattern in changed.items():
+            _check_pattern(word, pattern, expand(TopicPatterns(pattern, ""), name, where).write)
+        _check_name("exchange", exchange_name)
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            self._demand_vhost(connection, where)
+            key = {"rm": self._rm, "account": name, "vhost": where, "exchange": exchange_name}
+            new = insert(topic_permission).values(**key, **(dict.fromkeys(given, "") | changed))
+            new = (
+                new.on_conflict_do_update(constraint="topic_permission_pkey", set_=changed)
+                if changed
+                else new.on_conflict_do_nothing()
+            )
+            connection.execute(new)
+            columns = (topic_permission.c.write, topic_permission.c.read)
+            found = connection.execute(select(*columns).where(*self._topics(name, where, exchange_name)))
+            return TopicPatterns(*found.one())
+
+    def revoke_topic(self, name: str, where: str, exchange_name: str | None = None) -> int:
+        """Lift what :meth:`grant_topic` has limited: every routing key will do again.
+
+        Args:
+            name: the user.
+            where: the virtual host.
+            exchange_name: at this exchange; ``None``: at all.
+
+        Returns:
+            At how many exchanges.
+        """
+        with self._changing() as connection:
+            self._demand_user(connection, name)
+            gone = delete(topic_permission).where(*self._topics(name, where, exchange_name))
+            count = connection.execute(gone).rowcount
+            if not count:
+                at = "" if exchange_name is None else f" for exchange {exchange_name!r}"
+                raise EditError(f"user {name!r} has no topic permissions{at} in virtual host {where!r}")
+            return count
+
+    def add_vhost(self, name: str) -> None:
+        """Make a virtual host."""
+        _check_name("virtual host", name)
+        new = insert(vhost).values(rm=self._rm, name=name).on_conflict_do_nothing().returning(vhost.c.name)
+        with self._changing() as connection:
+            if connection.execute(new).first() is None:
+                raise EditError(f"virtual host {name!r} is there already")
+
+    def remove_vhost(self, name: str) -> None:
+        """Remove a virtual host that nothing is kept in: removing must never lose a message or a prepared branch."""
+        with self._changing() as connection:
+            self._demand_vhost(connection, name)
+            for table, things, what_to_do in _CONTENTS:
+                held = select(literal(1)).where(table.c.rm == self._rm, table.c.vhost == name).limit(1)
+                if connection.execute(held).first() is not None:
+                    raise EditError(f"virtual host {name!r} still has {things}: {what_to_do} first")
+            connection.execute(delete(vhost).where(*self._is(vhost, name)))
+
+    def _is(self, table: Table, name: str) -> tuple[Any, ...]:
+        return table.c.rm == self._rm, table.c.name == name
+
+    def _in(self, where: str) -> tuple[Any, ...]:
+        return permission.c.rm == self._rm, permission.c.vhost == where
+
+    def _topics(self, name: str, where: str, exchange_name: str | None) -> tuple[Any, ...]:
+        at = () if exchange_name is None else (topic_permission.c.exchange == exchange_name,)
+        mine = topic_permission.c.account == name
+        return topic_permission.c.rm == self._rm, topic_permission.c.vhost == where, mine, *at
+
+    def _demand_user(self, connection: Connection, name: str) -> None:
+        # locked: it is still there when the change that needs it is written
+        if connection.execute(select(account.c.name).where(*self._is(account, name)).with_for_update()).first() is None:
+            raise self._unknown_user(name)
+
+    def _demand_vhost(self, connection: Connection, name: str) -> None:
+        if connection.execute(select(vhost.c.name).where(*self._is(vhost, name)).with_for_update()).first() is None:
+            raise EditError(f"there is no virtual host {name!r}: dtx vhost list shows those there are")
+
+    def _unknown_user(self, name: str) -> EditError:
+        return EditError(f"there is no user {name!r}: dtx user list shows those there are")
+
+    @contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A change before the first start must not make dtx believe that there was one: guest and ``/`` come first."""
+        with self._transaction() as connection:
+            self._provision(connection)
+            yield connection
+
+    @contextmanager
+    def _transaction(self, **options: Any) -> Iterator[Connection]:
+        with (
+            explained(self._dsn, tables="tables of users"),
+            self._engine.connect().execution_options(**options) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+
+def _check_pattern(word: str, given: str, expanded: str) -> None:
+    try:
+        if "\0" in expanded:
+            raise BadPattern("it holds a NUL")
+        check_pattern(expanded)
+    except BadPattern as error:
+        raise EditError(f"the pattern {given!r} of --{word} cannot be used: {error}") from None
+
+
+def _check_name(what: str, name: str) -> None:
+    try:
+        octets = len(name.encode())
+    except UnicodeEncodeError:
+        raise EditError(f"the name of the {what} must be UTF-8") from None
+    if not 1 <= octets <= MAX_NAME or "\0" in name:
+        raise EditError(f"the name of the {what} has 1 to {MAX_NAME} octets, and no NUL")
+
+
+def _hashed(password: bytes) -> str:
+    if not 1 <= len(password) <= MAX_PASSWORD or b"\0" in password:
+        raise EditError(f"a password has 1 to {MAX_PASSWORD} octets, and no NUL")
+    return hash_password(password)

@@ -25,7 +25,7 @@ from dtx.cli.options import with_options
 from dtx.config import Settings
 
 if TYPE_CHECKING:
-    from dtx.log.operators import OperatorLog
+    from dtx.auth.operators import OperatorLog
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_TOKEN: Final = 4096
@@ -151,7 +151,7 @@ def reach(settings: Settings, access: Access, *, orders: bool, make: bool = Fals
 
 
 def _make_tables(url: str) -> None:
-    from dtx.log import migrate
+    from dtx.db import migrate
 
     if migrate.current(url) is None:
         migrate.upgrade(url)
@@ -167,7 +167,7 @@ def _address_of(settings: Settings) -> str:
 
 def _holder(settings: Settings, url: str) -> str | None:
     """What to say where the API of the dtx that has the lease does not answer; ``None`` where none has it."""
-    from dtx.log.reading import LogReader
+    from dtx.log.reader import LogReader
 
     with LogReader(url) as log:
         leases = [lease for lease in log.leases() if lease.rm == settings.rm and lease.remaining > 0]
@@ -206,8 +206,7 @@ def _token(settings: Settings, access: Access, stack: ExitStack) -> str:
 
 def _lent(settings: Settings, url: str, stack: ExitStack) -> str:
     """A token for the moment, made in the database."""
-    from dtx.log.operator_tables import Role
-    from dtx.log.operators import OperatorLog
+    from dtx.auth.operators import OperatorLog, Role
 
     log = OperatorLog(url, settings.rm)
     name = f"{user_name()[:40]} at the command line {secrets.token_hex(4)}"

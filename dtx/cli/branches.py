@@ -21,8 +21,8 @@ from dtx.cli.errors import CommandError, Exit
 from dtx.cli.options import ABOUT_FILTER, DATABASE_SETTINGS, SettingsCommand, with_filter, with_settings
 from dtx.cli.output import print_lines, show_table
 from dtx.config import Settings
-from dtx.log.listing import conditions
-from dtx.log.reading import Decision, Detail, Filter, InDoubt, Line, LogReader
+from dtx.log.pages import InDoubt, JournalRow, history, in_doubt, totals
+from dtx.log.reader import Decision, Detail, LogReader
 from dtx.log.records import BranchRecord, JournalEntry, Unit, Work, WorkKind
 from dtx.xa.codes import XaError
 from dtx.xa.xid import Xid
@@ -75,16 +75,15 @@ def xid_text(xid: Xid) -> Text:
 
 
 def _list_from_database(settings: Settings, wanted: dict[str, Any], limit: int | None, *, as_json: bool) -> None:
-    mine = Filter(rm=settings.rm)
-    where = conditions(settings.rm, FilterForm.model_construct(**wanted).wanted())
+    mine = FilterForm.model_construct(**wanted).wanted(settings.rm)
     with database_at_hand(settings) as url, LogReader(url) as log:
         if as_json:
-            print_lines(map(in_doubt_value, log.in_doubt(mine, where=where, limit=limit)))
+            print_lines(map(in_doubt_value, in_doubt(log, mine, limit=limit)))
             return
-        found = [in_doubt_value(each) for each in log.in_doubt(mine, where=where, limit=limit or _TABLE_LIMIT)]
-        totals = log.totals(mine, where=where)
-        states = {str(total.state): total.branches for total in totals}
-        _show_branches(found, states, sum(total.stuck for total in totals), filtered=bool(wanted))
+        found = [in_doubt_value(each) for each in in_doubt(log, mine, limit=limit or _TABLE_LIMIT)]
+        sums = totals(log, mine)
+        states = {str(total.state): total.branches for total in sums}
+        _show_branches(found, states, sum(total.stuck for total in sums), filtered=bool(wanted))
 
 
 def _list_from_api(
@@ -176,8 +175,8 @@ def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: in
         raise click.BadParameter(safe(error.reason), param_hint="XID") from None
     with database_at_hand(settings) as url, LogReader(url) as log:
         details = {detail.branch.vhost: detail for detail in log.show(wanted, vhost=vhost, rm=settings.rm)}
-        lines: defaultdict[str, list[Line]] = defaultdict(list)
-        for line in log.history(wanted, vhost=vhost, rm=settings.rm):
+        lines: defaultdict[str, list[JournalRow]] = defaultdict(list)
+        for line in history(log, wanted, vhost=vhost, rm=settings.rm):
             lines[line.entry.vhost].append(line)
     hosts = sorted(details.keys() | lines.keys())
     if not hosts:
@@ -190,7 +189,7 @@ def show(settings: Settings, xid: str, vhost: str | None, limit: int, length: in
     return Exit.OK
 
 
-def _show_json(rm: str, xid: Xid, vhost: str, detail: Detail | None, lines: list[Line], length: int) -> None:
+def _show_json(rm: str, xid: Xid, vhost: str, detail: Detail | None, lines: list[JournalRow], length: int) -> None:
     value = {
         **xid_value(xid),
         "rm": rm,
@@ -201,7 +200,7 @@ def _show_json(rm: str, xid: Xid, vhost: str, detail: Detail | None, lines: list
     click.echo(json_line(value))
 
 
-def _show_text(xid: Xid, vhost: str, detail: Detail | None, lines: list[Line], limit: int, length: int) -> None:
+def _show_text(xid: Xid, vhost: str, detail: Detail | None, lines: list[JournalRow], limit: int, length: int) -> None:
     facts: list[tuple[str, str | Text]] = [
         ("xid", xid_text(xid)),
         ("vhost", safe(vhost)),
@@ -364,7 +363,7 @@ def detail_value(detail: Detail, preview_length: int) -> dict[str, object]:
     }
 
 
-def line_value(line: Line) -> dict[str, object]:
+def line_value(line: JournalRow) -> dict[str, object]:
     """One line of the journal, without its xid."""
     entry = line.entry
     return {

@@ -70,7 +70,7 @@ def known_revisions() -> list[str]:
     """All versions of the tables that this dtx knows, the newest first."""
     from alembic.script import ScriptDirectory
 
-    from dtx.log.migrate import script_location
+    from dtx.db.migrate import script_location
 
     return [script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()]
 
@@ -82,7 +82,7 @@ def known_revisions() -> list[str]:
 @click.option("--yes", is_flag=True, help="With down: do not ask.")
 def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
     """Bring the tables to the newest version (head), take them back (down), or show their version (current)."""
-    from dtx.log import migrate as log
+    from dtx.db import migrate as log
 
     if to is not None and what != "down":
         raise click.UsageError("--to goes with down")
@@ -103,7 +103,7 @@ def migrate(settings: Settings, what: str, to: str | None, yes: bool) -> int:
 
 
 def _refuse_while_served(url: str) -> None:
-    from dtx.log.connecting import Dsn, connect_now
+    from dtx.db.connections import Dsn, connect_now
 
     with closing(connect_now(Dsn(url))) as connection:
         row = connection.execute("SELECT to_regclass('dtx.lease') IS NOT NULL").fetchone()

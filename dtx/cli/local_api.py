@@ -17,12 +17,11 @@ from dtx.admin.api_context import Active, ApiContext
 from dtx.admin.identity import Gate, Identity
 from dtx.admin.problems import Problem, as_problem
 from dtx.admin.routes_read import COUNT, Positions, export_branch
+from dtx.auth.operators import OperatorLog, Role
 from dtx.cli.api_client import HEADERS, Api, Refused, encoded, parsed, user_name
 from dtx.cli.errors import CommandError, Exit
 from dtx.config import Settings
 from dtx.log.api import LeaseHeld, LogError
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from dtx.telemetry import Metrics
 from dtx.xa.codes import XaError
 
@@ -71,7 +70,7 @@ class Local(Api):
             CommandError: they are not those of this dtx.
         """
         from dtx.cli.database import known_revisions
-        from dtx.log import migrate
+        from dtx.db import migrate
 
         here, newest = migrate.current(self._url), known_revisions()[0]
         if here != newest:

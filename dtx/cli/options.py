@@ -181,7 +181,7 @@ def _shown_default(name: str, value: object) -> str | None:
 def _gtrid(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
-    from dtx.log.listing import gtrid_pattern
+    from dtx.log.pages import gtrid_pattern
 
     try:
         gtrid_pattern(value)

@@ -12,80 +12,88 @@ class Point(Enum):
 
     # -- the log
 
-    LOG_TAKING_BEFORE = 101, "dtx.log.failpoints", "nothing is durable: no vote, and nothing was taken"
-    LOG_TAKING_AFTER = 102, "dtx.log.failpoints", "the branch is logged as taking, with its work; nothing was taken yet"
-    LOG_PREPARED_BEFORE = 103, "dtx.log.failpoints", "no vote is durable; alongside, what was consumed has been taken"
-    LOG_PREPARED_AFTER = 104, "dtx.log.failpoints", "the vote is durable and nobody was told"
-    LOG_COMMITTING_BEFORE = 105, "dtx.log.failpoints", "the decision to commit is not durable"
-    LOG_COMMITTING_AFTER = 106, "dtx.log.failpoints", "the decision to commit is durable, nothing was published yet"
-    LOG_ROLLING_BACK_BEFORE = 107, "dtx.log.failpoints", "the decision to roll back is not durable"
-    LOG_ROLLING_BACK_AFTER = 108, "dtx.log.failpoints", "the decision to roll back is durable, nothing was put back yet"
-    LOG_UNIT_BEFORE = 109, "dtx.log.failpoints", "phase two needs a new unit, and the log has the old one"
-    LOG_UNIT_AFTER = 110, "dtx.log.failpoints", "the log knows lock and nonce of the unit that will be sent"
-    LOG_STUCK_BEFORE = 111, "dtx.log.failpoints", "the broker refused phase two and the log does not know"
+    LOG_TAKING_BEFORE = 101, "dtx.log.write_queue", "nothing is durable: no vote, and nothing was taken"
+    LOG_TAKING_AFTER = (
+        102,
+        "dtx.log.write_queue",
+        "the branch is logged as taking, with its work; nothing was taken yet",
+    )
+    LOG_PREPARED_BEFORE = 103, "dtx.log.write_queue", "no vote is durable; alongside, what was consumed has been taken"
+    LOG_PREPARED_AFTER = 104, "dtx.log.write_queue", "the vote is durable and nobody was told"
+    LOG_COMMITTING_BEFORE = 105, "dtx.log.write_queue", "the decision to commit is not durable"
+    LOG_COMMITTING_AFTER = 106, "dtx.log.write_queue", "the decision to commit is durable, nothing was published yet"
+    LOG_ROLLING_BACK_BEFORE = 107, "dtx.log.write_queue", "the decision to roll back is not durable"
+    LOG_ROLLING_BACK_AFTER = (
+        108,
+        "dtx.log.write_queue",
+        "the decision to roll back is durable, nothing was put back yet",
+    )
+    LOG_UNIT_BEFORE = 109, "dtx.log.write_queue", "phase two needs a new unit, and the log has the old one"
+    LOG_UNIT_AFTER = 110, "dtx.log.write_queue", "the log knows lock and nonce of the unit that will be sent"
+    LOG_STUCK_BEFORE = 111, "dtx.log.write_queue", "the broker refused phase two and the log does not know"
     LOG_STUCK_AFTER = (
         112,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "the log has the broker's words; phase two waits for somebody to ask again",
     )
-    LOG_HEURISTIC_COMMITTING_BEFORE = 113, "dtx.log.failpoints", "an operator's decision to commit is not durable"
+    LOG_HEURISTIC_COMMITTING_BEFORE = 113, "dtx.log.write_queue", "an operator's decision to commit is not durable"
     LOG_HEURISTIC_COMMITTING_AFTER = (
         114,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "an operator's decision to commit is durable, its work has not begun",
     )
-    LOG_HEURISTIC_ROLLING_BACK_BEFORE = 115, "dtx.log.failpoints", "an operator's decision to roll back is not durable"
+    LOG_HEURISTIC_ROLLING_BACK_BEFORE = 115, "dtx.log.write_queue", "an operator's decision to roll back is not durable"
     LOG_HEURISTIC_ROLLING_BACK_AFTER = (
         116,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "an operator's decision to roll back is durable, its work has not begun",
     )
     LOG_HEURISTIC_BEFORE = (
         117,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "a heuristic outcome is not durable; its work is done, or (standalone) is done by this very write",
     )
     LOG_HEURISTIC_AFTER = (
         118,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "a heuristic outcome is durable, its work is done, and nobody was told",
     )
     LOG_MENDED_BEFORE = (
         119,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "what an operator does to a message that phase two is stuck with is not durable",
     )
-    LOG_MENDED_AFTER = 120, "dtx.log.failpoints", "it is durable: the message goes elsewhere, or nowhere"
+    LOG_MENDED_AFTER = 120, "dtx.log.write_queue", "it is durable: the message goes elsewhere, or nowhere"
     LOG_COMMITTED_BEFORE = (
         121,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "the log still has a branch whose commit is done, or (standalone) is done by this very write",
     )
-    LOG_COMMITTED_AFTER = 122, "dtx.log.failpoints", "the branch has left the log as committed"
+    LOG_COMMITTED_AFTER = 122, "dtx.log.write_queue", "the branch has left the log as committed"
     LOG_ROLLED_BACK_BEFORE = (
         123,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "the log still has a branch whose roll-back is done, or (standalone) is done by this very write",
     )
-    LOG_ROLLED_BACK_AFTER = 124, "dtx.log.failpoints", "the branch has left the log as rolled back"
-    LOG_FORGOTTEN_BEFORE = 125, "dtx.log.failpoints", "the log still has the heuristic outcome"
-    LOG_FORGOTTEN_AFTER = 126, "dtx.log.failpoints", "the heuristic outcome has left the log"
-    LOG_NOTED_BEFORE = 127, "dtx.log.failpoints", "the journal does not tell of a branch that is not logged"
-    LOG_NOTED_AFTER = 128, "dtx.log.failpoints", "the journal tells how a branch ended that is not logged"
+    LOG_ROLLED_BACK_AFTER = 124, "dtx.log.write_queue", "the branch has left the log as rolled back"
+    LOG_FORGOTTEN_BEFORE = 125, "dtx.log.write_queue", "the log still has the heuristic outcome"
+    LOG_FORGOTTEN_AFTER = 126, "dtx.log.write_queue", "the heuristic outcome has left the log"
+    LOG_NOTED_BEFORE = 127, "dtx.log.write_queue", "the journal does not tell of a branch that is not logged"
+    LOG_NOTED_AFTER = 128, "dtx.log.write_queue", "the journal tells how a branch ended that is not logged"
     LOG_ONE_PHASE_BEFORE = (
         129,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "a one-phase commit without a broker is not durable: none of its work is",
     )
     LOG_ONE_PHASE_AFTER = (
         130,
-        "dtx.log.failpoints",
+        "dtx.log.write_queue",
         "a one-phase commit without a broker is durable, with its work; nothing is shown yet",
     )
-    LOG_STORED_BEFORE = 131, "dtx.log.failpoints", "publishes and acknowledgements outside of branches are not durable"
-    LOG_STORED_AFTER = 132, "dtx.log.failpoints", "they are durable; nothing is confirmed or shown yet"
-    LOG_DEFINED_BEFORE = 133, "dtx.log.failpoints", "topology is in memory alone"
-    LOG_DEFINED_AFTER = 134, "dtx.log.failpoints", "topology is durable; nobody was told"
+    LOG_STORED_BEFORE = 131, "dtx.log.write_queue", "publishes and acknowledgements outside of branches are not durable"
+    LOG_STORED_AFTER = 132, "dtx.log.write_queue", "they are durable; nothing is confirmed or shown yet"
+    LOG_DEFINED_BEFORE = 133, "dtx.log.write_queue", "topology is in memory alone"
+    LOG_DEFINED_AFTER = 134, "dtx.log.write_queue", "topology is durable; nobody was told"
     LOG_SENT = (
         135,
         "dtx.log.writer",
@@ -100,9 +108,9 @@ class Point(Enum):
     MIGRATION_AFTER = 202, "dtx.server.service", "the tables are those of this version"
     LEASE_TAKE_BEFORE = 203, "dtx.log.lease", "the lease is free, or its holder's has run out"
     LEASE_TAKE_AFTER = 204, "dtx.log.lease", "the lease is ours; earlier sessions of others cannot write any more"
-    EPOCH_BEFORE = 205, "dtx.log.fence", "the session of the writer is new; an earlier one of ours may still write"
-    EPOCH_SENT = 206, "dtx.log.fence", "the new epoch is on its way"
-    EPOCH_AFTER = 207, "dtx.log.fence", "no earlier session of ours writes any more"
+    EPOCH_BEFORE = 205, "dtx.log.writer", "the session of the writer is new; an earlier one of ours may still write"
+    EPOCH_SENT = 206, "dtx.log.writer", "the new epoch is on its way"
+    EPOCH_AFTER = 207, "dtx.log.writer", "no earlier session of ours writes any more"
     LEASE_RENEW_BEFORE = 208, "dtx.log.lease", "the lease is about to be renewed"
     LEASE_RENEW_AFTER = 209, "dtx.log.lease", "it lives for another while"
     LEASE_LOST = 210, "dtx.log.lease", "another dtx has the lease: nothing that this one writes is accepted"

@@ -1,24 +1,30 @@
 """The transaction log as the manager sees it. Two implementations obey one contract: PostgreSQL and in memory."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 from uuid import UUID
 
+from dtx.db.connections import LogError, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.records import Archived, BranchRecord, JournalEntry, LogWrite, Lookup, Work
 from dtx.xa.xid import Xid
 
-
-class LogError(Exception):
-    """The log could not do what was asked; the message is safe to show (no secrets)."""
+__all__ = [
+    "InFlight",
+    "LeaseHeld",
+    "LeaseLost",
+    "LogConflict",
+    "LogError",
+    "LogUnavailable",
+    "MessageLog",
+    "OnWritten",
+    "TransactionLog",
+]
 
 
 class LogConflict(LogError):
     """The row was not in the expected state and version, or the xid is there already. Nothing was written."""
-
-
-class LogUnavailable(LogError):
-    """The database could not be reached or refused; whether the write happened is *not known*."""
 
 
 class LeaseHeld(LogError):
@@ -40,7 +46,7 @@ class LeaseLost(LogError):
     """
 
 
-Told = Callable[[LogError | None], None]
+OnWritten = Callable[[LogError | None], None]
 """Hears of the outcome of a write: ``None`` when it is durable."""
 
 
@@ -80,7 +86,7 @@ class TransactionLog(Protocol):
     def congested(self) -> bool:
         """Whether so many records wait that those who :meth:`post` should pause."""
 
-    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
         """As ``write``, without waiting.
 
         Args:
@@ -142,3 +148,33 @@ class MessageLog(TransactionLog, Protocol):
 
     async def stray_queues(self, known: Collection[int]) -> list[int]:
         """Queues of this resource manager that have messages stored and are not among *known*."""
+
+
+class InFlight:
+    """How many writes are on their way, for those who wait until none is."""
+
+    __slots__ = ("_waiters", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def begin(self) -> None:
+        """One more."""
+        self.count += 1
+
+    def end(self) -> None:
+        """One less."""
+        self.count -= 1
+        if not self.count and self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def none(self) -> None:
+        """Return when none is under way."""
+        while self.count:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter

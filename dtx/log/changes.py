@@ -6,9 +6,12 @@ while a branch in the log names its slot as *published*.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
+from functools import lru_cache
+from hashlib import sha256
+from struct import Struct
 from typing import Final, NamedTuple
 
 from dtx.xa.value import value
@@ -25,6 +28,40 @@ class Slot(NamedTuple):
 
     queue: int
     position: int
+
+
+_SLOTS: Final = Struct(">qq")
+
+
+def pack_slots(slots: Sequence[Slot]) -> bytes:
+    """Slots as ``branch`` keeps them: queue and position, 64 bits each."""
+    pack = _SLOTS.pack
+    return b"".join([pack(queue, position) for queue, position in slots])
+
+
+def unpack_slots(data: bytes | None) -> tuple[Slot, ...] | None:
+    """What :func:`pack_slots` made; null is ``None``."""
+    return None if data is None else tuple(map(Slot._make, _SLOTS.iter_unpack(data)))
+
+
+MARK_BYTES: Final = 4
+"""Of four billion names two have the same mark, and finding one of them costs a close look."""
+
+
+@lru_cache(maxsize=4096)
+def mark(name: bytes) -> bytes:
+    """The mark of a name: a few bytes in a branch's row, by which a look for one name passes over branches without it.
+
+    The names themselves are beside the messages, and a look into those of a hundred thousand branches takes seconds. A
+    mark that is found is looked at closely; one that is not found proves that the name is not there. It is stored, so
+    it never changes.
+    """
+    return sha256(name).digest()[:MARK_BYTES]
+
+
+def marks(names: Iterable[bytes]) -> bytes:
+    """The marks of all *names*, each once."""
+    return b"".join(map(mark, dict.fromkeys(names)))
 
 
 class MessageFlag(IntFlag):

@@ -9,24 +9,29 @@ Running out is not losing: as long as nobody else took the lease, its holder may
 out nothing is said about unknown xids (:attr:`Lease.valid`): a successor might know better. Our side measures with a
 clock that goes on while the machine is suspended, from *before* the renewal was asked for, and gives up a margin
 early.
+
+The row also names the holder's process, so that its successor on the same machine knows that it is dead without waiting
+for its lease. A process id alone is reused. With the machine's boot, the namespace of process ids and the time of its
+start it names one process for ever. What cannot be told (another machine, another container, a system without
+``/proc``) counts as alive.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
 
 from dtx import failpoint
+from dtx.db.connections import Dsn, application_name, bury, connect, session_settings
 from dtx.failpoint import Point
 from dtx.log.api import LeaseHeld, LeaseLost, LogError, LogUnavailable
-from dtx.log.connecting import Dsn, bury, connect
-from dtx.log.process import is_dead, this_process
-from dtx.log.retention import Keep
-from dtx.log.session import application_name, session_settings
 from dtx.telemetry import get_logger
 
 POLL_SECONDS: Final = 0.25
@@ -66,9 +71,26 @@ WHERE rm = %(rm)s AND instance = %(instance)s RETURNING epoch
 """
 _RELEASE: Final = "UPDATE dtx.lease SET expires_at = '-infinity' WHERE rm = %(rm)s AND instance = %(instance)s"
 
+_PROC: Final = Path("/proc")
+_DEAD: Final = frozenset("ZXx")  # a zombie has no threads any more: it writes nothing
 _T = TypeVar("_T")
 
 log = get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How long a resource manager keeps what is over, days; ``None`` is for ever.
+
+    Args:
+        journal: lines of the journal, and with them the outcome memory; at least 1.
+        archive: messages that nobody got, of branches that were forgotten.
+        audit: lines of the trail of operators.
+    """
+
+    journal: int = 30
+    archive: int | None = None
+    audit: int | None = None
 
 
 def clock() -> float:
@@ -298,3 +320,49 @@ async def _bury(attempt: "asyncio.Task[_T]", connection: psycopg.AsyncConnection
     await bury(attempt)
     if connection is not None:
         await connection.close()
+
+
+def this_process() -> str | None:
+    """The identity of this process, ``None`` where the system does not tell."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (_PROC / "self/ns/pid").stat().st_ino
+        state, started = _state(os.getpid())
+    except (OSError, ValueError):
+        return None
+    assert state not in _DEAD
+    return f"{boot}/{namespace}/{os.getpid()}/{started}"
+
+
+def is_dead(process: str | None) -> bool:
+    """Whether the process that had this identity is certainly gone."""
+    mine = this_process()
+    if process is None or mine is None:
+        return False
+    boot, namespace, pid, started = process.split("/")
+    if mine.split("/")[:2] != [boot, namespace]:
+        return False
+    try:
+        state, found = _state(int(pid))
+    except FileNotFoundError:
+        return not _there(int(pid))
+    except (OSError, ValueError):
+        return False
+    return state in _DEAD or found != started
+
+
+def _there(pid: int) -> bool:
+    """Whether a process of which ``/proc`` says nothing exists: it may hide those of other users (``hidepid``)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """State and start time (clock ticks since boot) of a process; the name before them may hold anything."""
+    fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], fields[19]

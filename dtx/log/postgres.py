@@ -3,21 +3,18 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID
 
 from dtx import failpoint
+from dtx.db import migrate
+from dtx.db.connections import Dsn, require_safe
 from dtx.failpoint import Point
-from dtx.log import checks, retention
-from dtx.log.api import LeaseLost, LogUnavailable, Told
-from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
-from dtx.log.connecting import Dsn
-from dtx.log.lease import Lease
-from dtx.log.messages import MessageReader
-from dtx.log.queries import Readers
-from dtx.log.records import Archived, BranchRecord, JournalEntry, Line, LogWrite, Lookup, Work
-from dtx.log.retention import Keep
+from dtx.log.api import LeaseLost, LogUnavailable, OnWritten
+from dtx.log.lease import Keep, Lease
+from dtx.log.queries import Fetch, LogQueries, Readers
+from dtx.log.records import JournalEntry, Line, LogWrite, Lookup
 from dtx.log.writer import Writer
 from dtx.telemetry import get_logger
 from dtx.xa.xid import Xid
@@ -28,10 +25,10 @@ MAINTENANCE_SECONDS: Final = 3600.0
 log = get_logger()
 
 
-class PostgresLog:
+class PostgresLog(LogQueries):
     """The truth about every branch that has voted, in PostgreSQL (see :class:`dtx.log.api.TransactionLog`).
 
-    The tables must be there: see :func:`dtx.log.migrate.upgrade`.
+    The tables must be there: see :func:`dtx.db.migrate.upgrade`.
 
     Args:
         url: ``postgresql://user:password@host:port/name``.
@@ -80,7 +77,6 @@ class PostgresLog:
         self._lease: Lease | None = None
         self._writer: Writer | None = None
         self._readers: Readers | None = None
-        self._messages: MessageReader | None = None
         self._maintenance: asyncio.Task[None] | None = None
 
     async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
@@ -95,7 +91,7 @@ class PostgresLog:
             LogError: the server would lose what it has promised, or its tables are missing.
             LogUnavailable: the database cannot be reached.
         """
-        await asyncio.to_thread(checks.require_safe, self._dsn, unsafe=self._unsafe)
+        await asyncio.to_thread(require_safe, self._dsn, unsafe=self._unsafe)
         self._lease = Lease(
             self._dsn,
             self._rm,
@@ -119,7 +115,6 @@ class PostgresLog:
             )
             await self._writer.start()
             self._readers = Readers(self._dsn, self._rm, self._lease.instance, timeout=self._answer_timeout)
-            self._messages = MessageReader(self._readers)
             self._maintenance = asyncio.create_task(self._maintain(), name="journal maintenance")
         except BaseException:
             await self.close()
@@ -183,26 +178,7 @@ class PostgresLog:
         Raises:
             LogConflict, LogUnavailable, LeaseLost.
         """
-        if self._writer is None:
-            raise LogUnavailable("the log is not open")
-        await self._writer.write(record, urgent=urgent)
-
-    async def load(self) -> AsyncIterator[BranchRecord]:
-        """Every logged branch of this resource manager, with its units, without work."""
-        async for branch in self._reader().load():
-            yield branch
-
-    async def read_work(self, branch_id: UUID) -> list[Work]:
-        """The work of a branch, in order of position, bodies included."""
-        return await self._reader().read_work(branch_id)
-
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
-        """As :meth:`read_work`, wherever the messages are."""
-        return await self._reader().read_messages_of(branch_id)
-
-    async def read_archive(self, xid: Xid) -> list[Archived]:
-        """Messages that nobody got, of branches with *xid* that were forgotten."""
-        return await self._reader().read_archive(xid)
+        await self._open_writer().write(record, urgent=urgent)
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """What the log says about *xid* now; see :meth:`dtx.log.api.TransactionLog.lookup`.
@@ -211,74 +187,43 @@ class PostgresLog:
             LeaseLost: the lease is not valid: a successor might know better.
             LogUnavailable: the database is away, or an earlier write's outcome is not known yet.
         """
-        if self._writer is None:
-            raise LogUnavailable("the log is not open")
-        await self._writer.settled()
-        found = await self._reader().lookup(vhost, xid, branch_id)
+        await self._open_writer().settled()
+        found = await super().lookup(vhost, xid, branch_id)
         # asked after reading: it was valid all the while
         if not self.lease_valid:
             raise LeaseLost("the lease has run out, or another dtx has it")
         return found
-
-    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
-        """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""
-        return await self._reader().history(vhost, xid)
 
     @property
     def congested(self) -> bool:
         """See :class:`dtx.log.api.TransactionLog`."""
         return self._writer is not None and self._writer.congested
 
-    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
         """As :meth:`write`, without waiting."""
-        if self._writer is None:
-            raise LogUnavailable("the log is not open")
-        self._writer.post(record, told, urgent=urgent)
+        self._open_writer().post(record, told, urgent=urgent)
 
     async def settled(self) -> None:
         """Return when the outcome of every write is known."""
-        if self._writer is None:
-            raise LogUnavailable("the log is not open")
-        await self._writer.settled()
+        await self._open_writer().settled()
 
-    async def load_definitions(self) -> Definitions:
-        """All durable topology."""
-        return await self._message_reader().load_definitions()
-
-    async def load_queues(
-        self, queues: Sequence[int], *, detailed: Collection[int] = ()
-    ) -> AsyncIterator[QueueContents]:
-        """What is stored in *queues*."""
-        async for contents in self._message_reader().load_queues(queues, detailed=detailed):
-            yield contents
-
-    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
-        """The messages in *slots*."""
-        return await self._message_reader().read_messages(slots, octets)
-
-    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
-        """Those of *slots* that hold a message."""
-        return await self._message_reader().which_exist(slots)
-
-    async def stray_queues(self, known: Collection[int]) -> list[int]:
-        """Queues with messages that are not among *known*."""
-        return await self._message_reader().stray_queues(known)
-
-    def _message_reader(self) -> MessageReader:
-        if self._messages is None:
-            raise LogUnavailable("the log is not open")
-        return self._messages
-
-    def _reader(self) -> Readers:
+    @property
+    def fetch(self) -> Fetch:
+        """See :class:`~dtx.log.queries.LogQueries`."""
         if self._readers is None:
             raise LogUnavailable("the log is not open")
-        return self._readers
+        return self._readers.fetch
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise LogUnavailable("the log is not open")
+        return self._writer
 
     async def _maintain(self) -> None:
         while True:
             try:
                 failpoint.at(Point.PARTITIONS_BEFORE)
-                await asyncio.to_thread(retention.maintain, self._dsn)
+                await asyncio.to_thread(migrate.maintain, self._dsn)
                 failpoint.at(Point.PARTITIONS_AFTER)
             except LogUnavailable as error:
                 log.warning("the journal's partitions could not be maintained", error=str(error))

@@ -1,16 +1,22 @@
-"""Reading the log: the start's load, look-ups, work, history. Statements are SQLAlchemy's, compiled once."""
+"""Reading the log as the running dtx does: the start's load, look-ups, work, history, messages and topology.
+
+A start touches no body of standalone mode: it reads the primary key of ``message`` alone. PostgreSQL packs the
+positions of a queue into one value, which is an array here without a Python object for each: a million of them take a
+second or two.
+
+Statements are compiled once. Columns and rows as values are for the other readers, too.
+"""
 
 import asyncio
+import sys
+from abc import ABC, abstractmethod
+from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import psycopg
-from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import Loader
-from psycopg.pq import Format
 from sqlalchemy import (
     BigInteger,
     BindParameter,
@@ -26,14 +32,26 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    text,
     true,
     union_all,
 )
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from dtx.log import binary
-from dtx.log.api import LogUnavailable
-from dtx.log.connecting import Dsn, connect
+from dtx.db.columns import seconds_from
+from dtx.db.connections import Dsn, as_floats, connect, session_settings
+from dtx.log.api import LogError, LogUnavailable
+from dtx.log.changes import (
+    BindingRow,
+    Definitions,
+    DestinationKind,
+    ExchangeRow,
+    QueueContents,
+    QueueRow,
+    Slot,
+    StoredMessage,
+    unpack_slots,
+)
 from dtx.log.records import (
     ENDINGS,
     Archived,
@@ -49,8 +67,7 @@ from dtx.log.records import (
     Work,
     WorkKind,
 )
-from dtx.log.session import session_settings
-from dtx.log.tables import archive, body, branch, journal, message, queue, unit, work
+from dtx.log.tables import archive, binding, body, branch, exchange, journal, message, queue, unit, work
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
 
@@ -58,6 +75,18 @@ PAGE: Final = 2_000
 """Branches in one batch of the load: about a megabyte."""
 MAX_CONNECTIONS: Final = 3
 """Reading sessions: look-ups do not wait behind one long read of bodies, and PostgreSQL has few connections to give."""
+
+QUEUES_AT_ONCE: Final = 50
+"""Queues whose positions come in the first answer."""
+MAX_QUEUES_AT_ONCE: Final = 2_000
+"""And in any: short ones come ever more at once, so that a hundred thousand do not take a round trip each."""
+POSITIONS_AT_ONCE: Final = 500_000
+"""Positions in one answer beyond which the next has fewer queues: some megabytes."""
+MESSAGES_AT_ONCE: Final = 1_000
+"""Messages whose bodies come in one answer, unless a number of octets ends it before."""
+_NO_LIMIT: Final = 2**62
+SLOTS_AT_ONCE: Final = 10_000
+"""Slots in one question whether they exist."""
 
 _PLANNER_OFF: Final = (
     "enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit",
@@ -220,40 +249,98 @@ def kept(
     ).order_by("position")
 
 
+ARCHIVE_COLUMNS: Final = (
+    archive.c.branch_id, archive.c.position, archive.c.vhost, archive.c.format_id, archive.c.gtrid, archive.c.bqual,
+    archive.c.owner, archive.c.kind, archive.c.exchange, archive.c.routing_key, archive.c.queue, archive.c.fate,
+    archive.c.at,
+)  # fmt: skip
+"""The columns of an archived message but for its contents."""
 ARCHIVED: Final = Query(
-    select(
-        archive.c.branch_id, archive.c.position, archive.c.vhost, archive.c.owner, archive.c.kind, archive.c.exchange,
-        archive.c.routing_key, archive.c.queue, archive.c.properties, archive.c.body, archive.c.fate, archive.c.at,
-    )
+    select(*ARCHIVE_COLUMNS, archive.c.properties, archive.c.body)
     .where(archive.c.rm == _RM, *_is_xid(archive))
     .order_by(archive.c.at, archive.c.branch_id, archive.c.position)
-)  # fmt: skip
+)
 KEPT: Final = Query(kept(_BRANCH_ID))
+_EXCHANGES: Final = Query(
+    select(exchange.c.vhost, exchange.c.name, exchange.c.type, exchange.c.auto_delete, exchange.c.internal,
+           exchange.c.arguments)
+    .where(exchange.c.rm == _RM)
+    .order_by(exchange.c.vhost, exchange.c.name)
+)  # fmt: skip
+_QUEUES: Final = Query(
+    select(queue.c.vhost, queue.c.id, queue.c.name, queue.c.auto_delete, queue.c.arguments, queue.c.delivered)
+    .where(queue.c.rm == _RM)
+    .order_by(queue.c.vhost, queue.c.name)
+)
+_BINDINGS: Final = Query(
+    select(binding.c.vhost, binding.c.source, binding.c.destination_kind, binding.c.destination,
+           binding.c.routing_key, binding.c.arguments)
+    .where(binding.c.rm == _RM)
+    .order_by(binding.c.vhost, binding.c.source, binding.c.destination_kind, binding.c.destination,
+              binding.c.routing_key)
+)  # fmt: skip
+_OF_EACH: Final = """
+SELECT q.id, s.*
+FROM unnest(CAST(:queues AS bigint[])) WITH ORDINALITY AS q(id, ordinal)
+CROSS JOIN LATERAL (SELECT {packed} FROM (
+    SELECT {columns} FROM dtx.message m WHERE m.queue = q.id {condition} ORDER BY m.position) AS m
+) AS s(positions{more})
+WHERE s.positions IS NOT NULL
+"""
 
 
-class _TimeLoader(Loader):
-    """``timestamptz`` to seconds since 1970, without a datetime in between."""
-
-    format = Format.BINARY
-
-    def load(self, data: Buffer) -> float:
-        return binary.seconds_of(bytes(data))
+def _of_each(packed: str, columns: str, *, more: str = "", condition: str = "") -> Query:
+    values = ", ".join(f"string_agg({value}, CAST('' AS bytea))" for value in ("int8send(m.position)", *packed.split()))
+    return Query(text(_OF_EACH.format(packed=values, columns=f"m.position{columns}", more=more, condition=condition)))
 
 
-class _TextTimeLoader(Loader):
-    """The same for sessions that read text; they are set to UTC."""
-
-    format = Format.TEXT
-
-    def load(self, data: Buffer) -> float:
-        return datetime.fromisoformat(bytes(data).decode()).timestamp()
-
-
-def as_floats(connection: AdaptContext) -> None:
-    """Let *connection* read times as seconds since 1970."""
-    adapters = connection.adapters
-    adapters.register_loader("timestamptz", _TimeLoader)
-    adapters.register_loader("timestamptz", _TextTimeLoader)
+_POSITIONS: Final = _of_each("", "")
+_SIZE: Final = (
+    "coalesce(octet_length(m.body), (SELECT octet_length(b.content) FROM dtx.body b WHERE b.id = m.shared), 0)"
+)
+_DETAILS: Final = _of_each("int4send(m.flags) int4send(m.size)", f", m.flags, {_SIZE} AS size", more=", flags, sizes")
+_TRANSIENT: Final = _of_each("", "", condition="AND m.flags & 1 = 0")
+_EXPIRIES: Final = _of_each(
+    "timestamptz_send(m.expires_at)", ", m.expires_at", more=", times", condition="AND m.expires_at IS NOT NULL"
+)
+_IN_SLOTS: Final = """
+FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[])) AS u(queue, position)
+CROSS JOIN LATERAL (
+    SELECT * FROM dtx.message m WHERE m.queue = u.queue AND m.position = u.position OFFSET 0) AS m
+"""
+"""OFFSET 0: a planner that has last seen an empty table would read all of it, and compare each row with each slot."""
+_MESSAGES: Final = Query(
+    # Sizes are known without reading what is stored beside the row.
+    text(f"""
+SELECT m.queue, m.position, m.exchange, m.routing_key, m.flags, m.properties,
+    coalesce(m.body, (SELECT b.content FROM dtx.body b WHERE b.id = m.shared)), m.expires_at, m.shared
+FROM (
+    SELECT m.*, sum(m.size) OVER (ORDER BY m.ordinal) - m.size AS before
+    FROM (
+        SELECT m.*, {_SIZE} AS size, u.ordinal
+        FROM unnest(CAST(:queues AS bigint[]), CAST(:positions AS bigint[]))
+            WITH ORDINALITY AS u(queue, position, ordinal)
+        CROSS JOIN LATERAL (
+            SELECT * FROM dtx.message m WHERE m.queue = u.queue AND m.position = u.position OFFSET 0) AS m
+    ) AS m
+) AS m
+WHERE m.before < :octets ORDER BY m.ordinal
+""")
+)
+_BODY: Final = StoredMessage._fields.index("body")
+_EXIST: Final = Query(text("SELECT m.queue, m.position" + _IN_SLOTS))
+_STRAYS: Final = Query(
+    # one look-up for each queue, however many messages it has
+    text("""
+WITH RECURSIVE q AS (
+    (SELECT m.queue, m.rm FROM dtx.message m ORDER BY m.queue, m.position LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.rm FROM q CROSS JOIN LATERAL (
+        SELECT m.queue, m.rm FROM dtx.message m WHERE m.queue > q.queue ORDER BY m.queue, m.position LIMIT 1) AS n
+)
+SELECT q.queue FROM q WHERE q.rm = :rm
+""")
+)
 
 
 def branch_record(row: Sequence[Any], units: tuple[Unit, ...]) -> BranchRecord:
@@ -278,8 +365,8 @@ def branch_record(row: Sequence[Any], units: tuple[Unit, ...]) -> BranchRecord:
         stuck=stuck,
         outcome=_OUTCOMES[outcome],
         units=units,
-        published=binary.unpack_slots(published),
-        consumed=binary.unpack_slots(consumed),
+        published=unpack_slots(published),
+        consumed=unpack_slots(consumed),
     )
 
 
@@ -330,6 +417,203 @@ def journal_entry(row: Sequence[Any]) -> JournalEntry:
     )
 
 
+def archived_message(row: Sequence[Any], properties: bytes = b"", body: bytes = b"") -> Archived:
+    """A row of the archive's columns as a value, with these contents."""
+    branch_id, position, vhost, format_id, gtrid, bqual, owner, kind, exchange, routing_key, queue, fate, at = row
+    return Archived(
+        branch_id=branch_id,
+        position=position,
+        vhost=vhost,
+        xid=Xid(format_id, bytes(gtrid), bytes(bqual)),
+        owner=owner,
+        kind=WorkKind(kind),
+        exchange=bytes(exchange),
+        routing_key=bytes(routing_key),
+        queue=None if queue is None else bytes(queue),
+        properties=properties,
+        body=body,
+        fate=Fate(fate),
+        at=at,
+    )
+
+
+class Fetch(Protocol):
+    """Asks the database."""
+
+    async def __call__(self, query: Query, **given: object) -> list[tuple[Any, ...]]:
+        """All rows of *query*.
+
+        Raises:
+            LogUnavailable: the database is away.
+        """
+
+
+class LogQueries(ABC):
+    """What is asked of the log; every question raises LogUnavailable while the database is away."""
+
+    @property
+    @abstractmethod
+    def fetch(self) -> Fetch:
+        """Asks the database.
+
+        Raises:
+            LogUnavailable: the log is not open.
+        """
+
+    async def load(self) -> AsyncIterator[BranchRecord]:
+        """Every branch, a page at a time, so that neither memory nor a transaction grows with their number."""
+        after = UUID(int=0)
+        while True:
+            rows = await self.fetch(LOAD, after=after)
+            if not rows:
+                return
+            last = rows[-1][0]
+            units: defaultdict[UUID, tuple[Unit, ...]] = defaultdict(tuple)
+            for row in await self.fetch(LOAD_UNITS, after=after, last=last):
+                units[row[0]] += (unit_record(row),)
+            for row in rows:
+                yield branch_record(row, units.get(row[0], ()))
+            after = last
+            if len(rows) < PAGE:
+                return
+
+    async def read_work(self, branch_id: UUID) -> list[Work]:
+        """The work of a branch, bodies included."""
+        return [work_record(row) for row in await self.fetch(WORK, branch_id=branch_id)]
+
+    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
+        """As :meth:`read_work`, wherever the messages are: those of standalone mode included."""
+        rows = [*await self.fetch(WORK, branch_id=branch_id), *await self.fetch(KEPT, branch_id=branch_id)]
+        return [work_record(row) for row in rows]
+
+    async def read_archive(self, xid: Xid) -> list[Archived]:
+        """Messages that nobody got, of branches with *xid* that were forgotten."""
+        rows = await self.fetch(ARCHIVED, format_id=xid.format_id, gtrid=xid.gtrid, bqual=xid.bqual)
+        return [archived_message(row[:-2], row[-2], row[-1]) for row in rows]
+
+    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
+        """The branch with *xid*, or else its last ending, or that of *branch_id*."""
+        key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
+        for row in await self.fetch(FIND, **key):
+            units = await self.fetch(UNITS, branch_id=row[0])
+            return Lookup(branch=branch_record(row, tuple(map(unit_record, units))))
+        query, of_it = (ENDING, {}) if branch_id is None else (ENDING_OF_BRANCH, {"branch_id": branch_id})
+        for event, at, ended, owner, outcome in await self.fetch(query, **key, **of_it):
+            return Lookup(
+                ending=Ending(
+                    event=JournalEvent(event), at=at, branch_id=ended, owner=owner, outcome=_OUTCOMES[outcome]
+                )
+            )
+        return Lookup()
+
+    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
+        """The journal of *xid*, oldest first; all vhosts where *vhost* is ``None``."""
+        key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
+        rows = await self.fetch(HISTORY if vhost is None else HISTORY_OF_VHOST, **key)
+        return [journal_entry(row) for row in rows]
+
+    async def load_definitions(self) -> Definitions:
+        """See :class:`dtx.log.api.MessageLog`."""
+        fetch = self.fetch
+        return Definitions(
+            exchanges=tuple(
+                ExchangeRow(
+                    vhost=vhost, name=name, type=type_, auto_delete=auto, internal=internal, arguments=arguments
+                )
+                for vhost, name, type_, auto, internal, arguments in await fetch(_EXCHANGES)
+            ),
+            queues=tuple(
+                QueueRow(vhost=vhost, id=id_, name=name, auto_delete=auto, arguments=arguments, delivered=delivered)
+                for vhost, id_, name, auto, arguments, delivered in await fetch(_QUEUES)
+            ),
+            bindings=tuple(
+                BindingRow(vhost, source, DestinationKind(kind), destination, key, arguments)
+                for vhost, source, kind, destination, key, arguments in await fetch(_BINDINGS)
+            ),
+        )
+
+    async def load_queues(
+        self, queues: Sequence[int], *, detailed: Collection[int] = ()
+    ) -> AsyncIterator[QueueContents]:
+        """See :class:`dtx.log.api.MessageLog`."""
+        start, size = 0, QUEUES_AT_ONCE
+        while start < len(queues):
+            count = 0
+            for contents in await self._contents(queues[start : start + size], detailed):
+                count += len(contents.positions)
+                yield contents
+            start += size
+            size = max(1, size // 2) if count > POSITIONS_AT_ONCE else min(2 * size, MAX_QUEUES_AT_ONCE)
+
+    async def _contents(self, queues: Sequence[int], detailed: Collection[int]) -> list[QueueContents]:
+        fetch = self.fetch
+        plain = [id_ for id_ in queues if id_ not in detailed]
+        packed = {id_: packed for id_, *packed in await fetch(_POSITIONS, queues=plain)} if plain else {}
+        if len(plain) < len(queues):
+            wanted = [id_ for id_ in queues if id_ in detailed]
+            packed |= {id_: packed for id_, *packed in await fetch(_DETAILS, queues=wanted)}
+        full = list(packed)
+        transient: dict[int, bytes] = dict(await fetch(_TRANSIENT, queues=full)) if full else {}
+        expiries = {id_: packed for id_, *packed in await fetch(_EXPIRIES, queues=full)} if full else {}
+        return [
+            QueueContents(
+                queue=id_,
+                positions=_unpacked("q", packed[id_][0]) if id_ in packed else array("q"),
+                transient=_unpacked("q", transient.get(id_)),
+                expiries=_expiries(*expiries[id_]) if id_ in expiries else (),
+                flags=_unpacked("i", packed[id_][1] if id_ in packed else None) if id_ in detailed else None,
+                sizes=_unpacked("i", packed[id_][2] if id_ in packed else None) if id_ in detailed else None,
+            )
+            for id_ in queues
+        ]
+
+    async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
+        """See :class:`dtx.log.api.MessageLog`."""
+        fetch = self.fetch
+        found: dict[Slot, StoredMessage] = {}
+        left = _NO_LIMIT if octets is None else octets
+        for start in range(0, len(slots), MESSAGES_AT_ONCE):
+            queues, positions = zip(*slots[start : start + MESSAGES_AT_ONCE], strict=True)
+            rows = await fetch(_MESSAGES, queues=list(queues), positions=list(positions), octets=left)
+            for row in rows:
+                message = StoredMessage._make(row)
+                if row[_BODY] is None:
+                    raise LogError(f"body {message.shared} is not in the database, but a message uses it")
+                found[message.slot] = message
+                left -= len(message.body)
+            if left <= 0:
+                break
+        return found
+
+    async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
+        """See :class:`dtx.log.api.MessageLog`."""
+        fetch = self.fetch
+        found: set[Slot] = set()
+        for start in range(0, len(slots), SLOTS_AT_ONCE):
+            queues, positions = zip(*slots[start : start + SLOTS_AT_ONCE], strict=True)
+            rows = await fetch(_EXIST, queues=list(queues), positions=list(positions))
+            found.update(map(Slot._make, rows))
+        return found
+
+    async def stray_queues(self, known: Collection[int]) -> list[int]:
+        """See :class:`dtx.log.api.MessageLog`."""
+        there = set(known)
+        return [queue for (queue,) in await self.fetch(_STRAYS) if queue not in there]
+
+
+def _unpacked(typecode: str, data: bytes | None) -> "array[int]":
+    """Big endian integers, as PostgreSQL sends them, as an array of this machine's."""
+    numbers: array[int] = array(typecode)
+    numbers.frombytes(data or b"")
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _expiries(positions: bytes, times: bytes) -> list[tuple[int, float]]:
+    return list(zip(_unpacked("q", positions), map(seconds_from, _unpacked("q", times)), strict=True))
+
+
 class Readers:
     """A few sessions that read; each is made when it is needed and made again when it died.
 
@@ -354,77 +638,6 @@ class Readers:
         """Disconnect."""
         while self._spare:
             await self._spare.pop().close()
-
-    async def load(self) -> AsyncIterator[BranchRecord]:
-        """Every branch, a page at a time, so that neither memory nor a transaction grows with their number."""
-        after = UUID(int=0)
-        while True:
-            rows = await self.fetch(LOAD, after=after)
-            if not rows:
-                return
-            last = rows[-1][0]
-            units: defaultdict[UUID, tuple[Unit, ...]] = defaultdict(tuple)
-            for row in await self.fetch(LOAD_UNITS, after=after, last=last):
-                units[row[0]] += (unit_record(row),)
-            for row in rows:
-                yield branch_record(row, units.get(row[0], ()))
-            after = last
-            if len(rows) < PAGE:
-                return
-
-    async def read_work(self, branch_id: UUID) -> list[Work]:
-        """The work of a branch, bodies included."""
-        return [work_record(row) for row in await self.fetch(WORK, branch_id=branch_id)]
-
-    async def read_messages_of(self, branch_id: UUID) -> list[Work]:
-        """As :meth:`read_work`, wherever the messages are."""
-        rows = [*await self.fetch(WORK, branch_id=branch_id), *await self.fetch(KEPT, branch_id=branch_id)]
-        return [work_record(row) for row in rows]
-
-    async def read_archive(self, xid: Xid) -> list[Archived]:
-        """Messages that nobody got, of branches with *xid* that were forgotten."""
-        key = {"format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
-        return [
-            Archived(
-                branch_id=branch_id,
-                position=position,
-                vhost=vhost,
-                xid=xid,
-                owner=owner,
-                kind=WorkKind(kind),
-                exchange=exchange,
-                routing_key=routing_key,
-                queue=queue_name,
-                properties=properties,
-                body=body,
-                fate=Fate(fate),
-                at=at,
-            )
-            for (
-                branch_id, position, vhost, owner, kind, exchange, routing_key, queue_name, properties, body, fate, at,
-            ) in await self.fetch(ARCHIVED, **key)
-        ]  # fmt: skip
-
-    async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
-        """The branch with *xid*, or else its last ending, or that of *branch_id*."""
-        key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
-        for row in await self.fetch(FIND, **key):
-            units = await self.fetch(UNITS, branch_id=row[0])
-            return Lookup(branch=branch_record(row, tuple(map(unit_record, units))))
-        query, of_it = (ENDING, {}) if branch_id is None else (ENDING_OF_BRANCH, {"branch_id": branch_id})
-        for event, at, ended, owner, outcome in await self.fetch(query, **key, **of_it):
-            return Lookup(
-                ending=Ending(
-                    event=JournalEvent(event), at=at, branch_id=ended, owner=owner, outcome=_OUTCOMES[outcome]
-                )
-            )
-        return Lookup()
-
-    async def history(self, vhost: str | None, xid: Xid) -> list[JournalEntry]:
-        """The journal of *xid*, oldest first."""
-        key = {"vhost": vhost, "format_id": xid.format_id, "gtrid": xid.gtrid, "bqual": xid.bqual}
-        rows = await self.fetch(HISTORY if vhost is None else HISTORY_OF_VHOST, **key)
-        return [journal_entry(row) for row in rows]
 
     async def fetch(self, query: Query, **given: object) -> list[tuple[Any, ...]]:
         """All rows. A connection that died while it was spare is replaced once.

@@ -1,105 +1,90 @@
-"""One group of writes as a few statements: what branches and the journal need.
+"""One group of writes as a few statements.
 
-Every statement proves what it expects with ``dtx.require``; the group commits as a whole or not at all. What a group
-does to messages and topology is in :mod:`dtx.log.message_statements`.
+Every statement proves what it expects with ``dtx.require``; the group commits as a whole or not at all.
+
+Messages are put before any is dropped. A slot is never used again, so one that is put and dropped in one group is gone,
+in whichever order the records came. Nothing but a put of a message is ever a conflict: what is to be dropped may be
+gone, and topology may be written again.
 """
 
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
-from dtx.log import binary, message_statements
-from dtx.log.changes import Change, Define, Store
-from dtx.log.marks import mark, marks
-from dtx.log.message_statements import Filled, bind_topology, changed
+from dtx.db.columns import (
+    Encoder,
+    Field,
+    bytes_,
+    fields_of,
+    int4s,
+    int8,
+    int8s,
+    optional_bytes,
+    raw_uuids,
+    texts,
+    times,
+    uuids,
+    values_of,
+)
+from dtx.db.pipeline import CONFLICT, Bound, Statement, both, expect_all, in_pieces, insert, unnest
+from dtx.log import tables
+from dtx.log.changes import Change, Define, Slot, Store, mark, marks, pack_slots
 from dtx.log.records import EXCLUSIVE, WITH_OUTCOME, Advance, Complete, Insert, JournalEntry, Line, LogWrite, Note
-from dtx.log.statement import (
-    CONFLICT,
-    OUT_OF_TURN,
-    PROOF,
-    Bound,
-    Column,
-    Statement,
-    both,
-    expect_all,
-    in_pieces,
-    insert,
-    ours,
-    unnest,
-)
 
-BRANCH: Final[tuple[Column, ...]] = (
-    ("id", "id", "uuid", binary.uuids),
-    ("vhost", "vhost", "text", binary.texts),
-    ("format_id", "xid.format_id", "bigint", binary.int8s),
-    ("gtrid", "xid.gtrid", "bytea", binary.bytes_),
-    ("bqual", "xid.bqual", "bytea", binary.bytes_),
-    ("state", "state", "text", binary.texts),
-    ("owner", "owner", "text", binary.texts),
-    ("version", "version", "integer", binary.int4s),
-    ("timeout", "timeout", "bigint", binary.int8s),
-    ("started_at", "started_at", "timestamptz", binary.times),
-    ("prepared_at", "prepared_at", "timestamptz", binary.times),
-    ("decided_at", "decided_at", "timestamptz", binary.times),
-    ("one_phase", "one_phase", "boolean", binary.booleans),
-    ("publishes", "publishes", "integer", binary.int4s),
-    ("consumes", "consumes", "integer", binary.int4s),
-    ("bytes", "bytes", "bigint", binary.int8s),
-    ("stuck", "stuck", "text", binary.optional_texts),
-    ("outcome", "outcome", "text", binary.optional_texts),
-    ("published", "published", "bytea", binary.packed_slots),
-    ("consumed", "consumed", "bytea", binary.packed_slots),
-    ("exchange_marks", "", "bytea", binary.optional_bytes),
+LEASE_LOST: Final = "DTX02"
+"""SQLSTATE raised when the lease's epoch is not the writer's."""
+OUT_OF_TURN: Final = "DTX03"
+"""SQLSTATE raised when the group before was not written."""
+
+PROOF: Final = (
+    # The lock, not the look, is the proof: it waits for a successor that is taking the lease, and makes one wait that
+    # comes before this group's commit. EXISTS would let a group commit that began before the lease was lost.
+    f"dtx.require((SELECT true FROM dtx.lease WHERE rm = $1::text AND epoch = $2::bigint FOR SHARE) IS TRUE, "
+    f"'{LEASE_LOST}', 'another dtx holds the lease')"
 )
-WORK: Final[tuple[Column, ...]] = (
-    ("position", "position", "integer", binary.int4s),
-    ("kind", "kind", "text", binary.texts),
-    ("exchange", "exchange", "bytea", binary.bytes_),
-    ("routing_key", "routing_key", "bytea", binary.bytes_),
-    ("queue", "queue", "bytea", binary.optional_bytes),
-    ("flags", "flags", "integer", binary.int4s),
-    ("properties", "properties", "bytea", binary.bytes_),
-    ("body", "body", "bytea", binary.bytes_),
-    ("unit", "unit", "integer", binary.optional_int4s),
+"""What makes a statement fail unless ``$2`` is the epoch of the lease, and keeps it that until the group's commit."""
+
+
+def _ours(table: str) -> str:
+    """That the row of *table*, which its id finds, is the resource manager's.
+
+    Written so that no index can answer it: while a table is empty PostgreSQL takes one that begins with ``rm`` for as
+    good as the id's, and keeps the plan, by which it reads every branch in doubt for each write.
+    """
+    return f"{table}.rm || '' = $1::text"
+
+
+def _ours_by_row(table: str) -> str:
+    """The same where the key begins with ``rm``: the index is of use together with a row of ``u`` alone."""
+    return f"{table}.rm = CASE WHEN u.vhost IS NOT NULL THEN $1::text END"
+
+
+def _packed(value: Sequence[Slot] | None) -> bytes | None:
+    return None if value is None else pack_slots(value)
+
+
+_SLOTS: Final = Encoder("bytea", lambda values: optional_bytes.array(list(map(_packed, values))), _packed)
+"""The slots of one branch."""
+_XID: Final = {name: f"xid.{name}" for name in ("format_id", "gtrid", "bqual")}
+
+BRANCH: Final = fields_of(tables.branch, attributes=_XID, encoders={"published": _SLOTS, "consumed": _SLOTS})
+WORK: Final = fields_of(tables.work, without=("branch_id", "fate"))
+UNIT: Final = fields_of(tables.unit, without=("branch_id",))
+COMPLETE: Final = (Field("id", "id", uuids), Field("expect", "expect", texts), Field("version", "version", int4s))
+ADVANCE: Final = (
+    *COMPLETE,
+    Field("state", "to", texts),
+    *(column for column in BRANCH if column.name in {"prepared_at", "decided_at", "stuck", "outcome"}),
 )
-UNIT: Final[tuple[Column, ...]] = (
-    ("number", "number", "integer", binary.int4s),
-    ("lock", "lock", "text", binary.texts),
-    ("nonce", "nonce", "uuid", binary.uuids),
-    ("incarnation", "incarnation", "text", binary.optional_texts),
-    ("receipt", "receipt", "boolean", binary.booleans),
-    ("state", "state", "text", binary.texts),
+_FATE: Final = (Field("branch_id", "", uuids), Field("position", "", int4s), Field("fate", "", texts))
+_CLOSE: Final = (Field("branch_id", "", uuids), Field("publishes", "", texts), Field("consumes", "", texts))
+_REDIRECT: Final = (
+    *_FATE[:2],
+    Field("exchange", "", bytes_),
+    Field("routing_key", "", bytes_),
+    Field("queue", "", optional_bytes),
 )
-ADVANCE: Final[tuple[Column, ...]] = (
-    ("id", "id", "uuid", binary.uuids),
-    ("expect", "expect", "text", binary.texts),
-    ("version", "version", "integer", binary.int4s),
-    ("state", "to", "text", binary.texts),
-    ("prepared_at", "prepared_at", "timestamptz", binary.times),
-    ("decided_at", "decided_at", "timestamptz", binary.times),
-    ("stuck", "stuck", "text", binary.optional_texts),
-    ("outcome", "outcome", "text", binary.optional_texts),
-)
-COMPLETE: Final[tuple[Column, ...]] = ADVANCE[:3]
-_FATE: Final[tuple[Column, ...]] = (
-    ("branch_id", "", "uuid", binary.uuids),
-    ("position", "", "integer", binary.int4s),
-    ("fate", "", "text", binary.texts),
-)
-_CLOSE: Final[tuple[Column, ...]] = (
-    ("branch_id", "", "uuid", binary.uuids),
-    ("publishes", "", "text", binary.texts),
-    ("consumes", "", "text", binary.texts),
-)
-_REDIRECT: Final[tuple[Column, ...]] = (
-    ("branch_id", "", "uuid", binary.uuids),
-    ("position", "", "integer", binary.int4s),
-    ("exchange", "", "bytea", binary.bytes_),
-    ("routing_key", "", "bytea", binary.bytes_),
-    ("queue", "", "bytea", binary.optional_bytes),
-)
-_RELEASE: Final[tuple[Column, ...]] = (("id", "", "uuid", binary.uuids), ("kind", "", "text", binary.texts))
-_ARCHIVE: Final[tuple[Column, ...]] = (("id", "", "uuid", binary.uuids), ("at", "", "timestamptz", binary.times))
+_RELEASE: Final = (Field("id", "", uuids), Field("kind", "", texts))
+_ARCHIVE: Final = (Field("id", "", uuids), Field("at", "", times))
 _VOTED: Final = {
     "state": "'prepared'",
     "version": "1",
@@ -109,58 +94,50 @@ _VOTED: Final = {
     "outcome": "NULL",
 }
 """What a branch has when it has voted and nothing more has happened to it."""
-JOURNAL: Final[tuple[Column, ...]] = (
-    ("at", "at", "timestamptz", binary.times),
-    ("event", "event", "text", binary.texts),
-    ("branch_id", "branch_id", "uuid", binary.uuids),
-    ("vhost", "vhost", "text", binary.texts),
-    ("format_id", "xid.format_id", "bigint", binary.int8s),
-    ("gtrid", "xid.gtrid", "bytea", binary.bytes_),
-    ("bqual", "xid.bqual", "bytea", binary.bytes_),
-    ("owner", "owner", "text", binary.texts),
-    ("actor", "actor", "text", binary.optional_texts),
-    ("reason", "reason", "text", binary.optional_texts),
-    ("outcome", "outcome", "text", binary.optional_texts),
-    ("one_phase", "one_phase", "boolean", binary.booleans),
-    ("publishes", "publishes", "integer", binary.int4s),
-    ("consumes", "consumes", "integer", binary.int4s),
-    ("bytes", "bytes", "bigint", binary.int8s),
-    ("started_at", "started_at", "timestamptz", binary.times),
-    ("prepared_at", "prepared_at", "timestamptz", binary.times),
-    ("decided_at", "decided_at", "timestamptz", binary.times),
-)
-VOTE: Final[tuple[Column, ...]] = (
-    *(column for column in BRANCH if column[0] not in _VOTED),
-    ("line", "", "uuid", binary.raw_uuids),
-    ("actor", "", "text", binary.texts),
-)
+JOURNAL: Final = fields_of(tables.journal, without=("id", "xid8"), attributes=_XID)
+_LINE_ID: Final = Field("line", "", raw_uuids)
+VOTE: Final = (*(column for column in BRANCH if column.name not in _VOTED), _LINE_ID, Field("actor", "", texts))
 """What differs from branch to branch when it enters with its vote: see :class:`Line`."""
-END: Final[tuple[Column, ...]] = (
+END: Final = (
     *COMPLETE,
-    ("line", "", "uuid", binary.raw_uuids),
-    ("event", "event", "text", binary.texts),
-    ("at", "at", "timestamptz", binary.times),
-    ("actor", "actor", "text", binary.texts),
+    _LINE_ID,
+    Field("event", "event", texts),
+    Field("at", "at", times),
+    Field("actor", "actor", texts),
 )
-HEURISTIC: Final[tuple[Column, ...]] = (
-    ("branch_id", "branch_id", "uuid", binary.uuids),
-    ("outcome", "outcome", "text", binary.texts),
-    ("actor", "actor", "text", binary.optional_texts),
-    ("reason", "reason", "text", binary.optional_texts),
-    ("at", "at", "timestamptz", binary.times),
-)
-_OWNER: Final[Column] = ("branch_id", "", "uuid", binary.uuids)
-_ID: Final[Column] = ("id", "", "uuid", binary.raw_uuids)
-_NUMBERS: Final[tuple[Column, ...]] = (_OWNER, ("number", "", "integer", binary.int4s))
+HEURISTIC: Final = fields_of(tables.heuristic_outcome)
+_OWNER: Final = Field("branch_id", "", uuids)
+_ID: Final = Field("id", "", raw_uuids)
+_NUMBERS: Final = (_OWNER, Field("number", "", int4s))
+MESSAGE: Final = fields_of(tables.message, without=("shared",), encoders={"body": bytes_})
+"""The fields of a StoredMessage that shares no body, in their order: it is bound as it is."""
+BODY: Final = fields_of(tables.body)
+_SLOT: Final = MESSAGE[:2]
+_EXPIRY: Final = (*_SLOT, MESSAGE[-1])
+_REVISION: Final = (*_SLOT, MESSAGE[5])
+_SHARING: Final = (*MESSAGE[:6], MESSAGE[-1], Field("shared", "", int8s))
+EXCHANGE: Final = fields_of(tables.exchange)
+QUEUE: Final = fields_of(tables.queue)
+BINDING: Final = fields_of(tables.binding)
 
-_branch_values = attrgetter(*(column[1] for column in BRANCH[:-1]))
-_vote_values = attrgetter(*(column[1] for column in VOTE[:-3]))
-_work_values = attrgetter(*(column[1] for column in WORK))
-_unit_values = attrgetter(*(column[1] for column in UNIT))
-_advance_values = attrgetter(*(column[1] for column in ADVANCE))
-_complete_values = attrgetter(*(column[1] for column in COMPLETE))
-_journal_values = attrgetter(*(column[1] for column in JOURNAL))
-_WORK_BODY: Final = 1 + [column[0] for column in WORK].index("body")
+_branch_values = values_of(BRANCH[:-1])
+_vote_values = values_of(VOTE[:-3])
+_work_values = values_of(WORK)
+_unit_values = values_of(UNIT)
+_advance_values = values_of(ADVANCE)
+_complete_values = values_of(COMPLETE)
+_journal_values = values_of(JOURNAL)
+_exchange_values = values_of(EXCHANGE)
+_queue_values = values_of(QUEUE)
+
+
+def _place(columns: Sequence[Field], name: str) -> int:
+    return [column.name for column in columns].index(name)
+
+
+_WORK_BODY: Final = 1 + _place(WORK, "body")
+_MESSAGE_BODY: Final = _place(MESSAGE, "body")
+_CONTENT: Final = _place(BODY, "content")
 
 _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 
@@ -172,7 +149,7 @@ PROVE_TURN: Final = Statement(
     f"SELECT {PROOF}, dtx.require($3::text = '' OR current_setting('dtx.turn', true) = $3::text, '{OUT_OF_TURN}', "
     "'the group before was not written'), set_config('dtx.turn', $4::text, false)",
 )
-INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH, begins=True)
+INSERT_BRANCH: Final = Statement(b"insert_branch", insert("branch", BRANCH), BRANCH, proof=PROOF)
 INSERT_WORK: Final = Statement(b"insert_work", insert("work", (_OWNER, *WORK)), (_OWNER, *WORK))
 PUT_UNIT: Final = Statement(
     b"put_unit",
@@ -180,7 +157,7 @@ PUT_UNIT: Final = Statement(
         "unit",
         (_OWNER, *UNIT),
         "ON CONFLICT (branch_id, number) DO UPDATE SET "
-        + ", ".join(f"{column[0]} = excluded.{column[0]}" for column in UNIT[1:]),
+        + ", ".join(f"{column.name} = excluded.{column.name}" for column in UNIT[1:]),
     ),
     (_OWNER, *UNIT),
 )
@@ -191,11 +168,11 @@ ADVANCE_BRANCH: Final = Statement(
         "prepared_at = coalesce(u.prepared_at, b.prepared_at), decided_at = coalesce(u.decided_at, b.decided_at), "
         "stuck = u.stuck, outcome = coalesce(u.outcome, b.outcome) "
         f"FROM {unnest(ADVANCE)} "
-        f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version RETURNING 1",
+        f"WHERE b.id = u.id AND {_ours('b')} AND b.state = u.expect AND b.version = u.version RETURNING 1",
         "the branch is not in the expected state and version",
     ),
     ADVANCE,
-    begins=True,
+    proof=PROOF,
 )
 UNIT_DONE: Final = Statement(
     b"unit_done",
@@ -246,7 +223,7 @@ RELEASE: Final = Statement(
     b"release",
     "UPDATE dtx.branch b SET published = CASE u.kind WHEN 'publish' THEN '' ELSE b.published END, "
     "consumed = CASE u.kind WHEN 'consume' THEN '' ELSE b.consumed END "
-    f"FROM {unnest(_RELEASE)} WHERE b.id = u.id AND {ours('b')} AND $2::bigint >= 0",
+    f"FROM {unnest(_RELEASE)} WHERE b.id = u.id AND {_ours('b')} AND $2::bigint >= 0",
     _RELEASE,
 )
 ARCHIVE: Final = Statement(
@@ -256,7 +233,7 @@ ARCHIVE: Final = Statement(
     "routing_key, queue, properties, body, fate, at) "
     "SELECT b.rm, b.id, m.position, b.vhost, b.format_id, b.gtrid, b.bqual, b.owner, m.kind, m.exchange, "
     "m.routing_key, m.queue, m.properties, m.body, m.fate, u.at "
-    f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND {ours('b')} CROSS JOIN LATERAL ("
+    f"FROM {unnest(_ARCHIVE)} JOIN dtx.branch b ON b.id = u.id AND {_ours('b')} CROSS JOIN LATERAL ("
     "SELECT w.position, w.kind, w.exchange, w.routing_key, w.queue, w.properties, w.body, w.fate FROM dtx.work w "
     "WHERE w.branch_id = b.id AND w.fate IN ('dropped', 'discarded') "
     "UNION ALL SELECT s.ordinal::integer, 'publish', h.exchange, h.routing_key, q.name, h.properties, "
@@ -278,7 +255,7 @@ PUT_HEURISTIC: Final = Statement(
 COMPLETE_BRANCH: Final = Statement(
     b"complete_branch",
     f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(COMPLETE)} "
-    f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version "
+    f"WHERE b.id = u.id AND {_ours('b')} AND b.state = u.expect AND b.version = u.version "
     "RETURNING b.id, b.outcome), "
     "work AS (DELETE FROM dtx.work w USING gone WHERE w.branch_id = gone.id), "
     "units AS (DELETE FROM dtx.unit t USING gone WHERE t.branch_id = gone.id), "
@@ -288,8 +265,8 @@ COMPLETE_BRANCH: Final = Statement(
     "'the branch is not in the expected state and version')",
     COMPLETE,
 )
-_COLUMNS: Final = ", ".join(column[0] for column in BRANCH)
-_LINES: Final = f"INSERT INTO dtx.journal (rm, id, {', '.join(column[0] for column in JOURNAL)})"
+_COLUMNS: Final = ", ".join(column.name for column in BRANCH)
+_LINES: Final = f"INSERT INTO dtx.journal (rm, id, {', '.join(column.name for column in JOURNAL)})"
 _OF_BRANCH: Final = "vhost, format_id, gtrid, bqual, owner, actor, NULL"
 INSERT_VOTE: Final = Statement(
     b"insert_vote",
@@ -297,10 +274,10 @@ INSERT_VOTE: Final = Statement(
     f"lines AS ({_LINES} SELECT $1::text, line, prepared_at, 'prepared', id, {_OF_BRANCH}, NULL, false, "
     "publishes, consumes, bytes, started_at, prepared_at, NULL::timestamptz FROM u) "
     f"INSERT INTO dtx.branch (rm, {_COLUMNS}) SELECT $1::text, "
-    + ", ".join(_VOTED.get(column[0], column[0]) for column in BRANCH)
+    + ", ".join(_VOTED.get(column.name, column.name) for column in BRANCH)
     + " FROM u WHERE $2::bigint >= 0",
     VOTE,
-    begins=True,
+    proof=PROOF,
 )
 
 
@@ -308,7 +285,7 @@ def _end(more: str = "") -> str:
     """Branches end, and each leaves the line that its row tells."""
     return (
         f"WITH gone AS (DELETE FROM dtx.branch b USING {unnest(END)} "
-        f"WHERE b.id = u.id AND {ours('b')} AND b.state = u.expect AND b.version = u.version "
+        f"WHERE b.id = u.id AND {_ours('b')} AND b.state = u.expect AND b.version = u.version "
         f"RETURNING b.*, u.line, u.event, u.at, u.actor), {more}"
         f"lines AS ({_LINES} SELECT rm, line, at, event, id, {_OF_BRANCH}, outcome, one_phase, publishes, consumes, "
         "bytes, started_at, prepared_at, "
@@ -324,10 +301,70 @@ _WITH_WORK: Final = (
 )
 _WITH_OUTCOME: Final = "outcomes AS (DELETE FROM dtx.heuristic_outcome h USING gone WHERE h.branch_id = gone.id), "
 # Only a branch in a state of WITH_OUTCOME has an outcome (branch_check), and only with one is there a row of it.
-END_BRANCH: Final = Statement(b"end_branch", _end(), END, begins=True)
-END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END, begins=True)
+END_BRANCH: Final = Statement(b"end_branch", _end(), END, proof=PROOF)
+END_WITH_WORK: Final = Statement(b"end_with_work", _end(_WITH_WORK), END, proof=PROOF)
 END_WITH_OUTCOME: Final = Statement(b"end_with_outcome", _end(_WITH_WORK + _WITH_OUTCOME), END)
 INSERT_JOURNAL: Final = Statement(b"insert_journal", insert("journal", (_ID, *JOURNAL)), (_ID, *JOURNAL))
+
+PUT_BODY: Final = Statement(b"put_body", insert("body", BODY), BODY)
+PUT_MESSAGE: Final = Statement(b"put_message", insert("message", MESSAGE), MESSAGE, proof=PROOF)
+PUT_SHARING: Final = Statement(b"put_sharing", insert("message", _SHARING), _SHARING)
+EXPIRE_MESSAGE: Final = Statement(
+    b"expire_message",
+    f"UPDATE dtx.message m SET expires_at = u.expires_at FROM {unnest(_EXPIRY)} "
+    "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
+    _EXPIRY,
+)
+REVISE_MESSAGE: Final = Statement(
+    b"revise_message",
+    f"UPDATE dtx.message m SET properties = u.properties FROM {unnest(_REVISION)} "
+    "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
+    _REVISION,
+)
+DROP_MESSAGE: Final = Statement(
+    b"drop_message",
+    # what is gone already is no error
+    f"DELETE FROM dtx.message m USING {unnest(_SLOT)} "
+    "WHERE m.queue = u.queue AND m.position = u.position AND m.rm = $1::text AND $2::bigint >= 0",
+    _SLOT,
+)
+MARK_DELIVERED: Final = Statement(
+    b"mark_delivered",
+    f"UPDATE dtx.queue q SET delivered = u.position FROM {unnest(_SLOT)} "
+    f"WHERE q.id = u.queue AND {_ours('q')} AND q.delivered < u.position AND $2::bigint >= 0",
+    _SLOT,
+)
+BINDING_GONE: Final = Statement(
+    b"binding_gone",
+    f"DELETE FROM dtx.binding b USING {unnest(BINDING)} WHERE {_ours_by_row('b')} AND $2::bigint >= 0 AND "
+    + " AND ".join(f"b.{column.name} = u.{column.name}" for column in BINDING)
+    + " AND sha256(b.arguments) = sha256(u.arguments)",
+    BINDING,
+)
+QUEUE_GONE: Final = Statement(
+    b"queue_gone",
+    f"DELETE FROM dtx.queue q USING {unnest(QUEUE[:1])} WHERE q.id = u.id AND {_ours('q')} AND $2::bigint >= 0",
+    QUEUE[:1],
+)
+EXCHANGE_GONE: Final = Statement(
+    b"exchange_gone",
+    f"DELETE FROM dtx.exchange e USING {unnest(EXCHANGE[:2])} "
+    f"WHERE {_ours_by_row('e')} AND e.vhost = u.vhost AND e.name = u.name AND $2::bigint >= 0",
+    EXCHANGE[:2],
+)
+PUT_EXCHANGE: Final = Statement(
+    b"put_exchange",
+    insert(
+        "exchange",
+        EXCHANGE,
+        "ON CONFLICT (rm, vhost, name) DO UPDATE SET "
+        + ", ".join(f"{column.name} = excluded.{column.name}" for column in EXCHANGE[2:]),
+    ),
+    EXCHANGE,
+)
+PUT_QUEUE: Final = Statement(b"put_queue", insert("queue", QUEUE, "ON CONFLICT (id) DO NOTHING"), QUEUE)
+PUT_BINDING: Final = Statement(b"put_binding", insert("binding", BINDING, "ON CONFLICT DO NOTHING"), BINDING)
+
 
 STATEMENTS: Final = (
     PROVE_LEASE,
@@ -350,11 +387,72 @@ STATEMENTS: Final = (
     RELEASE,
     PUT_HEURISTIC,
     INSERT_JOURNAL,
-    *message_statements.STATEMENTS,
+    PUT_BODY,
+    PUT_MESSAGE,
+    PUT_SHARING,
+    EXPIRE_MESSAGE,
+    REVISE_MESSAGE,
+    DROP_MESSAGE,
+    MARK_DELIVERED,
+    BINDING_GONE,
+    QUEUE_GONE,
+    EXCHANGE_GONE,
+    PUT_EXCHANGE,
+    PUT_QUEUE,
+    PUT_BINDING,
 )
 """In the order of their execution within a group."""
 PREPARED: Final = both(STATEMENTS)
 """What a session that writes prepares."""
+
+
+_Filled = tuple[Statement, Sequence[Sequence[Any]]]
+"""A statement and its rows."""
+
+
+def _changed(changes: Sequence[Change]) -> list[_Filled]:
+    """The statements for all *changes* of one group with their rows, none of them empty."""
+    puts: list[Sequence[Any]] = []
+    sharing: list[Sequence[Any]] = []
+    bodies: dict[int, tuple[int, int, bytes]] = {}
+    for change in changes:
+        for put in change.puts:
+            if put.shared is None:
+                puts.append(put[:-1])
+                continue
+            uses = bodies[put.shared][1] if put.shared in bodies else 0
+            bodies[put.shared] = put.shared, uses + 1, put.body
+            sharing.append((*put[:6], put.expires_at, put.shared))
+    drops = [slot for change in changes for slot in change.drops]
+    expiries = [(*slot, expires_at) for change in changes for slot, expires_at in change.expiries]
+    revisions = {slot: revised for change in changes for slot, revised in change.revisions}
+    delivered: dict[int, int] = {}
+    for change in changes:
+        for queue, position in change.delivered:
+            delivered[queue] = max(position, delivered.get(queue, 0))
+    filled: tuple[_Filled, ...] = (
+        *((PUT_BODY, rows) for rows in in_pieces(list(bodies.values()), _CONTENT)),
+        *((PUT_MESSAGE, rows) for rows in in_pieces(puts, _MESSAGE_BODY)),
+        (PUT_SHARING, sharing),
+        (EXPIRE_MESSAGE, expiries),
+        (REVISE_MESSAGE, [(*slot, revised) for slot, revised in revisions.items()]),
+        (DROP_MESSAGE, drops),
+        (MARK_DELIVERED, tuple(delivered.items())),
+    )
+    return [(statement, rows) for statement, rows in filled if rows]
+
+
+def _bind_topology(rm: bytes, record: Define) -> list[Bound]:
+    """The statements for one *record*, none of them empty."""
+    filled: tuple[_Filled, ...] = (
+        (BINDING_GONE, record.bindings_gone),
+        (QUEUE_GONE, [(queue,) for queue in record.queues_gone]),
+        (EXCHANGE_GONE, record.exchanges_gone),
+        (PUT_EXCHANGE, list(map(_exchange_values, record.exchanges))),
+        (PUT_QUEUE, list(map(_queue_values, record.queues))),
+        (PUT_BINDING, record.bindings),
+    )
+    return [statement.bind(rm, len(rows), rows) for statement, rows in filled if rows]
 
 
 class _Rows:
@@ -496,7 +594,7 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
                 rows.line(journal, line_id)
                 rows.change(change)
             case Define():
-                topology += bind_topology(rm, record)
+                topology += _bind_topology(rm, record)
             case _ as never:
                 assert_never(never)
     filled = (
@@ -519,16 +617,16 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
         (PUT_HEURISTIC, rows.outcomes),
         (INSERT_JOURNAL, rows.lines),
     )
-    found: list[Filled] = [(statement, piece) for statement, piece in filled if piece]
+    found: list[_Filled] = [(statement, piece) for statement, piece in filled if piece]
     if rows.changes:
-        found += changed(rows.changes)
+        found += _changed(rows.changes)
     if turn is not None:
         behind = b"%d" % turn.behind if turn.behind else b""
-        bound: list[Bound] = [(PROVE_TURN, [rm, binary.int8(epoch), behind, b"%d" % turn.mine])]
-    elif found and len(found[0][1]) == 1 and found[0][0].begins:
+        bound: list[Bound] = [(PROVE_TURN, [rm, int8(epoch), behind, b"%d" % turn.mine])]
+    elif found and len(found[0][1]) == 1 and found[0][0].proof:
         first, (row,) = found.pop(0)
         bound = [first.bind_proving(rm, epoch, row)]
     else:
-        bound = [(PROVE_LEASE, [rm, binary.int8(epoch)])]
+        bound = [(PROVE_LEASE, [rm, int8(epoch)])]
     bound += [statement.bind(rm, len(piece), piece) for statement, piece in found]
     return bound + topology if topology else bound

@@ -11,20 +11,16 @@ processor time in PostgreSQL), to guard rows that one writer inserts and deletes
 their branch. Nor from ``message`` to ``queue``: the messages of a deleted queue leave later, in pieces.
 """
 
-from collections.abc import Iterable
-from enum import StrEnum
 from typing import Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
-    DateTime,
     Index,
     Integer,
-    LargeBinary,
-    MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -34,12 +30,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import UserDefinedType
 
+from dtx.db.columns import SCHEMA, metadata, moment, octets, one_of, prose, word
 from dtx.log.changes import DestinationKind
 from dtx.log.records import UNDELIVERED, WITH_OUTCOME, Fate, JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
-
-SCHEMA: Final = "dtx"
-metadata: Final = MetaData(schema=SCHEMA)
 
 
 class Xid8(UserDefinedType[str]):
@@ -52,23 +46,6 @@ class Xid8(UserDefinedType[str]):
         return "xid8"
 
 
-def _word(name: str, *, nullable: bool = False) -> Column[str]:
-    # byte order: these are identifiers, compared in indexes on every write
-    return Column(name, Text(collation="C"), nullable=nullable)
-
-
-def _bytes(name: str, *, nullable: bool = False) -> Column[bytes]:
-    return Column(name, LargeBinary, nullable=nullable)
-
-
-def _time(name: str, *, nullable: bool = True) -> Column[object]:
-    return Column(name, DateTime(timezone=True), nullable=nullable)
-
-
-def _one_of(column: str, words: Iterable[StrEnum]) -> str:
-    return f"{column} IN ({', '.join(repr(str(word)) for word in words)})"
-
-
 _XID_LENGTHS: Final = "octet_length(gtrid) BETWEEN 1 AND 64 AND octet_length(bqual) <= 64"
 _FORMAT_ID: Final = "format_id BETWEEN 0 AND 4294967295"
 
@@ -76,21 +53,21 @@ INVARIANTS: Final = {
     "branch": (
         _FORMAT_ID,
         _XID_LENGTHS,
-        _one_of("state", LogState),
-        _one_of("outcome", Heuristic),
-        f"({_one_of('state', sorted(WITH_OUTCOME))}) = (outcome IS NOT NULL)",
+        one_of("state", LogState),
+        one_of("outcome", Heuristic),
+        f"({one_of('state', sorted(WITH_OUTCOME))}) = (outcome IS NOT NULL)",
         "version >= 1 AND timeout >= 0 AND publishes >= 0 AND consumes >= 0 AND bytes >= 0",
         "octet_length(published) % 16 = 0 AND octet_length(consumed) % 16 = 0",
     ),
     "work": (
         '"position" >= 0',
-        _one_of("kind", WorkKind),
+        one_of("kind", WorkKind),
         "(kind = 'consume') = (queue IS NOT NULL)",
         "(kind = 'consume' OR unit IS NULL)",
-        _one_of("fate", Fate),
+        one_of("fate", Fate),
     ),
-    "unit": ("number >= 0", _one_of("state", UnitState)),
-    "journal": (_FORMAT_ID, _XID_LENGTHS, _one_of("event", JournalEvent), _one_of("outcome", Heuristic)),
+    "unit": ("number >= 0", one_of("state", UnitState)),
+    "journal": (_FORMAT_ID, _XID_LENGTHS, one_of("event", JournalEvent), one_of("outcome", Heuristic)),
 }
 """Of the tables that every branch writes: what the function ``<table>_holds`` asks of a row. A null passes."""
 
@@ -104,29 +81,29 @@ branch: Final = Table(
     "branch",
     metadata,
     Column("id", Uuid, nullable=False),
-    _word("rm"),
-    _word("vhost"),
+    word("rm"),
+    word("vhost"),
     Column("format_id", BigInteger, nullable=False),
-    _bytes("gtrid"),
-    _bytes("bqual"),
-    _word("state"),
-    _word("owner"),
+    octets("gtrid"),
+    octets("bqual"),
+    word("state"),
+    word("owner"),
     Column("version", Integer, nullable=False),
     Column("timeout", BigInteger, nullable=False),
-    _time("started_at", nullable=False),
-    _time("prepared_at"),
-    _time("decided_at"),
+    moment("started_at"),
+    moment("prepared_at", nullable=True),
+    moment("decided_at", nullable=True),
     Column("one_phase", Boolean, nullable=False),
     Column("publishes", Integer, nullable=False),
     Column("consumes", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    Column("stuck", Text),
-    _word("outcome", nullable=True),
+    prose("stuck", nullable=True),
+    word("outcome", nullable=True),
     # Standalone mode: pairs of 64 bit integers, queue and position; dtx.slots() reads them.
-    _bytes("published", nullable=True),
-    _bytes("consumed", nullable=True),
-    # Of the exchanges that the published ones were sent to (dtx.log.marks); null where nobody knows.
-    _bytes("exchange_marks", nullable=True),
+    octets("published", nullable=True),
+    octets("consumed", nullable=True),
+    # Of the exchanges that the published ones were sent to (dtx.log.changes.mark); null where nobody knows.
+    octets("exchange_marks", nullable=True),
     PrimaryKeyConstraint("id", name="branch_pkey"),
     UniqueConstraint("rm", "vhost", "format_id", "gtrid", "bqual", name="branch_xid_key"),
     _holds(
@@ -142,16 +119,16 @@ work: Final = Table(
     metadata,
     Column("branch_id", Uuid, nullable=False),
     Column("position", Integer, nullable=False),
-    _word("rm"),
-    _word("kind"),
-    _bytes("exchange"),
-    _bytes("routing_key"),
-    _bytes("queue", nullable=True),
+    word("rm"),
+    word("kind"),
+    octets("exchange"),
+    octets("routing_key"),
+    octets("queue", nullable=True),
     Column("flags", Integer, nullable=False),
-    _bytes("properties"),
-    _bytes("body"),
+    octets("properties"),
+    octets("body"),
     Column("unit", Integer),
-    _word("fate", nullable=True),
+    word("fate", nullable=True),
     PrimaryKeyConstraint("branch_id", "position", name="work_pkey"),
     _holds("work", '"position"', "kind", "queue", "unit", "fate"),
 )
@@ -161,23 +138,23 @@ archive: Final = Table(
     metadata,
     Column("branch_id", Uuid, nullable=False),
     Column("position", Integer, nullable=False),
-    _word("rm"),
-    _word("vhost"),
+    word("rm"),
+    word("vhost"),
     Column("format_id", BigInteger, nullable=False),
-    _bytes("gtrid"),
-    _bytes("bqual"),
-    _word("owner"),
-    _word("kind"),
-    _bytes("exchange"),
-    _bytes("routing_key"),
-    _bytes("queue", nullable=True),
-    _bytes("properties"),
-    _bytes("body"),
-    _word("fate"),
-    _time("at", nullable=False),
+    octets("gtrid"),
+    octets("bqual"),
+    word("owner"),
+    word("kind"),
+    octets("exchange"),
+    octets("routing_key"),
+    octets("queue", nullable=True),
+    octets("properties"),
+    octets("body"),
+    word("fate"),
+    moment("at"),
     PrimaryKeyConstraint("branch_id", "position", name="archive_pkey"),
-    CheckConstraint(_one_of("kind", WorkKind), name="archive_kind_check"),
-    CheckConstraint(_one_of("fate", sorted(UNDELIVERED)), name="archive_fate_check"),
+    CheckConstraint(one_of("kind", WorkKind), name="archive_kind_check"),
+    CheckConstraint(one_of("fate", sorted(UNDELIVERED)), name="archive_fate_check"),
     Index("archive_xid_idx", "gtrid", "bqual"),
     Index("archive_at_idx", "rm", "at", "branch_id", "position"),
 )
@@ -188,12 +165,12 @@ unit: Final = Table(
     metadata,
     Column("branch_id", Uuid, nullable=False),
     Column("number", Integer, nullable=False),
-    _word("rm"),
-    _word("lock"),
+    word("rm"),
+    word("lock"),
     Column("nonce", Uuid, nullable=False),
-    _word("incarnation", nullable=True),
+    word("incarnation", nullable=True),
     Column("receipt", Boolean, nullable=False),
-    _word("state"),
+    word("state"),
     PrimaryKeyConstraint("branch_id", "number", name="unit_pkey"),
     _holds("unit", "number", "state"),
 )
@@ -202,38 +179,38 @@ heuristic_outcome: Final = Table(
     "heuristic_outcome",
     metadata,
     Column("branch_id", Uuid, nullable=False),
-    _word("rm"),
-    _word("outcome"),
-    Column("actor", Text, nullable=False),
-    Column("reason", Text),
-    _time("at", nullable=False),
+    word("rm"),
+    word("outcome"),
+    prose("actor"),
+    prose("reason", nullable=True),
+    moment("at"),
     PrimaryKeyConstraint("branch_id", name="heuristic_outcome_pkey"),
-    CheckConstraint(_one_of("outcome", Heuristic), name="heuristic_outcome_outcome_check"),
+    CheckConstraint(one_of("outcome", Heuristic), name="heuristic_outcome_outcome_check"),
 )
 
 journal: Final = Table(
     "journal",
     metadata,
     Column("id", Uuid, nullable=False),
-    _time("at", nullable=False),
-    _word("rm"),
-    _word("event"),
+    moment("at"),
+    word("rm"),
+    word("event"),
     Column("branch_id", Uuid, nullable=False),
-    _word("vhost"),
+    word("vhost"),
     Column("format_id", BigInteger, nullable=False),
-    _bytes("gtrid"),
-    _bytes("bqual"),
-    _word("owner"),
-    Column("actor", Text, nullable=False),
-    Column("reason", Text),
-    _word("outcome", nullable=True),
+    octets("gtrid"),
+    octets("bqual"),
+    word("owner"),
+    prose("actor"),
+    prose("reason", nullable=True),
+    word("outcome", nullable=True),
     Column("one_phase", Boolean, nullable=False),
     Column("publishes", Integer, nullable=False),
     Column("consumes", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    _time("started_at"),
-    _time("prepared_at"),
-    _time("decided_at"),
+    moment("started_at", nullable=True),
+    moment("prepared_at", nullable=True),
+    moment("decided_at", nullable=True),
     # Readers follow the journal by this column below pg_snapshot_xmin: max(id) would lose lines committed late.
     Column("xid8", Xid8, server_default=text("pg_current_xact_id()"), nullable=False),
     PrimaryKeyConstraint("at", "id", name="journal_pkey"),
@@ -246,13 +223,13 @@ journal: Final = Table(
 exchange: Final = Table(
     "exchange",
     metadata,
-    _word("rm"),
-    _word("vhost"),
-    _bytes("name"),
-    _word("type"),
+    word("rm"),
+    word("vhost"),
+    octets("name"),
+    word("type"),
     Column("auto_delete", Boolean, nullable=False),
     Column("internal", Boolean, nullable=False),
-    _bytes("arguments"),
+    octets("arguments"),
     PrimaryKeyConstraint("rm", "vhost", "name", name="exchange_pkey"),
 )
 
@@ -260,11 +237,11 @@ queue: Final = Table(
     "queue",
     metadata,
     Column("id", BigInteger, nullable=False, autoincrement=False),
-    _word("rm"),
-    _word("vhost"),
-    _bytes("name"),
+    word("rm"),
+    word("vhost"),
+    octets("name"),
     Column("auto_delete", Boolean, nullable=False),
-    _bytes("arguments"),
+    octets("arguments"),
     # Messages up to this position may have been delivered before: written now and then, so it may be ahead.
     Column("delivered", BigInteger, nullable=False),
     PrimaryKeyConstraint("id", name="queue_pkey"),
@@ -277,14 +254,14 @@ queue: Final = Table(
 binding: Final = Table(
     "binding",
     metadata,
-    _word("rm"),
-    _word("vhost"),
-    _bytes("source"),
-    _word("destination_kind"),
-    _bytes("destination"),
-    _bytes("routing_key"),
-    _bytes("arguments"),
-    CheckConstraint(_one_of("destination_kind", DestinationKind), name="binding_destination_kind_check"),
+    word("rm"),
+    word("vhost"),
+    octets("source"),
+    word("destination_kind"),
+    octets("destination"),
+    octets("routing_key"),
+    octets("arguments"),
+    CheckConstraint(one_of("destination_kind", DestinationKind), name="binding_destination_kind_check"),
     # Arguments may be longer than an index can hold.
     Index(
         "binding_key", "rm", "vhost", "source", "destination_kind", "destination", "routing_key",
@@ -297,9 +274,9 @@ body: Final = Table(
     "body",
     metadata,
     Column("id", BigInteger, nullable=False, autoincrement=False),
-    _word("rm"),
+    word("rm"),
     Column("uses", Integer, nullable=False),
-    _bytes("content"),
+    octets("content"),
     PrimaryKeyConstraint("id", name="body_pkey"),
     postgresql_with={"fillfactor": 50},
 )
@@ -309,14 +286,14 @@ message: Final = Table(
     metadata,
     Column("queue", BigInteger, nullable=False, autoincrement=False),
     Column("position", BigInteger, nullable=False, autoincrement=False),
-    _word("rm"),
-    _bytes("exchange"),
-    _bytes("routing_key"),
+    word("rm"),
+    octets("exchange"),
+    octets("routing_key"),
     Column("flags", Integer, nullable=False),
-    _bytes("properties"),
+    octets("properties"),
     # Null where it shares the body that "shared" names.
-    _bytes("body", nullable=True),
-    _time("expires_at"),
+    octets("body", nullable=True),
+    moment("expires_at", nullable=True),
     Column("shared", BigInteger),
     PrimaryKeyConstraint("queue", "position", name="message_pkey"),
     CheckConstraint("queue > 0 AND position >= 0", name="message_slot_check"),
@@ -328,13 +305,13 @@ message: Final = Table(
 lease: Final = Table(
     "lease",
     metadata,
-    _word("rm"),
+    word("rm"),
     Column("epoch", BigInteger, nullable=False),
-    Column("holder", Text, nullable=False),
-    Column("process", Text),
+    prose("holder"),
+    prose("process", nullable=True),
     Column("instance", Uuid, nullable=False),
-    _time("taken_at", nullable=False),
-    _time("expires_at", nullable=False),
+    moment("taken_at"),
+    moment("expires_at"),
     Column("retention_days", Integer, nullable=False),
     # Null: for ever.
     Column("archive_days", Integer),
@@ -347,4 +324,55 @@ lease: Final = Table(
     CheckConstraint("audit_days >= 1", name="lease_audit_check"),
     # One row that is updated every few seconds: it stays in its page.
     postgresql_with={"fillfactor": 10},
+)
+
+
+# What the pipeline has found about the whole fleet. These two name no resource manager of their own. A run of the
+# pipeline replaces them in one transaction; no lease is needed, and nothing of dtx writes them.
+def _words(name: str) -> Column[list[str]]:
+    return Column(name, ARRAY(Text(collation="C")), nullable=False)
+
+
+reconciliation: Final = Table(
+    "reconciliation",
+    metadata,
+    Column("number", BigInteger, nullable=False, autoincrement=False),
+    moment("as_of"),
+    moment("published_at", now=True),
+    Column("lines", BigInteger, nullable=False),
+    Column("fingerprint", BigInteger, nullable=False),
+    prose("totals", comment="JSON: for each verdict its transactions and branches"),
+    Column("shown", BigInteger, nullable=False),
+    PrimaryKeyConstraint("number", name="reconciliation_pkey"),
+    CheckConstraint("number >= 1 AND lines >= 0 AND shown >= 0", name="reconciliation_counts_check"),
+)
+"""The runs that were published; the verdicts are those of the one that was published last."""
+
+verdict: Final = Table(
+    "verdict",
+    metadata,
+    Column("format_id", BigInteger),
+    octets("gtrid"),
+    word("verdict"),
+    _words("findings"),
+    moment("since", nullable=True),
+    moment("first_at"),
+    moment("last_at"),
+    _words("rms"),
+    _words("owners"),
+    Column("branches", Integer, nullable=False),
+    word("decision", nullable=True),
+    prose("tm", nullable=True),
+    octets("fingerprint"),
+    prose("evidence", comment="JSON: the lines that it rests on"),
+    CheckConstraint("format_id BETWEEN 0 AND 4294967295", name="verdict_format_id_check"),
+    # names that PostgreSQL's own prepared transactions may have are longer than a gtrid
+    CheckConstraint("octet_length(gtrid) BETWEEN 1 AND 200", name="verdict_gtrid_check"),
+    CheckConstraint("branches >= 0", name="verdict_branches_check"),
+    CheckConstraint("octet_length(fingerprint) = 16", name="verdict_fingerprint_check"),
+    # There is no primary key, since there may be no format id: where a participant's name for it is no xid, or where
+    # a decision is about no branch that is known, of a log that keeps none.
+    Index("verdict_key", "gtrid", text("coalesce(format_id, -1)"), unique=True),
+    Index("verdict_last_at_idx", "last_at", "gtrid"),
+    Index("verdict_verdict_idx", "verdict", "last_at", "gtrid"),
 )

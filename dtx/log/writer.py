@@ -15,6 +15,21 @@ or the bump waited for its lock). Then it looks for traces of the carried groups
 every waiter of it and of those before has been served; not there, and the group is written again. Where the database
 stays away for the retry window, the waiters get LogUnavailable and the carried groups are settled later: until then
 nothing is said about any xid (:attr:`Writer.settled`).
+
+Traces. All of a group was committed or nothing, so the surest trace of any of its records tells of all:
+
+1. A journal line: its id is random, nobody else writes it, it stays for days.
+2. A branch that entered or advanced: only this record could give it its state and version.
+3. A message that was put and not dropped by the same group: a slot is used once, and until the group is settled only
+   the group behind it may drop it. (The removal of a deleted queue's messages may, too; it does no harm when those are
+   put again.)
+4. Without any of these the group has only dropped messages, given them another time to expire, marked what was
+   delivered, or defined topology. All of that may be written twice: it counts as not applied. No record that was not
+   in the group can have come between.
+
+Of two groups that were under way the second is looked for first: it was written only if the first was. Where it left no
+trace, or dropped the only one of the first, both are written again, in their order, and that comes to the same. So
+nothing is written for the sake of a trace alone, and a group of acknowledgements costs no more than its deletions.
 """
 
 import asyncio
@@ -22,27 +37,27 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from os import urandom
 from typing import Final
+from uuid import UUID
 
 import psycopg
 from psycopg.pq.abc import PGresult
 
 from dtx import failpoint
+from dtx.db.columns import int4s, int8s, raw_uuids, texts, times, uuids
+from dtx.db.connections import Dsn, application_name, session_settings
+from dtx.db.pipeline import CONFLICT, Bound, Refused, Session, SessionLost, Statement
 from dtx.failpoint import Point
-from dtx.log import checks, fence
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
-from dtx.log.connecting import Dsn
-from dtx.log.failpoints import around
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
+from dtx.log.changes import Change, Define, Slot, Store
 from dtx.log.lease import Lease
-from dtx.log.records import JournalEntry, Line, LogWrite
-from dtx.log.session import Refused, Session, SessionLost, session_settings
-from dtx.log.statement import CONFLICT, LEASE_LOST
-from dtx.log.statements import PREPARED, Turn, bind_group
-from dtx.log.waiting import Pending, Waiting
+from dtx.log.records import Advance, Insert, JournalEntry, Line, LogWrite
+from dtx.log.statements import LEASE_LOST, PREPARED, Turn, bind_group
+from dtx.log.write_queue import Pending, WriteQueue, around
 from dtx.telemetry import get_logger
 
 _COMPANY: Final = 4
@@ -62,6 +77,48 @@ _FULL_SECONDS: Final = 3.0
 """How long a disk counts as full after such a write: nothing but the next one tells whether it still is."""
 _PAUSE_MIN: Final = 0.05
 _PAUSE_MAX: Final = 1.0
+WRITER_SETTINGS: Final = {
+    # The tables are empty when plans are made and have 100,000 rows a minute later. Every hot statement finds its
+    # rows by primary key: only that plan is ever right, and planning again for each group would cost more than
+    # running it. Bitmap scans alone are left, since they always have a condition on the index. An index scan can read
+    # a whole table, and does so for each group once autovacuum has found the table empty.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_indexscan": "off",
+    "enable_indexonlyscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""Of the session that writes."""
+
+_END_PREDECESSOR: Final = Statement(
+    b"end_predecessor",
+    # A session cut off in mid-transaction holds its lock on the lease until the server notices. Our own role may end
+    # it.
+    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+    "WHERE application_name = $1::text AND usename = current_user AND pid <> pg_backend_pid()",
+)
+_RAISE_EPOCH: Final = Statement(
+    b"raise_epoch",
+    # Waits for the lock of a transaction of the old session that has proved the old epoch; one that has not, will fail.
+    "UPDATE dtx.lease SET epoch = epoch + 1 WHERE rm = $1::text AND instance = $2::uuid RETURNING epoch",
+)
+_LINE: Final = Statement(
+    b"find_line", "SELECT count(*) FROM dtx.journal WHERE at = ($1::timestamptz[])[1] AND id = ($2::uuid[])[1]"
+)
+_BRANCH: Final = Statement(
+    b"find_branch",
+    "SELECT count(*) FROM dtx.branch WHERE rm = $1::text AND id = ($2::uuid[])[1] "
+    "AND state = ($3::text[])[1] AND version = ($4::integer[])[1]",
+)
+_MESSAGE: Final = Statement(
+    b"find_message",
+    "SELECT count(*) FROM (SELECT 1 FROM unnest($2::bigint[], $3::bigint[]) AS u(queue, position) "
+    "JOIN dtx.message m ON m.queue = u.queue AND m.position = u.position AND m.rm = $1::text LIMIT 1) AS found",
+)
+UNKNOWN_COMMIT: Final = (_END_PREDECESSOR, _RAISE_EPOCH, _LINE, _BRANCH, _MESSAGE)
+"""What a session needs to take the place of one that died."""
 
 log = get_logger()
 
@@ -90,7 +147,7 @@ class Writer:
         dsn: the database.
         rm: name of the resource manager.
         lease: taken.
-        durable: see :meth:`dtx.log.session.Session.connect`.
+        durable: see :meth:`dtx.db.pipeline.Session.connect`.
         retry_window: seconds for which a write outlives a database that is away.
         answer_timeout: seconds after which a database that does not answer counts as away.
         observe: told of each commit: how many records, how many seconds.
@@ -117,7 +174,7 @@ class Writer:
         self._lease = lease
         # PostgreSQL gives up first where it can: then it is known that nothing was written.
         self._settings = session_settings("writer", lease.instance, statement_timeout=answer_timeout * 0.8)
-        self._settings |= checks.WRITER_SETTINGS
+        self._settings |= WRITER_SETTINGS
         self._durable = durable
         self._retry_window = retry_window
         self._answer_timeout = answer_timeout
@@ -125,7 +182,7 @@ class Writer:
         self._on_lines = on_lines
         self._loop = asyncio.get_running_loop()
         self._line_ids = map((urandom(8)).__add__, map(_eight_octets, count()))
-        self._waiting = Waiting(self._loop, self._wake)
+        self._waiting = WriteQueue(self._loop, self._wake)
         self._under_way: deque[_Sent] = deque()  # oldest first
         self._in_hand: list[Pending] = []  # taken from the queue, not answered: an error of our own finds them here
         self._carried: list[list[Pending]] = []  # oldest first
@@ -212,7 +269,7 @@ class Writer:
         """Whether so many records wait that those who :meth:`post` should pause."""
         return self._waiting.full
 
-    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
         """Queue *record*, however many wait: see :attr:`congested`. *told* hears what :meth:`write` would raise."""
         if self._end is not None:
             self._loop.call_soon(told, type(self._end)(str(self._end)))
@@ -404,7 +461,7 @@ class Writer:
         """The epoch was not ours: another dtx has the lease, or a session that we gave up has bumped it late."""
         assert self._session is not None
         try:
-            self._epoch = await fence.raise_epoch(self._session, self._rm, self._lease.instance)
+            self._epoch = await raise_epoch(self._session, self._rm, self._lease.instance)
         except LeaseLost as error:
             self._lease.lose()
             self._stop(error)
@@ -446,14 +503,14 @@ class Writer:
             self._session = None
         session = await Session.connect(
             self._dsn,
-            (*PREPARED, *fence.STATEMENTS),
+            (*PREPARED, *UNKNOWN_COMMIT),
             settings=self._settings,
             timeout=seconds,
             answer_timeout=self._answer_timeout,
             durable=self._durable,
         )
         try:
-            self._epoch = await fence.raise_epoch(session, self._rm, self._lease.instance)
+            self._epoch = await raise_epoch(session, self._rm, self._lease.instance)
         except BaseException:
             await session.close()
             raise
@@ -521,10 +578,85 @@ class Writer:
         """
         for number in range(len(groups), 0, -1):
             group = [(pending.record, pending.line_id) for pending in groups[number - 1]]
-            if await fence.was_applied(session, self._rm, group):
+            if await was_applied(session, self._rm, group):
                 return number
         return 0
 
 
 def _eight_octets(number: int) -> bytes:
     return number.to_bytes(8)
+
+
+async def raise_epoch(session: Session, rm: bytes, instance: UUID) -> int:
+    """Fence off every earlier session of this instance.
+
+    Returns:
+        The epoch to write with.
+
+    Raises:
+        LeaseLost: another dtx has the lease.
+        Refused, SessionLost: not done.
+    """
+    failpoint.at(Point.EPOCH_BEFORE)
+    await session.send([(_END_PREDECESSOR, [application_name("writer", instance).encode()])])
+    answer = session.send([(_RAISE_EPOCH, [rm, instance.bytes])])
+    failpoint.at(Point.EPOCH_SENT)
+    epoch = _number(await answer)
+    if epoch is None:
+        raise LeaseLost("another dtx has taken the lease")
+    failpoint.at(Point.EPOCH_AFTER)
+    return epoch
+
+
+async def was_applied(session: Session, rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
+    """Whether *group* was committed by a session that is fenced off, or may be written again without harm.
+
+    Args:
+        session: under a new epoch.
+        rm: name of the resource manager.
+        group: each record with the id of its journal line.
+
+    Raises:
+        Refused, SessionLost: not known yet.
+    """
+    trace = _trace(rm, group)
+    return trace is not None and _number(await session.send([trace])) == 1
+
+
+def _trace(rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> Bound | None:
+    """The question whose answer is 1 where the group was committed; ``None`` where none is needed."""
+    of_branch: Bound | None = None
+    changes: list[Change] = []
+    for record, line_id in group:
+        if not isinstance(record, Store | Define) and record.journal is not None:
+            return _LINE, [times.array([record.journal.at]), raw_uuids.array([line_id])]
+        if isinstance(record, Insert):
+            of_branch = _branch_trace(rm, record.branch.id, record.branch.state, record.branch.version)
+        elif isinstance(record, Advance):
+            of_branch = _branch_trace(rm, record.id, record.to, record.version + 1)
+        if not isinstance(record, Define) and record.change is not None:
+            changes.append(record.change)
+    if of_branch is not None:
+        return of_branch
+    dropped = {slot for change in changes for slot in change.drops}
+    put = [put.slot for change in changes for put in change.puts if put.slot not in dropped]
+    return _message_trace(rm, put) if put else None
+
+
+def _branch_trace(rm: bytes, branch_id: UUID, state: str, version: int) -> Bound:
+    return _BRANCH, [rm, uuids.array([branch_id]), texts.array([state]), int4s.array([version])]
+
+
+def _message_trace(rm: bytes, slots: Sequence[Slot]) -> Bound:
+    queues, positions = zip(*slots, strict=True)
+    return _MESSAGE, [rm, int8s.array(queues), int8s.array(positions)]
+
+
+def _number(results: list[PGresult]) -> int | None:
+    """The one integer of the last result; ``None`` where it has no row."""
+    result = results[-1]
+    if result.ntuples == 0:
+        return None
+    value = result.get_value(0, 0)
+    assert value is not None
+    return int.from_bytes(value, signed=True)

@@ -14,9 +14,8 @@ from typing import Final, assert_never
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.log.api import LogError, TransactionLog
+from dtx.log.api import InFlight, LogError, TransactionLog
 from dtx.log.records import LogWrite
-from dtx.log.underway import UnderWay
 from dtx.manager.broker import BrokerEffects
 from dtx.manager.durable import Durable, LoggedEffect, log_failed
 from dtx.manager.entry import Entry
@@ -127,7 +126,7 @@ class Effects:
         self._done = done
         self._clock = time.monotonic
         self._closed = False
-        self.under_way: Final = UnderWay()
+        self.under_way: Final = InFlight()
         """Requests without a task, whose writes nobody has heard of yet."""
 
     @property

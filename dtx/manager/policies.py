@@ -21,8 +21,8 @@ from uuid import UUID
 
 from dtx.config.rules import Policy
 from dtx.log.api import LogError
-from dtx.log.due import Due
 from dtx.log.lease import clock as steady_clock
+from dtx.log.reader import AgedBranch
 from dtx.manager.entry import Entry
 from dtx.store.slices import in_turns
 from dtx.telemetry import Metrics, get_logger
@@ -52,14 +52,14 @@ class Log(Protocol):
     async def clock(self) -> float:
         """The time of the database, seconds since the epoch."""
 
-    async def of_ids(self, ids: Sequence[UUID]) -> list[Due]:
+    async def of_ids(self, ids: Sequence[UUID]) -> list[AgedBranch]:
         """Those of *ids* that are prepared."""
 
-    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[Due]]:
+    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[AgedBranch]]:
         """How many votes are older than *seconds*, and the oldest *limit* of them."""
 
 
-Decide = Callable[[Policy, Due], Awaitable[str]]
+Decide = Callable[[Policy, AgedBranch], Awaitable[str]]
 """Carries out what a policy says about a branch, as it is in that version; returns the answer, or raises XaError."""
 
 
@@ -197,7 +197,7 @@ class Policies:
         decided.append(now)
         return True
 
-    async def _carry_out(self, policy: Policy, found: Due) -> None:
+    async def _carry_out(self, policy: Policy, found: AgedBranch) -> None:
         try:
             answer = await self._decide(policy, found)
         except XaError as error:

@@ -15,9 +15,9 @@ from typing import Final
 
 from dtx.config import Settings
 from dtx.config.values import DAY
+from dtx.log.lease import Keep
 from dtx.log.postgres import PostgresLog
-from dtx.log.reading import LogReader
-from dtx.log.retention import Keep
+from dtx.log.reader import LogReader
 from dtx.manager import Limits, TransactionManager
 from dtx.server.alongside.mode import BrokerAway, broker_of, open_alongside, require_broker, vhost_of
 from dtx.server.standalone.mode import open_standalone

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
 
-from dtx.auth.turns import source_of
+from dtx.auth.login_throttle import source_of
 from dtx.config import Address, ConfigError
 from dtx.manager import Who
 from dtx.server.front import ClientSession

@@ -9,8 +9,8 @@ from dtx.admin.identity import Gate
 from dtx.admin.routes_orders import police
 from dtx.admin.server import AdminServer
 from dtx.auth.accounts import Accounts
+from dtx.auth.operators import OperatorLog
 from dtx.config import Settings
-from dtx.log.operators import OperatorLog
 from dtx.log.postgres import PostgresLog
 from dtx.manager import TransactionManager
 from dtx.server.front import ClientSession

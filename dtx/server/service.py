@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx import failpoint
 from dtx.config import Settings, redact
+from dtx.db import migrate
 from dtx.embedded.postgres import EmbeddedPostgres
 from dtx.failpoint import Point
-from dtx.log import migrate
+from dtx.log.lease import Keep
 from dtx.log.postgres import PostgresLog
-from dtx.log.retention import Keep
 from dtx.manager import Limits, TransactionManager
 from dtx.server import memory
 from dtx.server.listener import Listener, NewSession

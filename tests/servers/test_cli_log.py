@@ -16,7 +16,7 @@ import pytest
 
 from dtx.admin.safe_text import iso_time
 from dtx.cli import run
-from dtx.log import migrate as migrations
+from dtx.db import migrate as migrations
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import (
     Advance,

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Protocol
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from tests.support.queues import QueueAccess, Taken
 from tests.support.service import DtxService
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Final, assert_never
 from uuid import UUID
 
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, Told
+from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, OnWritten
 from dtx.log.changes import Change, Define, Definitions, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import (
     ENDINGS,
@@ -155,7 +155,7 @@ class MemoryLog:
         if fault is Fault.ANSWER_LOST:
             raise LogUnavailable("the database is away, the outcome of the write is not known: as the test wants it")
 
-    def post(self, record: LogWrite, told: Told, *, urgent: bool = True) -> None:
+    def post(self, record: LogWrite, told: OnWritten, *, urgent: bool = True) -> None:
         """Write *record* without waiting for it; in the order of the calls."""
 
         def ended(write: "asyncio.Task[None]") -> None:

@@ -148,7 +148,7 @@ class PostgresServer:
 
     def create_migrated_database(self) -> str:
         """A fresh database with the log's tables in it, copied from one that was migrated once."""
-        from dtx.log import migrate
+        from dtx.db import migrate
 
         if self._template is None:
             url = self.create_database()

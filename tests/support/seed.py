@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from dtx.log import migrate
+from dtx.db import migrate
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import Advance, BranchRecord, Insert, JournalEvent, LogState, Work
 from dtx.xa.codes import Heuristic

@@ -7,10 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.users import AccountEditor
 from dtx.client import XA_HEURCOM, XA_HEURRB, XAER_NOTA, XaFlag, Xid
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.support.browser import Browser, Visitor
 from tests.support.crash import Scene, work
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from dtx.wire.amqp09 import methods
 from tests.support.rabbitmq import RabbitNode
 from tests.support.raw import RawClient

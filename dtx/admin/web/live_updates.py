@@ -21,8 +21,8 @@ from dtx.admin.api_context import ApiContext
 from dtx.admin.forms import StatusForm
 from dtx.admin.problems import Problem
 from dtx.admin.routes_read import status
-from dtx.log import past
-from dtx.log.past import Asked
+from dtx.log import pages
+from dtx.log.pages import JournalFilter
 from dtx.telemetry import Metrics, get_logger
 
 BEAT_SECONDS: Final = 2.0
@@ -256,9 +256,11 @@ class Pulse:
     async def _see(self) -> Beat:
         context = self._context
         found = await status(context)
-        lines = await context.read(lambda log: past.lines(log, context.rm, Asked(), latest_first=True, limit=1))
+        lines = await context.read(
+            lambda log: pages.journal_page(log, JournalFilter(rm=context.rm), latest_first=True, limit=1)
+        )
         audit = await asyncio.to_thread(lambda: context.trail.trail(limit=1))
-        journal = str(lines[0].mark) if lines else ""
+        journal = str(lines[0].cursor) if lines else ""
         marks = {
             "always": str(time.monotonic()),
             "branches": _digest(found.branches, found.stuck, found.in_doubt_bytes, journal, found.active),

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from dtx.admin.safe_text import human_duration, human_size, safe
-from dtx.log.operator_tables import Role
+from dtx.auth.operators import Role
 from dtx.xa.xid import Xid
 
 PAGES: Final = "/console"

@@ -32,12 +32,11 @@ from dtx.admin.web.page_request import (
     to_sign_in,
 )
 from dtx.admin.web.rendering import address, go_to
-from dtx.log import verdicts
+from dtx.auth.operators import Role
+from dtx.log import pages
 from dtx.log.api import LogError
-from dtx.log.operator_tables import Role
-from dtx.log.past import OUTCOMES
+from dtx.log.pages import OUTCOMES, VERDICT_CURSORS, Cursor
 from dtx.log.records import WITH_OUTCOME
-from dtx.log.verdicts import Place
 from dtx.xa.codes import XaError
 from dtx.xa.model import State
 from dtx.xa.table import IN_DOUBT
@@ -144,10 +143,10 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
     given = _given(request, "verdict", "gtrid", "rm", "owner")
     cursor = request.query_params.get("cursor", "")
     gtrid = _gtrid(given["gtrid"]) if "gtrid" in given else None
-    after = _place(cursor) if cursor else None
-    run = await visit.context.read(verdicts.reconciled)
+    after = _cursor(cursor) if cursor else None
+    run = await visit.context.read(pages.last_reconciliation)
     found = await visit.context.read(
-        lambda log: verdicts.found(
+        lambda log: pages.verdict_page(
             log,
             word=given.get("verdict"),
             gtrid=gtrid,
@@ -158,12 +157,11 @@ async def show_reconciliation(request: Request, visit: Visitor) -> Response:
         )
     )
     shown, last = page_of(found, _PAGE)
-    place = None if last is None else str(Place(last_at=last.last_at, gtrid=last.gtrid, format_id=last.format_id))
     return visit.show(
         "reconciliation.html",
         run=run,
         found=shown,
-        **_listed("reconciliation", given, cursor, place),
+        **_listed("reconciliation", given, cursor, None if last is None else str(last.cursor)),
     )
 
 
@@ -175,11 +173,11 @@ def _gtrid(words: str) -> bytes:
         return words.encode()
 
 
-def _place(cursor: str) -> Place:
+def _cursor(text: str) -> Cursor:
     try:
-        return Place.parse(cursor)
-    except (ValueError, TypeError):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{cursor[:80]!r} is no cursor") from None
+        return VERDICT_CURSORS.parse(text)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
 @router.get("/outcomes")

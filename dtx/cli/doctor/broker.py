@@ -30,7 +30,7 @@ from dtx.cli.doctor import Check, failed, ok, warning
 from dtx.config import Settings, broker_vhost, redact
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LogError
-from dtx.log.reading import LogReader
+from dtx.log.reader import LogReader
 from dtx.store.rabbitmq.identity import Identity, name_taken, owner_exchange, owner_mark, receipt_queues
 from dtx.store.rabbitmq.management import Management, ManagementError
 

@@ -13,18 +13,18 @@ from typing import Any, Final
 import psycopg
 
 from dtx.admin.safe_text import human_duration, human_size, safe
-from dtx.auth.editing import AccountEditor
 from dtx.auth.passwords import is_password
 from dtx.auth.permissions import BadPattern, check_pattern
-from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, Snapshot
+from dtx.auth.users import DEFAULT_PASSWORD, DEFAULT_USER, LOOPBACK_USERS, AccountEditor, Snapshot
 from dtx.cli.database import database_url, known_revisions
 from dtx.cli.doctor import Check, failed, ok, warning
 from dtx.config import Settings
+from dtx.db import connections, migrate
+from dtx.db.connections import Dsn, connect_now
 from dtx.embedded.postgres import EmbeddedPostgresError
-from dtx.log import checks, migrate
 from dtx.log.api import LogError
-from dtx.log.connecting import Dsn, connect_now
-from dtx.log.reading import Filter, Holder, LogReader, Stored
+from dtx.log.pages import BranchFilter, totals
+from dtx.log.reader import Holder, LogReader, Stored
 
 _TIMEOUT_SECONDS: Final = 5
 _CLOCK_WARNING_SECONDS: Final = 1.0
@@ -83,7 +83,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
 
 def _server(dsn: Dsn, settings: Settings) -> Iterator[Check]:
     """What the service itself demands at its start."""
-    for check in checks.examine(dsn):
+    for check in connections.examine(dsn):
         name, found = f"database.{check.name}", f"{check.name} is {check.found}"
         if check.fault is None:
             yield ok(name, found)
@@ -155,15 +155,15 @@ def _log(url: str, settings: Settings) -> Iterator[Check]:
     """What waits."""
     try:
         with LogReader(url) as log:
-            totals = log.totals(Filter(rm=settings.rm))
+            sums = totals(log, BranchFilter(rm=settings.rm))
     except LogError:
         # No tables: that has been said.
         return
-    count, stuck = sum(total.branches for total in totals), sum(total.stuck for total in totals)
+    count, stuck = sum(total.branches for total in sums), sum(total.stuck for total in sums)
     if stuck:
         yield warning("in-doubt", f"{stuck} of {count} in doubt are stuck: 'dtx branches' shows what the broker says")
     elif count:
-        oldest = human_duration(max(total.oldest for total in totals))
+        oldest = human_duration(max(total.oldest for total in sums))
         yield ok("in-doubt", f"{count} in doubt, the oldest was started {oldest} ago")
     else:
         yield ok("in-doubt", "no branch is in doubt")

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
-from dtx.log.api import LeaseLost, LogConflict, LogError, LogUnavailable, MessageLog, Told
+from dtx.log.api import InFlight, LeaseLost, LogConflict, LogError, LogUnavailable, MessageLog, OnWritten
 from dtx.log.changes import BindingRow, Change, Define, ExchangeKey, Slot, Store, StoredMessage
-from dtx.log.underway import UnderWay
 from dtx.telemetry import get_logger
 
 DROPS_AT_ONCE: Final = 5_000
@@ -41,7 +40,7 @@ class Recorder:
         self._log = log_
         self._gone: list[Slot] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         self._numbers = count()
         self._defines: deque[_Definition] = deque()
         self._defining: asyncio.Task[None] | None = None
@@ -64,7 +63,7 @@ class Recorder:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _post(self, change: Change, told: Told, *, urgent: bool = True) -> None:
+    def _post(self, change: Change, told: OnWritten, *, urgent: bool = True) -> None:
         def ended(error: LogError | None) -> None:
             self._under_way.end()
             told(error)
@@ -87,7 +86,7 @@ class Recorder:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def submit(self, change: Change, told: Told) -> None:
+    def submit(self, change: Change, told: OnWritten) -> None:
         """Write *change*; *told* hears of the outcome, and is never called before this returns."""
         self._post(change, told)
 
@@ -250,7 +249,7 @@ class Recorder:
             except LogError:
                 await asyncio.sleep(_PAUSE)
 
-    def behind(self, queues: Collection[int], written: Told) -> Told:
+    def behind(self, queues: Collection[int], written: OnWritten) -> OnWritten:
         """Hold back that messages are written until the log has the queues that they are in.
 
         A restart does not keep a message whose queue the log does not have.

@@ -2,7 +2,7 @@
 
 import secrets
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from tests.support.browser import Browser
 from tests.support.service import DtxService
 

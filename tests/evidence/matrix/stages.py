@@ -14,10 +14,9 @@ from typing import Any, Final, Self
 import psycopg
 from pika.adapters.blocking_connection import BlockingChannel
 
+from dtx.auth.operators import OperatorLog, Role
 from dtx.client import XaFlag, Xid
 from dtx.failpoint import DIED
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.evidence.matrix.cases import Condition, Mode
 from tests.support.broker import StandaloneBroker
 from tests.support.crash import Scene, work

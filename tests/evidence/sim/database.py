@@ -17,15 +17,15 @@ from uuid import UUID
 
 import psycopg
 
-from dtx.log import fence, lease
+from dtx.db.pipeline import CONFLICT, Refused, SessionLost
+from dtx.log import lease, writer
 from dtx.log.api import LeaseLost, LogConflict, LogUnavailable
 from dtx.log.changes import Definitions, QueueContents, Slot, StoredMessage
 from dtx.log.lease import Lease
 from dtx.log.postgres import PostgresLog
+from dtx.log.queries import Fetch, LogQueries
 from dtx.log.records import BranchRecord, LogWrite, Lookup, Work
-from dtx.log.session import Refused, SessionLost
-from dtx.log.statement import CONFLICT, LEASE_LOST, OUT_OF_TURN
-from dtx.log.statements import Turn
+from dtx.log.statements import LEASE_LOST, OUT_OF_TURN, Turn
 from dtx.log.writer import Writer
 from dtx.xa.xid import Xid
 from tests.evidence.sim.scheduler import Process, SimLoop, current
@@ -200,7 +200,7 @@ class SimDatabase:
                 raise AssertionError(f"not a statement of the lease: {statement}")
 
     def raise_epoch(self, instance: UUID) -> int:
-        """See :func:`dtx.log.fence.raise_epoch`.
+        """See :func:`dtx.log.writer.raise_epoch`.
 
         Raises:
             LeaseLost: another dtx has the lease.
@@ -215,7 +215,7 @@ _DICTS: Final = ("messages", "_exchanges", "_queues", "_bindings")
 
 
 class SimSession:
-    """A session of the writer; see :class:`dtx.log.session.Session`."""
+    """A session of the writer; see :class:`dtx.db.pipeline.Session`."""
 
     def __init__(self, database: SimDatabase) -> None:
         self.database = database
@@ -367,81 +367,80 @@ class _SimLease(Lease):
         return self._connection
 
 
-class _SimReaders:
+class _SimQueries(LogQueries):
     """What reads; the tables are the twin's."""
 
-    def __init__(self, database: SimDatabase) -> None:
-        self._database = database
-        self._tables = database.tables
+    database: SimDatabase
 
-    async def close(self) -> None:
-        """Nothing is open."""
+    @property
+    def fetch(self) -> Fetch:
+        """There is no SQL."""
+        raise NotImplementedError
 
     async def _go(self) -> None:
-        database = self._database
-        await database.pause()
-        if database.away:
+        await self.database.pause()
+        if self.database.away:
             raise LogUnavailable("the database is away")
 
     async def load(self) -> AsyncIterator[BranchRecord]:
         """Every branch."""
         await self._go()
-        for record in [record async for record in self._tables.load()]:
+        for record in [record async for record in self.database.tables.load()]:
             yield record
 
     async def read_work(self, branch_id: UUID) -> list[Work]:
         """The work of a branch."""
         await self._go()
-        found = await self._tables.read_work(branch_id)
-        await self._database.pause()
+        found = await self.database.tables.read_work(branch_id)
+        await self.database.pause()
         return found
 
     async def read_messages_of(self, branch_id: UUID) -> list[Work]:
         """The same, wherever the messages are."""
         await self._go()
-        found = await self._tables.read_messages_of(branch_id)
-        await self._database.pause()
+        found = await self.database.tables.read_messages_of(branch_id)
+        await self.database.pause()
         return found
 
     async def lookup(self, vhost: str, xid: Xid, branch_id: UUID | None = None) -> Lookup:
         """What the tables say."""
         await self._go()
-        found = await self._tables.lookup(vhost, xid, branch_id)
-        await self._database.pause()
+        found = await self.database.tables.lookup(vhost, xid, branch_id)
+        await self.database.pause()
         return found
 
     async def load_definitions(self) -> Definitions:
         """All topology."""
         await self._go()
-        return await self._tables.load_definitions()
+        return await self.database.tables.load_definitions()
 
     async def load_queues(
         self, queues: Sequence[int], *, detailed: Collection[int] = ()
     ) -> AsyncIterator[QueueContents]:
         """What is in them."""
         await self._go()
-        async for contents in self._tables.load_queues(queues, detailed=detailed):
+        async for contents in self.database.tables.load_queues(queues, detailed=detailed):
             yield contents
 
     async def read_messages(self, slots: Sequence[Slot], octets: int | None = None) -> dict[Slot, StoredMessage]:
         """Messages."""
         await self._go()
-        found = await self._tables.read_messages(slots, octets)
-        await self._database.pause()
+        found = await self.database.tables.read_messages(slots, octets)
+        await self.database.pause()
         return found
 
     async def which_exist(self, slots: Sequence[Slot]) -> set[Slot]:
         """Those that are there."""
         await self._go()
-        return await self._tables.which_exist(slots)
+        return await self.database.tables.which_exist(slots)
 
     async def stray_queues(self, known: Collection[int]) -> list[int]:
         """Queues that nobody knows."""
         await self._go()
-        return await self._tables.stray_queues(known)
+        return await self.database.tables.stray_queues(known)
 
 
-class SimLog(PostgresLog):
+class SimLog(PostgresLog, _SimQueries):
     """The real log, put together of the real lease, the real writer, and the database of the simulation."""
 
     def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
@@ -463,8 +462,6 @@ class SimLog(PostgresLog):
             on_failed=self._on_failed,
         )  # fmt: skip
         await self._writer.start()
-        readers: Any = _SimReaders(self.database)
-        self._readers = self._messages = readers
 
 
 def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], turn: Turn | None = None) -> "_Bound":
@@ -473,22 +470,22 @@ def bind_group(_rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], 
 
 
 async def raise_epoch(session: SimSession, _rm: bytes, instance: UUID) -> int:
-    """In place of :func:`dtx.log.fence.raise_epoch`."""
+    """In place of :func:`dtx.log.writer.raise_epoch`."""
     epoch = await session.over(lambda: session.database.raise_epoch(instance))
     assert isinstance(epoch, int)
     return epoch
 
 
 async def was_applied(session: SimSession, _rm: bytes, group: Iterable[tuple[LogWrite, bytes]]) -> bool:
-    """In place of :func:`dtx.log.fence.was_applied`."""
+    """In place of :func:`dtx.log.writer.was_applied`."""
     records = list(group)
-    if fence._trace(b"", records) is None:
+    if writer._trace(b"", records) is None:
         return False  # it leaves no trace, and may be written again
     return bool(await session.over(lambda: all(line in session.database.seen for _, line in records)))
 
 
 def connector(database: SimDatabase) -> Any:
-    """In place of :class:`dtx.log.session.Session`."""
+    """In place of :class:`dtx.db.pipeline.Session`."""
 
     class Sessions:
         @staticmethod

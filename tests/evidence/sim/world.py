@@ -15,7 +15,7 @@ import structlog
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Patterns
 from dtx.auth.users import Snapshot, User
-from dtx.log import fence, lease, writer
+from dtx.log import lease, writer
 from dtx.manager import entry
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
@@ -92,8 +92,8 @@ def simulated(
         (writer, "_ENOUGH", 1),  # so few clients seldom make larger groups, and two are to be under way
         (writer, "_LEADS", 1),
         (writer, "Session", sim_database.connector(database)),
-        (fence, "raise_epoch", sim_database.raise_epoch),
-        (fence, "was_applied", sim_database.was_applied),
+        (writer, "raise_epoch", sim_database.raise_epoch),
+        (writer, "was_applied", sim_database.was_applied),
         (connection, "_numbers", count(1)),
         (session, "_numbers", count(1)),
         (alongside_mode, "Management", OneManagement),

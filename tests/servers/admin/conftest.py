@@ -5,9 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from dtx.auth.operators import OperatorLog, Role
 from dtx.client import XaFlag, Xid
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.support.broker import MODES
 from tests.support.crash import Scene, Stage, StandaloneStage, work
 from tests.support.operator import Operator

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.users import AccountEditor
 from dtx.client import Xid
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
 from tests.support.crash import Scene, StandaloneStage, work

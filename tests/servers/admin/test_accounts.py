@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dtx.auth.operators import OperatorLog
 from dtx.cli import run
-from dtx.log.operators import OperatorLog
 from tests.support.client import connected
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Operator

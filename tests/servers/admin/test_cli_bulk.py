@@ -6,13 +6,12 @@ from typing import Any, Self
 
 import pytest
 
+from dtx.auth.operators import OperatorLog, Role
 from dtx.cli import orders, run
 from dtx.cli.access import Access, reach
 from dtx.cli.orders import Meant, Round
 from dtx.client import XA_HEURRB, XaFlag, XAResource, Xid
 from dtx.config import Settings
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.servers.admin.conftest import orphan
 from tests.support.crash import PERSISTENT, Scene, Stage, StandaloneStage
 from tests.support.service import DtxService

@@ -12,11 +12,10 @@ from typing import ClassVar
 import psycopg
 import pytest
 
+from dtx.auth.operators import OperatorLog, Role
 from dtx.cli import run
 from dtx.client import XA_HEURMIX, XA_HEURRB, Xid
 from dtx.config import Settings
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from dtx.server.alone import alone as as_the_only_dtx
 from tests.servers.admin.conftest import orphan
 from tests.servers.admin.test_orders import stuck

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pika.exceptions import ConnectionClosedByBroker
 
+from dtx.auth.operators import Role
 from dtx.client import XaFlag, XAResource, Xid
-from dtx.log.operator_tables import Role
 from dtx.wire.amqp09.methods import DtxRecover
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid

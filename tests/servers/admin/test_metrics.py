@@ -4,8 +4,8 @@ import socket
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from dtx.auth.operators import Role
 from dtx.client import XAResource
-from dtx.log.operator_tables import Role
 from tests.servers.admin.conftest import orphan, somebody
 from tests.support.client import new_xid
 from tests.support.crash import Scene, Stage, StandaloneStage

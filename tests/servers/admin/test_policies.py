@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
+from dtx.auth.operators import Role
 from dtx.client import XA_HEURRB, XaFlag, Xid
-from dtx.log.operator_tables import Role
 from tests.servers.admin.conftest import somebody
 from tests.support.broker import MODES
 from tests.support.crash import Scene, Stage, StandaloneStage, work

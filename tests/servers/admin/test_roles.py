@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
+from dtx.auth.operators import OperatorLog, Role
 from tests.support.crash import StandaloneStage
 from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer

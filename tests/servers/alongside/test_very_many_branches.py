@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from dtx.auth.operators import OperatorLog, Role
 from dtx.client import Xid
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from dtx.wire.amqp09 import methods
 from tests.support.operator import Operator
 from tests.support.peer import Peer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtx.auth.editing import EditError
+from dtx.auth.users import EditError
 from dtx.wire.amqp10.events import Closed
 from dtx.wire.amqp10.performatives import Role, SaslCode
 from dtx.wire.amqp10.terminus import Source, Target

@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from dtx.auth.operators import OperatorLog
 from dtx.client import XA_HEURHAZ, XA_HEURMIX, XA_HEURRB, XAER_NOTA, XAER_RMFAIL, XaFlag
 from dtx.embedded.cluster import find_programs
-from dtx.log.operators import OperatorLog
 from tests.servers.admin.conftest import orphan
 from tests.servers.admin.test_cli_bulk import prepared
 from tests.servers.admin.test_orders import stuck

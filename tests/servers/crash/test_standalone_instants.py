@@ -9,7 +9,7 @@ from itertools import count, product
 
 import pytest
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from dtx.client import XAER_DUPID, XAER_NOTA, XAER_RMERR, Coordinator, XaFlag, XAResource, Xid
 from dtx.wire.amqp09.methods import DtxCall, DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart
 from dtx.wire.amqp09.properties import Property, build

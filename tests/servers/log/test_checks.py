@@ -12,12 +12,13 @@ from typing import Final
 import psycopg
 import pytest
 
-from dtx.log import checks, migrate, retention
+from dtx.db import connections, migrate
+from dtx.db.connections import Dsn
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Store
-from dtx.log.connecting import Dsn
+from dtx.log.pages import BranchFilter, totals
 from dtx.log.postgres import PostgresLog
-from dtx.log.reading import Filter, LogReader
+from dtx.log.reader import LogReader
 from dtx.log.records import JournalEvent
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import (
@@ -45,14 +46,14 @@ def setting(own_postgres: PostgresServer) -> Iterator[psycopg.Connection]:
 
 
 def test_a_server_with_defaults_is_fine(postgres_url: str) -> None:
-    found = checks.examine(Dsn(postgres_url))
+    found = connections.examine(Dsn(postgres_url))
     assert [check.name for check in found] == [
         "server_version", "fsync", "full_page_writes", "synchronous_commit", "server_encoding", "role",
         "pooling",
     ]  # fmt: skip
     assert [check.fault for check in found] == [None] * 7
     assert found[-1].found == "none"
-    checks.require_safe(Dsn(postgres_url))
+    connections.require_safe(Dsn(postgres_url))
 
 
 async def test_a_server_that_loses_commits_is_refused_unless_unsafe(
@@ -63,11 +64,11 @@ async def test_a_server_that_loses_commits_is_refused_unless_unsafe(
     for name in ("fsync", "full_page_writes", "synchronous_commit"):
         setting.execute(f"ALTER SYSTEM SET {name} = off")
         setting.execute("SELECT pg_reload_conf()")
-        while next(check for check in checks.examine(dsn) if check.name == name).fault is None:
+        while next(check for check in connections.examine(dsn) if check.name == name).fault is None:
             pass
         with pytest.raises(LogError, match=f"{name} = off loses prepared branches .* or give --unsafe"):
             await PostgresLog(own_postgres.url, "rm").open()
-        checks.require_safe(dsn, unsafe=True)
+        connections.require_safe(dsn, unsafe=True)
         setting.execute(f"ALTER SYSTEM RESET {name}")
 
 
@@ -81,11 +82,11 @@ def test_a_pooler_must_leave_us_our_sessions(
         return
     with pooled(migrated_postgres_url, proxy, mode) as url:
         if mode == "session":
-            checks.require_safe(Dsn(url))
-            assert checks.examine(Dsn(url))[-1].found == "by session"
+            connections.require_safe(Dsn(url))
+            assert connections.examine(Dsn(url))[-1].found == "by session"
         else:
             with pytest.raises(LogError, match=r"connect past it, .* \(pooling is by transaction\)"):
-                checks.require_safe(Dsn(url), unsafe=True)
+                connections.require_safe(Dsn(url), unsafe=True)
 
 
 @contextmanager
@@ -141,7 +142,7 @@ async def test_no_default_changes_what_is_written_and_read(
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting} = '{value}'")
     await asyncio.to_thread(migrate.upgrade, migrated_postgres_url)
     for _ in range(2):
-        await asyncio.to_thread(retention.maintain, Dsn(migrated_postgres_url))
+        await asyncio.to_thread(migrate.maintain, Dsn(migrated_postgres_url))
     log = await open_log()
     branch, ended = a_branch(vhost="/\u20ac", units=(a_unit(),)), a_branch()
     message = a_message(expires_at=1_900_000_000.123457)
@@ -159,7 +160,7 @@ async def test_no_default_changes_what_is_written_and_read(
     assert (await log.history(None, ended.xid))[-1] == end
     assert await log.read_messages([message.slot]) == {message.slot: message}
     with LogReader(migrated_postgres_url) as reader:
-        (total,) = reader.totals(Filter(rm="rm"))
+        (total,) = totals(reader, BranchFilter(rm="rm"))
     assert total.branches == 1
 
 
@@ -171,10 +172,10 @@ def test_another_encoding_is_refused(postgres: PostgresServer, postgres_url: str
         )
         url = postgres_url.replace(str(name), f"{name}_latin")
         with pytest.raises(LogError, match="UTF8"):
-            checks.require_safe(Dsn(url), unsafe=True)
+            connections.require_safe(Dsn(url), unsafe=True)
         connection.execute(f"DROP DATABASE {name}_latin WITH (FORCE)")
 
 
 def test_a_server_that_is_away_is_unavailable() -> None:
     with pytest.raises(LogUnavailable, match=r"cannot connect to postgresql://127\.0\.0\.1:1/x"):
-        checks.examine(Dsn("postgresql://127.0.0.1:1/x"))
+        connections.examine(Dsn("postgresql://127.0.0.1:1/x"))

@@ -7,8 +7,7 @@ from itertools import chain
 import pytest
 
 from dtx.log.api import LogError
-from dtx.log.exporting import Export
-from dtx.log.reading import LogReader
+from dtx.log.reader import Export, LogReader
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_completion, a_consume, a_publish, an_insert
 

@@ -8,7 +8,7 @@ from itertools import count
 import psycopg
 import pytest
 
-from dtx.log import migrate
+from dtx.db import migrate
 from dtx.log.api import LogConflict, LogError, LogUnavailable
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import BranchRecord, JournalEvent, LogState

@@ -12,9 +12,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dtx.log import checks, statements
+from dtx.db.connections import Dsn
+from dtx.db.pipeline import CONFLICT, Refused, Session
+from dtx.log import statements
 from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
-from dtx.log.connecting import Dsn
 from dtx.log.records import (
     Advance,
     BranchRecord,
@@ -31,8 +32,8 @@ from dtx.log.records import (
     UnitState,
     WorkKind,
 )
-from dtx.log.session import Refused, Session
-from dtx.log.statement import CONFLICT, LEASE_LOST
+from dtx.log.statements import LEASE_LOST
+from dtx.log.writer import WRITER_SETTINGS
 from dtx.xa.codes import Heuristic
 from tests.support.branches import a_branch, a_commit, a_completion, a_consume, a_line, a_publish, a_unit
 from tests.support.stored import QUEUE, a_binding, a_message, a_queue, an_exchange
@@ -61,7 +62,7 @@ async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
     session = await Session.connect(
         Dsn(migrated_postgres_url),
         statements.PREPARED,
-        settings=checks.WRITER_SETTINGS,
+        settings=WRITER_SETTINGS,
         timeout=5,
         answer_timeout=30,
         durable=True,
@@ -236,7 +237,7 @@ class Player:
         """
         numbers = count()
         seen = []
-        await self.session.run(statements.bind_group(b"rm", 1, [(Define(queues=QUEUES), bytes(16))]))
+        await self.session.send(statements.bind_group(b"rm", 1, [(Define(queues=QUEUES), bytes(16))]))
         for group in groups:
             bound = statements.bind_group(b"rm", 1, [(record, next(numbers).to_bytes(16)) for record in group])
             if proved_apart and bound[0][0] in PROVING:
@@ -244,7 +245,7 @@ class Player:
                 one, eight = PROVING[first], (1).to_bytes(8)
                 bound = [(statements.PROVE_LEASE, [b"rm", eight]), (one, [b"rm", eight, *cells]), *rest]
             self.names |= {statement.name for statement, _ in bound}
-            await self.session.run(bound)
+            await self.session.send(bound)
             seen.append(self._tables())
         with psycopg.connect(self.url) as connection:
             connection.execute(f"TRUNCATE {', '.join(f'dtx.{table}' for table in TABLES)}")
@@ -286,7 +287,7 @@ def test_every_row_is_found_by_its_key_in_tables_that_were_empty(migrated_postgr
     with psycopg.connect(migrated_postgres_url, autocommit=True) as connection:
         if seen:
             connection.execute("VACUUM ANALYZE")
-        for name, value in checks.WRITER_SETTINGS.items():
+        for name, value in WRITER_SETTINGS.items():
             connection.execute("SELECT set_config(%s, %s, false)", [name, value])
         for statement in statements.PREPARED:
             name = statement.name.decode()
@@ -320,7 +321,7 @@ async def test_what_begins_a_group_alone_proves_the_lease(session: Session, migr
             bound = statements.bind_group(b"rm", number, [(record, uuid4().bytes)])
             names.add(bound[0][0].name)
             successor.execute("UPDATE dtx.lease SET epoch = epoch + 1")
-            writing = asyncio.create_task(session.run(bound))
+            writing = session.send(bound)
             while not successor.execute(
                 "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", [session.backend_pid]
             ).fetchall():
@@ -337,7 +338,7 @@ async def test_either_form_refuses_what_is_not_as_expected(session: Session) -> 
     good, bad = a_branch(), a_branch()
 
     async def write(*group: LogWrite) -> None:
-        await session.run(statements.bind_group(b"rm", 1, [(record, uuid4().bytes) for record in group]))
+        await session.send(statements.bind_group(b"rm", 1, [(record, uuid4().bytes) for record in group]))
 
     await write(*(Insert(branch=branch, work=(a_publish(),)) for branch in (good, bad)))
     for version in (0, 2):

@@ -12,10 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from dtx.log import connecting
+from dtx.db import connections
+from dtx.db.connections import Dsn, connect, connected
 from dtx.log.api import LogUnavailable
-from dtx.log.connecting import Dsn, connect
-from dtx.log.engine import connected
 from dtx.log.lease import Lease
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, all_of, an_insert
@@ -94,10 +93,10 @@ async def test_a_connection_that_is_made_when_nobody_wants_it_any_more_is_closed
         waiting.cancel()
         return made[0]
 
-    waiting = asyncio.create_task(connecting._within(5.0, one(), {}))
+    waiting = asyncio.create_task(connections._within(5.0, one(), {}))
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.gather(*connecting._burials)
+    await asyncio.gather(*connections._burials)
     assert made[0].closed
 
 

@@ -10,8 +10,9 @@ import pytest
 from psycopg import sql
 from psycopg.errors import CheckViolation
 
-from dtx.log import migrate, retention, tables
-from dtx.log.connecting import Dsn
+from dtx.db import migrate
+from dtx.db.connections import Dsn
+from dtx.log import tables
 from dtx.log.records import WITH_OUTCOME, Fate, JournalEvent, LogState, UnitState, WorkKind
 from dtx.xa.codes import Heuristic
 
@@ -153,7 +154,7 @@ def test_constraints_change_their_form_with_rows_in_place(postgres_url: str) -> 
         assert [case for case in REFUSED if not _is_refused(connection, *case)] == []
         migrate.upgrade(postgres_url)
         # a day that dtx comes to later has a partition of its own
-        retention.maintain(Dsn(postgres_url), LATER)
+        migrate.maintain(Dsn(postgres_url), LATER)
         _insert(connection, "journal", _good("journal") | {"at": LATER})
         assert _is_refused(connection, "journal", {"at": LATER, "event": "happened"})
         assert {name for _, name in connection.execute(names).fetchall()} == {

@@ -1,11 +1,13 @@
 """Pages of branches by what they work with, in both modes: as the rows say it, however they are looked for."""
 
+from dataclasses import replace
+
 import psycopg
 import pytest
 
-from dtx.log import migrate
-from dtx.log.listing import Wanted, page
-from dtx.log.reading import LogReader
+from dtx.db import migrate
+from dtx.log.pages import BranchFilter, branch_page
+from dtx.log.reader import LogReader
 from dtx.log.records import Insert, JournalEvent, Line
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_consume, a_line, a_publish, an_insert
@@ -27,27 +29,27 @@ VALUES ('00000000-0000-0000-0000-000000000001', 'rm', '/', 1, 'a', '', 'prepared
 """
 
 
-def found(url: str, wanted: Wanted) -> list[bytes]:
+def found(url: str, wanted: BranchFilter) -> list[bytes]:
     """Global transaction ids of the branches on the page."""
     with LogReader(url) as reader:
-        return [item.branch.xid.gtrid for item in page(reader, "rm", wanted)]
+        return [item.branch.xid.gtrid for item in branch_page(reader, replace(wanted, rm="rm"))]
 
 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(exchange=b"orders"), [b"a"]),
-        (Wanted(exchange=b"jobs"), [b"b"]),
-        (Wanted(exchange=b"nothing"), []),
+        (BranchFilter(exchange=b"orders"), [b"a"]),
+        (BranchFilter(exchange=b"jobs"), [b"b"]),
+        (BranchFilter(exchange=b"nothing"), []),
         # The third branch has the octets of queue 1 in its slot, as a position: they are not to be taken for the queue.
-        (Wanted(queue=b"one"), [b"a", b"b"]),
-        (Wanted(queue=b"two"), [b"a", b"b", b"c"]),
-        (Wanted(queue=b"nothing"), []),
-        (Wanted(queue=b"two", exchange=b"jobs"), [b"b"]),
+        (BranchFilter(queue=b"one"), [b"a", b"b"]),
+        (BranchFilter(queue=b"two"), [b"a", b"b", b"c"]),
+        (BranchFilter(queue=b"nothing"), []),
+        (BranchFilter(queue=b"two", exchange=b"jobs"), [b"b"]),
     ],
 )
 def test_branches_whose_messages_are_in_the_database(
-    migrated_postgres_url: str, wanted: Wanted, expected: list[bytes]
+    migrated_postgres_url: str, wanted: BranchFilter, expected: list[bytes]
 ) -> None:
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute(LOCAL)
@@ -65,15 +67,15 @@ async def test_branches_whose_messages_are_in_a_broker(open_log: OpenLog, migrat
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute("UPDATE dtx.work SET fate = 'published' WHERE branch_id = %s", [done.id])
     for wanted, expected in (
-        (Wanted(exchange=b"orders"), [one]),
-        (Wanted(exchange=b"jobs"), [other]),
-        (Wanted(queue=b"in"), [one]),
-        (Wanted(queue=b"orders"), [other]),
-        (Wanted(exchange=b"in"), []),
-        (Wanted(queue=b"nothing"), []),
-        (Wanted(queue=b"payments"), [to_queue]),
-        (Wanted(exchange=b"jobs", queue=b"orders"), [other]),
-        (Wanted(exchange=b"jobs", queue=b"in"), []),
+        (BranchFilter(exchange=b"orders"), [one]),
+        (BranchFilter(exchange=b"jobs"), [other]),
+        (BranchFilter(queue=b"in"), [one]),
+        (BranchFilter(queue=b"orders"), [other]),
+        (BranchFilter(exchange=b"in"), []),
+        (BranchFilter(queue=b"nothing"), []),
+        (BranchFilter(queue=b"payments"), [to_queue]),
+        (BranchFilter(exchange=b"jobs", queue=b"orders"), [other]),
+        (BranchFilter(exchange=b"jobs", queue=b"in"), []),
     ):
         assert found(migrated_postgres_url, wanted) == [branch.xid.gtrid for branch in expected], wanted
 
@@ -99,7 +101,9 @@ async def test_exchanges_are_found_by_marks_in_the_row_of_a_branch(
     assert sorted(octets for (octets,) in rows) == [0, 4, 4, 8]
     with LogReader(migrated_postgres_url) as reader:
         names = {
-            name: sorted((set(item.exchanges) for item in page(reader, "rm", Wanted(exchange=name))), key=len)
+            name: sorted(
+                (set(item.exchanges) for item in branch_page(reader, BranchFilter(rm="rm", exchange=name))), key=len
+            )
             for name in (b"orders", b"jobs", b"", b"nothing")
         }
     assert names == {
@@ -115,7 +119,7 @@ def test_branches_of_before_the_marks_are_found_as_ever(postgres_url: str) -> No
     with psycopg.connect(postgres_url) as connection:
         connection.execute(LOCAL)
     migrate.upgrade(postgres_url)
-    assert found(postgres_url, Wanted(exchange=b"orders")) == [b"a"]
+    assert found(postgres_url, BranchFilter(exchange=b"orders")) == [b"a"]
     migrate.downgrade(postgres_url, "0008")
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT count(*) FROM dtx.branch").fetchone() == (3,)

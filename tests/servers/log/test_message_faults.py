@@ -9,13 +9,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dtx.log import fence, statements, waiting
+from dtx.db.connections import Dsn
+from dtx.db.pipeline import Session
+from dtx.log import statements, write_queue, writer
 from dtx.log.api import LogError, LogUnavailable
 from dtx.log.changes import Change, Define, Slot, Store
-from dtx.log.connecting import Dsn
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import Insert, JournalEvent, Line, LogWrite, Note
-from dtx.log.session import Session
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_commit, a_completion, a_line, an_insert
 from tests.support.stored import QUEUE, a_message, a_queue, an_exchange, drops, puts
@@ -25,14 +25,14 @@ from tests.support.stored import QUEUE, a_message, a_queue, an_exchange, drops, 
 async def session(migrated_postgres_url: str) -> AsyncIterator[Session]:
     """What the writer asks on, after it has fenced off its old session."""
     session = await Session.connect(
-        Dsn(migrated_postgres_url), fence.STATEMENTS, settings={}, timeout=5, answer_timeout=5, durable=True
+        Dsn(migrated_postgres_url), writer.UNKNOWN_COMMIT, settings={}, timeout=5, answer_timeout=5, durable=True
     )
     yield session
     await session.close()
 
 
 async def applied(session: Session, *records: LogWrite) -> bool:
-    return await fence.was_applied(session, b"rm", [(record, bytes(16)) for record in records])
+    return await writer.was_applied(session, b"rm", [(record, bytes(16)) for record in records])
 
 
 async def test_a_message_is_the_trace_of_its_group(open_log: OpenLog, session: Session) -> None:
@@ -76,7 +76,7 @@ async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLo
     with psycopg.connect(migrated_postgres_url) as connection:
         found = connection.execute("SELECT epoch FROM dtx.lease WHERE rm = 'rm'").fetchone()
     assert found is not None
-    known = (*statements.PREPARED, *fence.STATEMENTS)
+    known = (*statements.PREPARED, *writer.UNKNOWN_COMMIT)
     session = await Session.connect(
         Dsn(migrated_postgres_url), known, settings={}, timeout=5, answer_timeout=5, durable=True
     )
@@ -87,9 +87,9 @@ async def test_a_line_that_is_made_of_its_branch_is_a_trace_too(open_log: OpenLo
     try:
         for record in (vote, end):
             group = [(record, uuid4().bytes)]
-            assert not await fence.was_applied(session, b"rm", group)
-            await session.run(statements.bind_group(b"rm", found[0], group))
-            assert await fence.was_applied(session, b"rm", group)
+            assert not await writer.was_applied(session, b"rm", group)
+            await session.send(statements.bind_group(b"rm", found[0], group))
+            assert await writer.was_applied(session, b"rm", group)
     finally:
         await session.close()
 
@@ -167,7 +167,7 @@ async def test_what_is_submitted_to_a_closed_log_fails(open_log: OpenLog) -> Non
 async def test_bodies_count_for_the_size_of_a_group(open_log: OpenLog) -> None:
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
-    heavy = bytes(waiting.MAX_GROUP_BYTES // 2)
+    heavy = bytes(write_queue.MAX_GROUP_BYTES // 2)
     await asyncio.gather(*(log.write(Store(change=puts(a_message(body=heavy)))) for _ in range(3)))
     assert groups == [1, 1, 1]
 
@@ -186,7 +186,7 @@ async def test_topology_is_changed_once_in_a_group(open_log: OpenLog) -> None:
 
 
 async def test_very_large_changes_are_written_in_pieces(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtx.log.statement.MAX_STATEMENT_BYTES", 1_000)
+    monkeypatch.setattr("dtx.db.pipeline.MAX_STATEMENT_BYTES", 1_000)
     log = await open_log()
     messages = [a_message(body=bytes(400)) for _ in range(9)]
     await log.write(Store(change=puts(*messages)))

@@ -16,11 +16,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
-from dtx.auth.tables import account
-from dtx.log import migrate, operator_tables, tables, verdicts
+from dtx.auth import operators
+from dtx.auth.users import account
+from dtx.db import migrate
+from dtx.db.columns import SCHEMA, metadata
+from dtx.db.connections import Dsn, engine
+from dtx.log import tables
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.connecting import Dsn
-from dtx.log.engine import engine
 from tests.support.postgres import PostgresServer
 from tests.support.processes import unmeasured
 
@@ -58,12 +60,10 @@ def test_upgrade_head_equals_the_metadata(migrated_postgres_url: str, monkeypatc
                 "include_object": ours,
                 "compare_type": True,
                 "compare_server_default": True,
-                "version_table_schema": tables.SCHEMA,
+                "version_table_schema": SCHEMA,
             },
         )
-        differences = [
-            difference for difference in compare_metadata(context, tables.metadata) if "dtx" in repr(difference)
-        ]
+        differences = [difference for difference in compare_metadata(context, metadata) if "dtx" in repr(difference)]
     assert differences == []
 
 
@@ -79,20 +79,20 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
     )
     checks = {
         str(constraint.name): constraint
-        for table in tables.metadata.tables.values()
+        for table in metadata.tables.values()
         for constraint in table.constraints
         if isinstance(constraint, CheckConstraint)
     }
-    assert account.metadata is tables.metadata
-    assert operator_tables.audit.metadata is tables.metadata
-    assert verdicts.verdict.metadata is tables.metadata
+    assert account.metadata is metadata
+    assert operators.audit.metadata is metadata
+    assert tables.verdict.metadata is metadata
     assert found.keys() == checks.keys()
     assert "'committed'" in found["heuristic_outcome_outcome_check"]
     functions = dict(query(migrated_postgres_url, "SELECT proname, prosrc FROM pg_proc WHERE proname LIKE '%\\_holds'"))
     assert {name.removesuffix("_holds") for name in functions} == tables.INVARIANTS.keys()
     for name, invariants in tables.INVARIANTS.items():
         assert _plain(functions[f"{name}_holds"]) == _plain(f"BEGIN RETURN {' AND '.join(invariants)}; END"), name
-        asked = str(checks[f"{name}_check"].sqltext).removeprefix(f"{tables.SCHEMA}.")  # in the role's search path
+        asked = str(checks[f"{name}_check"].sqltext).removeprefix(f"{SCHEMA}.")  # in the role's search path
         assert found[f"{name}_check"] == f"CHECK ({asked}) NOT VALID"
     collations = query(
         migrated_postgres_url,
@@ -107,7 +107,7 @@ def test_constraints_and_storage_equal_the_metadata(migrated_postgres_url: str) 
             "WHERE relnamespace = 'dtx'::regnamespace AND relkind = 'r' AND reloptions IS NOT NULL",
         )
     )
-    for table in tables.metadata.tables.values():
+    for table in metadata.tables.values():
         wanted = table.dialect_options["postgresql"]["with"] or {}
         assert all(f"{key}={value}" in options[table.name] for key, value in wanted.items())
 
@@ -240,7 +240,7 @@ def test_migrations_run_from_an_installed_wheel(postgres_url: str, tmp_path: Pat
     # its dependencies are those of this environment, which has dtx itself only as a checkout outside of its directories
     others = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
     script = (
-        "import sys, dtx.log.migrate as m; "
+        "import sys, dtx.db.migrate as m; "
         "print(m.script_location()); print(m.upgrade(sys.argv[1]), m.current(sys.argv[1]))"
     )
     done = subprocess.run(

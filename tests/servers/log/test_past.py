@@ -8,8 +8,17 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dtx.log.past import OUTCOMES, Asked, Mark, Told, archived, archived_message, lines
-from dtx.log.reading import LogReader
+from dtx.log import pages
+from dtx.log.pages import (
+    JOURNAL_CURSORS,
+    OUTCOMES,
+    JournalFilter,
+    JournalRow,
+    archive_page,
+    journal_page,
+    message_of_archive,
+)
+from dtx.log.reader import LogReader
 from dtx.log.records import Fate, JournalEvent
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_completion, an_insert
@@ -22,12 +31,12 @@ SELECT %(branch)s, n, 'rm', '/', 1, 'g', 'b', 'guest', 'publish', 'e', 'k', 'p',
 """
 
 
-def all_pages(url: str, asked: Asked, *, latest_first: bool = False) -> list[Told]:
+def all_pages(url: str, asked: JournalFilter, *, latest_first: bool = False) -> list[JournalRow]:
     """Every line, by pages of three, and no page too many."""
-    found: list[Told] = []
+    found: list[JournalRow] = []
     with LogReader(url) as reader:
-        while page := lines(
-            reader, "rm", asked, after=found[-1].mark if found else None, latest_first=latest_first, limit=3
+        while page := journal_page(
+            reader, asked, after=found[-1].cursor if found else None, latest_first=latest_first, limit=3
         ):
             found += page
             assert len(found) < 1_000
@@ -42,19 +51,28 @@ async def test_pages_of_the_journal_have_each_line_once_in_either_order(
     for branch in branches:
         await log.write(an_insert(branch))
         await log.write(a_completion(branch))
-    told = all_pages(migrated_postgres_url, Asked())
+    told = all_pages(migrated_postgres_url, JournalFilter(rm="rm"))
     assert len(told) == 10
     assert [found.entry.at for found in told] == sorted(found.entry.at for found in told)
-    assert all_pages(migrated_postgres_url, Asked(), latest_first=True) == told[::-1]
-    endings = all_pages(migrated_postgres_url, Asked(events=OUTCOMES), latest_first=True)
+    assert all_pages(migrated_postgres_url, JournalFilter(rm="rm"), latest_first=True) == told[::-1]
+    endings = all_pages(migrated_postgres_url, JournalFilter(rm="rm", events=OUTCOMES), latest_first=True)
     assert [found.entry.xid for found in endings] == [branch.xid for branch in branches[::-1]]
     one = branches[2]
-    for asked in (Asked(xid=one.xid), Asked(gtrid=one.xid.gtrid), Asked(xid=one.xid, vhost="/", owner="guest")):
+    for asked in (
+        JournalFilter(rm="rm", xid=one.xid),
+        JournalFilter(rm="rm", gtrid=one.xid.gtrid),
+        JournalFilter(rm="rm", xid=one.xid, vhost="/", owner="guest"),
+    ):
         assert [found.entry.event for found in all_pages(migrated_postgres_url, asked)] == ["prepared", "committed"]
-    for asked in (Asked(vhost="elsewhere"), Asked(owner="nobody"), Asked(gtrid=b"?"), Asked(since=time.time() + 60)):
+    for asked in (
+        JournalFilter(rm="rm", vhost="elsewhere"),
+        JournalFilter(rm="rm", owner="nobody"),
+        JournalFilter(rm="rm", gtrid=b"?"),
+        JournalFilter(rm="rm", since=time.time() + 60),
+    ):
         assert all_pages(migrated_postgres_url, asked) == []
     with LogReader(migrated_postgres_url) as reader:
-        assert lines(reader, "another", Asked()) == []
+        assert journal_page(reader, JournalFilter(rm="another")) == []
 
 
 async def test_lines_of_one_microsecond_are_told_apart(open_log: OpenLog, migrated_postgres_url: str) -> None:
@@ -70,9 +88,9 @@ async def test_lines_of_one_microsecond_are_told_apart(open_log: OpenLog, migrat
             f"one_phase, publishes, consumes, bytes) {copied} generate_series(1, 7) n"
         )
     for latest_first in (False, True):
-        told = all_pages(migrated_postgres_url, Asked(), latest_first=latest_first)
-        assert len({found.mark.id for found in told}) == len(told) == 8
-    assert len(all_pages(migrated_postgres_url, Asked(since=since, until=since + 0.000001))) == 7
+        told = all_pages(migrated_postgres_url, JournalFilter(rm="rm"), latest_first=latest_first)
+        assert len({found.cursor.values[1] for found in told}) == len(told) == 8
+    assert len(all_pages(migrated_postgres_url, JournalFilter(rm="rm", since=since, until=since + 0.000001))) == 7
 
 
 async def test_pages_of_the_archive_have_each_message_once_and_its_contents_apart(
@@ -83,23 +101,23 @@ async def test_pages_of_the_archive_have_each_message_once_and_its_contents_apar
     with psycopg.connect(migrated_postgres_url) as connection:
         connection.execute(_ARCHIVE, {"branch": branch})
     with LogReader(migrated_postgres_url) as reader:
-        found = archived(reader, "rm", Asked(), limit=2)
-        found += archived(reader, "rm", Asked(), after=found[-1].mark, limit=10)
+        found = archive_page(reader, JournalFilter(rm="rm"), limit=2)
+        found += archive_page(reader, JournalFilter(rm="rm"), after=found[-1].cursor, limit=10)
         assert [(kept.message.position, kept.bytes, kept.message.body) for kept in found] == [
             (position, 6, b"") for position in (4, 3, 2, 1, 0)
         ]
-        assert archived(reader, "rm", Asked(gtrid=b"other")) == []
-        assert archived(reader, "another", Asked()) == []
-        whole = archived_message(reader, "rm", branch, 3)
+        assert archive_page(reader, JournalFilter(rm="rm", gtrid=b"other")) == []
+        assert archive_page(reader, JournalFilter(rm="another")) == []
+        whole = message_of_archive(reader, "rm", branch, 3)
         assert whole is not None
         assert (whole.body, whole.properties, whole.fate) == (b"body 3", b"p", Fate.DROPPED)
-        assert archived_message(reader, "rm", branch, 9) is None
+        assert message_of_archive(reader, "rm", branch, 9) is None
 
 
-def test_a_mark_says_itself() -> None:
-    mark = Mark.of(1770091506.789012, uuid4(), 7)
-    assert Mark.parse(str(mark)) == mark
-    assert mark.at.microsecond == 789012
+def test_a_cursor_says_itself() -> None:
+    cursor = pages._past_cursor(1770091506.789012, uuid4(), 7)
+    assert JOURNAL_CURSORS.parse(str(cursor)) == cursor
+    assert pages._moment(cursor.values[0]).microsecond == 789012
 
 
 _HEX = "00112233445566778899aabbccddeeff"
@@ -109,9 +127,9 @@ _HEX = "00112233445566778899aabbccddeeff"
     "text", ["", "1", "1-2-3", "x-00000000000000000000000000000000-0", f"1-{_HEX}", f"-1-{_HEX}-0",
              f"{'9' * 30}-{_HEX}-0", f"1-{_HEX}-{1 << 31}", f"1-{UUID(_HEX)}-0", f"٣-{_HEX}-0"],
 )  # fmt: skip
-def test_what_is_no_cursor_is_no_mark(text: str) -> None:
+def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"cursor|UUID|invalid"):
-        Mark.parse(text)
+        JOURNAL_CURSORS.parse(text)
 
 
 def test_every_outcome_ends_a_branch() -> None:

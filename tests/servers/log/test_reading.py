@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 
 from dtx.log.api import LogError, LogUnavailable
-from dtx.log.listing import Wanted, page
-from dtx.log.reading import Decision, Detail, Filter, LogReader, Messages
+from dtx.log.pages import BranchFilter, branch_page, history, in_doubt, totals
+from dtx.log.reader import Decision, Detail, LogReader, Messages
 from dtx.log.records import Insert, JournalEvent, LogState
 from dtx.xa.codes import Heuristic
 from dtx.xa.xid import Xid
@@ -36,34 +36,34 @@ async def test_branches_in_doubt_are_listed_oldest_first(open_log: OpenLog, migr
     await log.write(an_insert(new, a_publish(0, exchange=b""), a_publish(1), a_publish(2)))
     await log.write(an_insert(old, a_consume(0, queue=b"q\xff"), a_consume(1, queue=b"a")))
     with LogReader(migrated_postgres_url) as reader:
-        first, second = reader.in_doubt()
+        first, second = in_doubt(reader)
         assert (first.rm, first.branch, first.queues, first.exchanges) == ("rm", old, (b"a", b"q\xff"), ())
         assert (second.branch, second.queues, second.exchanges) == (new, (), (b"", b"orders"))
         assert 100 <= first.age < 160
         for wanted, expected in (
-            (Filter(state=LogState.TAKING), [old]),
-            (Filter(owner="alice"), [old]),
-            (Filter(vhost="other"), [new]),
-            (Filter(older_than=50), [old]),
-            (Filter(rm="elsewhere"), []),
-            (Filter(rm="rm", owner="guest", state=LogState.PREPARED, older_than=5, vhost="other"), [new]),
+            (BranchFilter(states=(LogState.TAKING,)), [old]),
+            (BranchFilter(owner="alice"), [old]),
+            (BranchFilter(vhost="other"), [new]),
+            (BranchFilter(older_than=50), [old]),
+            (BranchFilter(rm="elsewhere"), []),
+            (BranchFilter(rm="rm", owner="guest", states=(LogState.PREPARED,), older_than=5, vhost="other"), [new]),
         ):
-            assert [found.branch for found in reader.in_doubt(wanted)] == expected
-        assert [found.branch for found in reader.in_doubt(limit=1)] == [old]
-        totals = {total.state: total for total in reader.totals()}
-        assert totals.keys() == {LogState.TAKING, LogState.PREPARED}
-        assert (totals[LogState.TAKING].branches, totals[LogState.TAKING].consumes) == (1, 1)
-        assert reader.totals(Filter(owner="nobody")) == []
+            assert [found.branch for found in in_doubt(reader, wanted)] == expected
+        assert [found.branch for found in in_doubt(reader, limit=1)] == [old]
+        sums = {total.state: total for total in totals(reader)}
+        assert sums.keys() == {LogState.TAKING, LogState.PREPARED}
+        assert (sums[LogState.TAKING].branches, sums[LogState.TAKING].consumes) == (1, 1)
+        assert totals(reader, BranchFilter(owner="nobody")) == []
 
 
 async def test_a_long_list_is_streamed(open_log: OpenLog, migrated_postgres_url: str) -> None:
     log = await open_log()
     await asyncio.gather(*(log.write(an_insert(a_branch())) for _ in range(2_500)))
     with LogReader(migrated_postgres_url) as reader:
-        stream = reader.in_doubt()
+        stream = in_doubt(reader)
         next(stream)
         stream.close()  # type: ignore[attr-defined]
-        assert sum(1 for _ in reader.in_doubt()) == 2_500
+        assert sum(1 for _ in in_doubt(reader)) == 2_500
 
 
 async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_postgres_url: str) -> None:
@@ -91,11 +91,11 @@ async def test_one_branch_is_shown_with_everything(open_log: OpenLog, migrated_p
         assert [detail.branch.vhost for detail in reader.show(branch.xid)] == ["/", "elsewhere"]
         assert reader.show(branch.xid, rm="another") == []
         assert reader.show(a_xid()) == []
-        lines = reader.history(branch.xid, vhost="/", rm="rm")
+        lines = history(reader, branch.xid, vhost="/", rm="rm")
         assert [found.entry.event for found in lines] == [JournalEvent.PREPARED, JournalEvent.HEURISTIC]
         assert lines[1].entry == line
-        assert len(reader.history(branch.xid)) == 3
-        assert reader.history(branch.xid, vhost="/", rm="rm", limit=1) == lines[1:]
+        assert len(history(reader, branch.xid)) == 3
+        assert history(reader, branch.xid, vhost="/", rm="rm", limit=1) == lines[1:]
 
 
 def positions(reader: LogReader, xid: Xid, limit: int) -> list[list[int]]:
@@ -149,7 +149,7 @@ async def test_a_branch_of_very_many_messages_is_listed_and_shown_all_the_same(
             "VALUES (5, 70001, 'rm', 'last', '', 1, '', 'found')"
         )
     with LogReader(migrated_postgres_url, patience=30) as reader:
-        (listed,) = page(reader, "rm", Wanted(exchange=b"last"))
+        (listed,) = branch_page(reader, BranchFilter(rm="rm", exchange=b"last"))
         assert (listed.exchanges, listed.branch.published) == ((b"last",), None)
         (shown,) = reader.show(branch.xid, messages=Messages(after=69_999, limit=10))
         assert [(item.position, item.body) for item in shown.work] == [(70_000, b"found")]
@@ -184,9 +184,9 @@ async def test_people_with_psql_have_a_view(open_log: OpenLog, migrated_postgres
 
 def test_missing_tables_and_servers_are_named(postgres_url: str) -> None:
     with LogReader(postgres_url) as reader, pytest.raises(LogError, match="run dtx migrate"):
-        reader.totals()
+        totals(reader)
     with LogReader(postgres_url) as reader, pytest.raises(LogError, match="run dtx migrate"):
-        list(reader.in_doubt())
+        list(in_doubt(reader))
     with (
         pytest.raises(LogUnavailable, match=r"cannot read postgresql://127\.0\.0\.1:1/x"),
         LogReader("postgresql://127.0.0.1:1/x"),
@@ -202,7 +202,7 @@ async def test_the_readers_session_settings_do_not_matter(open_log: OpenLog, mig
         for setting in ("DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kathmandu'"):
             connection.execute(f"ALTER DATABASE {connection.info.dbname} SET {setting}")
     with LogReader(migrated_postgres_url) as reader:
-        assert [found.branch for found in reader.in_doubt()] == [branch]
+        assert [found.branch for found in in_doubt(reader)] == [branch]
 
 
 def test_a_question_that_takes_too_long_is_given_up(migrated_postgres_url: str) -> None:

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dtx.log import retention
+from dtx.db import migrate
+from dtx.db.connections import Dsn
 from dtx.log.api import LogUnavailable
-from dtx.log.connecting import Dsn
+from dtx.log.lease import Keep
 from dtx.log.records import JournalEvent, Note
-from dtx.log.retention import Keep
 from tests.servers.log.conftest import OpenLog
 from tests.support.branches import a_branch, a_line, a_xid
 
@@ -38,7 +38,7 @@ async def maintained(url: str, name: str, lines: int, now: datetime | None = Non
     """Maintain the journal until *name* has so many lines; an open log does the same at times, and one waits."""
     async with asyncio.timeout(30):
         while True:
-            retention.maintain(Dsn(url), now)
+            migrate.maintain(Dsn(url), now)
             with psycopg.connect(url) as connection:
                 row = connection.execute("SELECT to_regclass(%s)", [f"dtx.{name}"]).fetchone()
                 if row and row[0] and connection.execute(f"SELECT count(*) FROM dtx.{name}").fetchone() == (lines,):
@@ -48,10 +48,10 @@ async def maintained(url: str, name: str, lines: int, now: datetime | None = Non
 
 def test_partitions_are_made_for_a_week_ahead(migrated_postgres_url: str) -> None:
     now = datetime(2031, 12, 30, 23, 59, tzinfo=UTC)
-    retention.maintain(Dsn(migrated_postgres_url), now)
+    migrate.maintain(Dsn(migrated_postgres_url), now)
     made = partitions(migrated_postgres_url)
-    assert [retention.partition_name(now.date() + timedelta(days=offset)) for offset in range(-1, 8)] == made[-9:]
-    retention.maintain(Dsn(migrated_postgres_url), now)
+    assert [migrate.partition_name(now.date() + timedelta(days=offset)) for offset in range(-1, 8)] == made[-9:]
+    migrate.maintain(Dsn(migrated_postgres_url), now)
     assert partitions(migrated_postgres_url) == made
 
 
@@ -66,10 +66,10 @@ def test_a_dtx_whose_clock_is_wrong_drops_nothing_that_is_kept(
             return super().now(tz) + timedelta(days=400)
 
     wanted(migrated_postgres_url, mine=30)
-    retention.maintain(Dsn(migrated_postgres_url))
+    migrate.maintain(Dsn(migrated_postgres_url))
     made = partitions(migrated_postgres_url)
-    monkeypatch.setattr(retention, "datetime", AheadOfTime)
-    retention.maintain(Dsn(migrated_postgres_url))
+    monkeypatch.setattr(migrate, "datetime", AheadOfTime)
+    migrate.maintain(Dsn(migrated_postgres_url))
     assert partitions(migrated_postgres_url) == made
 
 
@@ -80,11 +80,11 @@ def test_days_begin_at_midnight_utc_whatever_the_zone_of_the_database(migrated_p
         connection.execute(sql.SQL("ALTER DATABASE {} SET timezone = {}").format(name, zone))
     wanted(migrated_postgres_url, mine=1)
     days = {datetime.now(UTC).date()}
-    retention.maintain(Dsn(migrated_postgres_url))
+    migrate.maintain(Dsn(migrated_postgres_url))
     days.add(datetime.now(UTC).date())
     made = partitions(migrated_postgres_url)
-    expected = [(day - timedelta(days=1), day + timedelta(days=retention.AHEAD_DAYS)) for day in days]
-    assert (made[0], made[-1]) in [tuple(map(retention.partition_name, ends)) for ends in expected]
+    expected = [(day - timedelta(days=1), day + timedelta(days=migrate.AHEAD_DAYS)) for day in days]
+    assert (made[0], made[-1]) in [tuple(map(migrate.partition_name, ends)) for ends in expected]
 
 
 def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: str) -> None:
@@ -94,11 +94,11 @@ def test_partitions_are_dropped_when_nobody_keeps_them(migrated_postgres_url: st
     with psycopg.connect(migrated_postgres_url) as connection:
         for day in partitions(migrated_postgres_url):
             connection.execute(f"DROP TABLE dtx.{day}")
-    retention.maintain(dsn, first)
+    migrate.maintain(dsn, first)
     wanted(migrated_postgres_url, short=2, long=10)
-    retention.maintain(dsn, first + timedelta(days=9))
+    migrate.maintain(dsn, first + timedelta(days=9))
     assert partitions(migrated_postgres_url)[0] == "journal_20301231"
-    retention.maintain(dsn, first + timedelta(days=13))
+    migrate.maintain(dsn, first + timedelta(days=13))
     assert partitions(migrated_postgres_url)[0] == "journal_20310104"
 
 
@@ -132,21 +132,21 @@ def test_a_long_reader_is_not_waited_for(migrated_postgres_url: str, now: dateti
     before = partitions(migrated_postgres_url)
     with psycopg.connect(migrated_postgres_url) as reader:
         reader.execute("SELECT count(*) FROM dtx.journal")
-        retention.maintain(Dsn(migrated_postgres_url), now)
+        migrate.maintain(Dsn(migrated_postgres_url), now)
     assert partitions(migrated_postgres_url) == before
 
 
 def test_two_at_once_do_not_wait_for_each_other(migrated_postgres_url: str) -> None:
     with psycopg.connect(migrated_postgres_url) as other:
-        other.execute("SELECT pg_advisory_lock(%s)", [retention._LOCK_KEY])
+        other.execute("SELECT pg_advisory_lock(%s)", [migrate._UPKEEP_KEY])
         before = partitions(migrated_postgres_url)
-        retention.maintain(Dsn(migrated_postgres_url), datetime(2035, 1, 1, tzinfo=UTC))
+        migrate.maintain(Dsn(migrated_postgres_url), datetime(2035, 1, 1, tzinfo=UTC))
     assert partitions(migrated_postgres_url) == before
 
 
 def test_a_database_that_is_away_is_unavailable() -> None:
     with pytest.raises(LogUnavailable):
-        retention.maintain(Dsn("postgresql://127.0.0.1:1/nowhere"))
+        migrate.maintain(Dsn("postgresql://127.0.0.1:1/nowhere"))
 
 
 async def test_readers_have_a_safe_offset(open_log: OpenLog, migrated_postgres_url: str) -> None:
@@ -197,7 +197,7 @@ def test_archive_and_trail_are_kept_as_long_as_their_own_resource_manager_says(m
         for rm in ("brief", "other", "ever"):
             connection.execute(OLD, {"rm": rm})
             connection.execute(OLD_TRAIL, {"rm": rm})
-    retention.maintain(Dsn(migrated_postgres_url))
+    migrate.maintain(Dsn(migrated_postgres_url))
     assert kept(migrated_postgres_url) == {"brief": (19, 199), "other": (199, 19), "ever": (3000, 3000)}
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import uvloop
 
-from dtx.log import waiting
+from dtx.log import write_queue
 from dtx.log.api import LeaseLost, LogConflict, LogError
 from dtx.log.postgres import PostgresLog
 from dtx.log.records import JournalEvent, Line, LogState, Note
@@ -47,17 +47,17 @@ async def test_who_was_told_of_one_group_comes_along_with_the_next(open_log: Ope
 async def test_a_group_has_limits(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
-    await asyncio.gather(*(log.write(an_insert(a_branch())) for _ in range(waiting.MAX_GROUP + 44)))
-    assert groups == [waiting.MAX_GROUP, 44]
+    await asyncio.gather(*(log.write(an_insert(a_branch())) for _ in range(write_queue.MAX_GROUP + 44)))
+    assert groups == [write_queue.MAX_GROUP, 44]
     groups.clear()
-    heavy = bytes(waiting.MAX_GROUP_BYTES // 2)
+    heavy = bytes(write_queue.MAX_GROUP_BYTES // 2)
     await asyncio.gather(*(log.write(an_insert(a_branch(), a_publish(body=heavy))) for _ in range(3)))
     assert groups == [1, 1, 1]
 
 
 async def test_writers_wait_when_the_queue_is_full(open_log: OpenLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every queue in memory has a named limit."""
-    monkeypatch.setattr(waiting, "MAX_QUEUED", 10)
+    monkeypatch.setattr(write_queue, "MAX_QUEUED", 10)
     log = await open_log()
     assert log._writer is not None
     writes = [asyncio.ensure_future(log.write(an_insert(a_branch()))) for _ in range(100)]
@@ -69,7 +69,7 @@ async def test_writers_wait_when_the_queue_is_full(open_log: OpenLog, monkeypatc
 async def test_the_end_of_a_branch_that_nobody_waits_for_lets_others_pass(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_LEISURE", 3600.0)
+    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
     groups: list[int] = []
     log = await open_log(observe=lambda records, _: groups.append(records))
     branch = a_branch()
@@ -91,8 +91,8 @@ async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_f
     branches = [a_branch() for _ in range(5)]
     await asyncio.gather(*(log.write(an_insert(branch)) for branch in branches))
     await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[:2]))
-    monkeypatch.setattr(waiting, "_LEISURE", 3600.0)
-    monkeypatch.setattr(waiting, "_MOST_AT_LEISURE", 3)
+    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
+    monkeypatch.setattr(write_queue, "_MOST_AT_LEISURE", 3)
     await asyncio.gather(*(log.write(a_completion(branch), urgent=False) for branch in branches[2:]))
     assert groups == [5, 2, 3]
     assert await all_of(log.load()) == {}
@@ -101,7 +101,7 @@ async def test_ends_that_nobody_waits_for_are_written_together_and_do_not_wait_f
 async def test_an_end_that_nobody_waits_for_is_told_when_nothing_can_be_written_any_more(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_LEISURE", 3600.0)
+    monkeypatch.setattr(write_queue, "_LEISURE", 3600.0)
     log = await open_log()
     branch = a_branch()
     await log.write(an_insert(branch))

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from dtx.log.reading import LogReader
-from dtx.log.verdicts import found, reconciled
+from dtx.log.pages import last_reconciliation, verdict_page
+from dtx.log.reader import LogReader
 from dtx.pipeline.quarantine import Quarantined
 from dtx.pipeline.reconcile import PublishingFailed, Run, StateDamaged, current, publish, run, runs
 from dtx.pipeline.report import collect
@@ -147,7 +147,7 @@ def test_a_decision_of_a_log_without_times_is_published_and_shown(
     assert "tm2" in page
     assert publish(current(spark, out), done, migrated_postgres_url) == 2
     with LogReader(migrated_postgres_url) as log:
-        told = {one.gtrid: one for one in found(log)}
+        told = {one.gtrid: one for one in verdict_page(log)}
     assert (told[b"tm1"].last_at, told[b"tm1"].tm) == (datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC), "a\ufffdb")
     assert told[b"tm2"].rms == ("r\ufffd",)
     for one in told.values():
@@ -175,13 +175,13 @@ def test_what_is_found_goes_into_a_database_all_at_once(
     assert publish(current(spark, out), done, migrated_postgres_url) == 2
     assert publish(current(spark, out), done, migrated_postgres_url) == 2, "once more is no harm"
     with LogReader(migrated_postgres_url) as log:
-        shown = reconciled(log)
+        shown = last_reconciliation(log)
         assert shown is not None
         assert (shown.number, shown.lines, shown.shown) == (1, 4, 2)
         assert {word: total["transactions"] for word, total in shown.totals.items() if total["transactions"]} == {
             "mixed": 1, "in-doubt": 1, "committed": 1,
         }  # fmt: skip
-        told = {one.gtrid: one for one in found(log)}
+        told = {one.gtrid: one for one in verdict_page(log)}
     assert told[b"x" * 200].format_id is None
     one = told[b"mixed"]
     assert (one.verdict, one.rms, one.owners, one.branches) == ("mixed", ("rm", "rm2"), ("ann", 'o"\\{},'), 2)

@@ -11,9 +11,9 @@ import pytest
 from dtx.auth import accounts as module
 from dtx.auth import passwords
 from dtx.auth.accounts import Account, Accounts, LoginRefused
-from dtx.auth.editing import AccountEditor, EditError
 from dtx.auth.permissions import Patterns, Permission
-from dtx.log import migrate
+from dtx.auth.users import AccountEditor, EditError
+from dtx.db import migrate
 from dtx.log.api import LogError, LogUnavailable
 from tests.support.postgres import PostgresServer
 

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from dtx.auth.accounts import Accounts, LoginRefused
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from dtx.cli import run
 from dtx.embedded.postgres import EmbeddedPostgres
 from tests.support.processes import short_directory

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from dtx.cli import run
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.methods import DtxCommit, DtxEnd, DtxPrepare, DtxRollback, DtxStart

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
-from dtx.auth.editing import AccountEditor
+from dtx.auth.users import AccountEditor
 from dtx.cli import run
 from dtx.wire.amqp09 import methods, properties
 from dtx.wire.amqp09.methods import (

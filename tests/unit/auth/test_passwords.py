@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from argon2.exceptions import VerifyMismatchError
 
-from dtx.auth import passwords, turns
+from dtx.auth import login_throttle, passwords
+from dtx.auth.login_throttle import TooManyWait, Turns
 from dtx.auth.passwords import Verifier, hash_password
-from dtx.auth.turns import TooManyWait, Turns
 
 STORED = hash_password(b"right")
 
@@ -82,7 +82,7 @@ async def test_wrong_passwords_of_one_source_leave_others_their_turns(
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
     flood = [
         asyncio.create_task(verifier.verify(user, str(number).encode(), None, source="10.0.0.1"))
-        for number in range(turns.FAILURES_AT_ONCE - 1)
+        for number in range(login_throttle.FAILURES_AT_ONCE - 1)
         for user in (b"alice", b"nobody %d" % number)
     ]
     await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_an_address_that_tries_many_names_is_slowed_down(
     """Password spraying: no name is tried twice. Who is known already, and other addresses, do not wait."""
     assert await verifier.verify(b"dave", b"right", STORED, source="10.0.0.1")
     monkeypatch.setattr(passwords, "PAUSE", 60.0)
-    for number in range(turns.FAILURES_AT_ONCE + 1):
+    for number in range(login_throttle.FAILURES_AT_ONCE + 1):
         assert not await verifier.verify(b"nobody %d" % number, b"x", None, source="10.0.0.1")
     next_one = asyncio.create_task(verifier.verify(b"nobody", b"x", None, source="10.0.0.1"))
     assert await verifier.verify(b"dave", b"right", STORED, source="10.0.0.1")
@@ -114,7 +114,7 @@ async def test_an_address_that_tries_many_names_is_slowed_down(
 async def test_the_names_of_an_address_that_wait_are_bounded(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "MOST_NAMES", 3)
+    monkeypatch.setattr(login_throttle, "MOST_NAMES", 3)
     names = [verifier.verify(b"%d" % number, b"x", None, source="10.0.0.1") for number in range(4)]
     *others, last = await asyncio.gather(*names, return_exceptions=True)
     assert others == [False] * 3
@@ -123,7 +123,7 @@ async def test_the_names_of_an_address_that_wait_are_bounded(
 
 
 async def test_sources_that_failed_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_REMEMBERED", 2)
+    monkeypatch.setattr(login_throttle, "_REMEMBERED", 2)
     kept = Turns(1)
     for number in range(5):
         async with kept.turn(f"10.0.0.{number}", b"u") as turn:

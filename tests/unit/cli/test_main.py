@@ -10,7 +10,8 @@ import pytest
 from pika.exceptions import AMQPConnectionError
 
 from dtx import __version__
-from dtx.auth.tables import TAGS
+from dtx.auth.operators import Role
+from dtx.auth.users import TAGS
 from dtx.cli import accounts, options, run
 from dtx.cli.database import migrate
 from dtx.cli.errors import CommandError, Exit, explain, fail
@@ -20,7 +21,6 @@ from dtx.config import ConfigError, Settings
 from dtx.config.settings import group_of
 from dtx.embedded.postgres import EmbeddedPostgresError
 from dtx.log.api import LeaseLost, LogUnavailable
-from dtx.log.operator_tables import Role
 from dtx.log.records import LogState
 
 COMMANDS = (

@@ -14,8 +14,8 @@ import pytest
 
 import dtx
 from dtx.failpoint import Point
-from dtx.log.failpoints import around
 from dtx.log.records import Advance, Insert, LogState, LogWrite
+from dtx.log.write_queue import around
 from dtx.manager import effects
 from dtx.server.failpoints import _AROUND
 from dtx.wire.amqp09.methods import METHODS, DtxCall
@@ -192,7 +192,7 @@ def test_every_write_to_the_log_has_points_around_it() -> None:
 def test_the_points_of_the_log_are_those_of_its_writes() -> None:
     """None of them is left over."""
     reached = {point for record in every_record() for point in around(record)}
-    assert reached == {point for point in Point if point.module == "dtx.log.failpoints"}
+    assert reached == {point for point in Point if point.module == "dtx.log.write_queue"}
 
 
 def test_every_answer_to_a_dtx_method_has_points() -> None:

@@ -4,25 +4,26 @@ from uuid import UUID
 
 import pytest
 
-from dtx.log.listing import Cursor, Sort
-from dtx.log.past import Mark
+from dtx.log.pages import BRANCH_CURSORS, JOURNAL_CURSORS, VERDICT_CURSORS, Cursor, Sort
 
 KEY = UUID("12345678-1234-1234-1234-123456789012")
 
 
 @pytest.mark.parametrize(
-    ("cursor", "by"),
+    ("values", "by"),
     [
-        (Cursor(KEY), Sort.STARTED),
-        (Cursor(KEY, (1 << 63) - 1), Sort.BYTES),
-        (Cursor(KEY, 0), Sort.MESSAGES),
-        (Cursor(KEY, ""), Sort.OWNER),
-        (Cursor(KEY, "a.b"), Sort.OWNER),
-        (Cursor(KEY, "prepared"), Sort.STATE),
+        ((KEY,), Sort.STARTED),
+        ((KEY, (1 << 63) - 1), Sort.BYTES),
+        ((KEY, 0), Sort.MESSAGES),
+        ((KEY, ""), Sort.OWNER),
+        ((KEY, "a.b"), Sort.OWNER),
+        ((KEY, "two\nlines"), Sort.OWNER),
+        ((KEY, "prepared"), Sort.STATE),
     ],
 )
-def test_a_cursor_of_branches_is_read_back(cursor: Cursor, by: Sort) -> None:
-    assert Cursor.parse(str(cursor), by) == cursor
+def test_a_cursor_of_branches_is_read_back(values: tuple[object, ...], by: Sort) -> None:
+    form = BRANCH_CURSORS[by]
+    assert form.parse(str(Cursor(form, values))) == Cursor(form, values)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +45,27 @@ def test_a_cursor_of_branches_is_read_back(cursor: Cursor, by: Sort) -> None:
 )
 def test_what_is_no_cursor_of_branches_is_refused(text: str, by: Sort) -> None:
     with pytest.raises(ValueError, match=rf"^.{{0,90}} is no cursor of pages by {by}$"):
-        Cursor.parse(text, by)
+        BRANCH_CURSORS[by].parse(text)
 
 
-def test_a_mark_is_read_back() -> None:
-    mark = Mark((1 << 57) - 1, KEY, (1 << 31) - 1)
-    assert Mark.parse(str(mark)) == mark
+def test_a_cursor_of_the_journal_is_read_back() -> None:
+    cursor = Cursor(JOURNAL_CURSORS, ((1 << 57) - 1, KEY, (1 << 31) - 1))
+    assert JOURNAL_CURSORS.parse(str(cursor)) == cursor
+
+
+@pytest.mark.parametrize("format_id", [None, 0, (1 << 32) - 1])
+def test_a_cursor_of_verdicts_is_read_back(format_id: int | None) -> None:
+    """Names that PostgreSQL's own prepared transactions may have are longer than a gtrid: up to 200 bytes."""
+    cursor = Cursor(VERDICT_CURSORS, (1, b"g" * 200, format_id))
+    assert VERDICT_CURSORS.parse(str(cursor)) == cursor
+
+
+def test_cursors_look_as_they_did_before() -> None:
+    """Clients that follow pages while dtx is replaced by a newer one go on."""
+    assert str(Cursor(BRANCH_CURSORS[Sort.STARTED], (KEY,))) == str(KEY)
+    assert str(Cursor(BRANCH_CURSORS[Sort.BYTES], (KEY, 7))) == f"{KEY}.7"
+    assert str(Cursor(JOURNAL_CURSORS, (5, KEY, 0))) == f"5-{KEY.hex}-0"
+    assert str(Cursor(VERDICT_CURSORS, (5, b"g", None))) == "5-67-"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +76,6 @@ def test_a_mark_is_read_back() -> None:
         f"\N{ARABIC-INDIC DIGIT ONE}-{KEY.hex}-1",
     ],
 )  # fmt: skip
-def test_what_is_no_mark_is_refused(text: str) -> None:
+def test_what_is_no_cursor_of_the_journal_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^.{2,90} is no cursor$"):
-        Mark.parse(text)
+        JOURNAL_CURSORS.parse(text)

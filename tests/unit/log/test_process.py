@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from dtx.log import process
+from dtx.log import lease
 
-TELL = "from dtx.log.process import this_process; print(this_process(), flush=True); input()"
+TELL = "from dtx.log.lease import this_process; print(this_process(), flush=True); input()"
 
 
 def another() -> tuple[subprocess.Popen[str], str]:
@@ -23,26 +23,26 @@ def end(child: subprocess.Popen[str]) -> None:
 
 
 def test_this_process_lives() -> None:
-    assert not process.is_dead(process.this_process())
+    assert not lease.is_dead(lease.this_process())
 
 
 def test_a_stopped_process_lives_and_a_killed_one_is_dead_before_it_is_reaped() -> None:
     child, identity = another()
     try:
         child.send_signal(signal.SIGSTOP)
-        assert not process.is_dead(identity)
+        assert not lease.is_dead(identity)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert process.is_dead(identity)
+        assert lease.is_dead(identity)
     finally:
         end(child)
-    assert process.is_dead(identity)
+    assert lease.is_dead(identity)
 
 
 def test_a_process_id_that_is_used_again_is_another_process() -> None:
-    mine = process.this_process()
+    mine = lease.this_process()
     assert mine is not None
-    assert process.is_dead(mine + "0")
+    assert lease.is_dead(mine + "0")
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["boot", "namespace"])
@@ -51,28 +51,28 @@ def test_what_cannot_be_told_counts_as_alive(part: int) -> None:
     end(child)
     parts = identity.split("/")
     parts[part] += "0"
-    assert process.is_dead(identity)
-    assert not process.is_dead("/".join(parts))
-    assert not process.is_dead(None)
+    assert lease.is_dead(identity)
+    assert not lease.is_dead("/".join(parts))
+    assert not lease.is_dead(None)
 
 
 def test_a_process_that_is_hidden_from_us_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``hidepid`` there is nothing under /proc about processes of other users."""
     child, identity = another()
-    state = process._state
+    state = lease._state
 
     def hides(pid: int) -> tuple[str, str]:
         if pid == child.pid:
             raise FileNotFoundError
         return state(pid)
 
-    monkeypatch.setattr(process, "_state", hides)
-    assert not process.is_dead(identity)
+    monkeypatch.setattr(lease, "_state", hides)
+    assert not lease.is_dead(identity)
     monkeypatch.setattr(os, "kill", refuses)
-    assert not process.is_dead(identity)
+    assert not lease.is_dead(identity)
     monkeypatch.undo()
     end(child)
-    assert process.is_dead(identity)
+    assert lease.is_dead(identity)
 
 
 def refuses(pid: int, number: int) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from dtx.config.rules import Policy, parse_policies
-from dtx.log.due import Due
+from dtx.log.reader import AgedBranch
 from dtx.log.records import BranchRecord, LogState
 from dtx.manager import policies
 from dtx.manager.entry import Entry
@@ -48,21 +48,21 @@ class World:
     async def clock(self) -> float:
         return self.wall + self.ahead
 
-    async def of_ids(self, ids: Sequence[UUID]) -> list[Due]:
+    async def of_ids(self, ids: Sequence[UUID]) -> list[AgedBranch]:
         return [self._due(record) for record in self.records if record.id in ids]
 
-    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[Due]]:
+    async def older_than(self, seconds: float, limit: int) -> tuple[int, list[AgedBranch]]:
         found = [due for due in map(self._due, self.records) if due.age >= seconds]
         return len(found), found[:limit]
 
-    def _due(self, record: BranchRecord) -> Due:
+    def _due(self, record: BranchRecord) -> AgedBranch:
         assert record.prepared_at is not None
         age = self.wall + self.ahead - record.prepared_at
-        return Due(
+        return AgedBranch(
             id=record.id, vhost=record.vhost, xid=record.xid, owner=record.owner, version=record.version, age=age
         )
 
-    async def decide(self, policy: Policy, due: Due) -> str:
+    async def decide(self, policy: Policy, due: AgedBranch) -> str:
         if due.id in self.refused:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "the branch has changed")
         (record,) = [record for record in self.records if record.id == due.id]

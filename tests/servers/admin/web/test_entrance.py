@@ -12,10 +12,9 @@ from fastapi.routing import APIRoute
 
 from dtx.admin.web import branch_pages, login
 from dtx.admin.web import site as pages
-from dtx.auth.editing import AccountEditor
+from dtx.auth.operators import OperatorLog, Role
+from dtx.auth.users import AccountEditor
 from dtx.client import Xid
-from dtx.log.operator_tables import Role
-from dtx.log.operators import OperatorLog
 from tests.servers.admin.conftest import orphan
 from tests.support.browser import Browser
 from tests.support.client import new_xid

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from dtx.log.reading import LogReader
-from dtx.log.verdicts import Place, found, reconciled
+from dtx.log.pages import VERDICT_CURSORS, last_reconciliation, verdict_page
+from dtx.log.reader import LogReader
 from tests.support.crash import StandaloneStage
 from tests.support.tour import Tour
 
@@ -103,13 +103,13 @@ def test_every_verdict_is_on_one_page(published: StandaloneStage) -> None:
     """Whatever a page ends with: also between two that only differ in what has no format."""
     seen = []
     with LogReader(published.database) as log:
-        run = reconciled(log)
+        run = last_reconciliation(log)
         assert run is not None
         assert (run.number, run.lines, run.shown, list(run.totals)) == (7, 5_000_000, 73, list(TOTALS))
         after = None
-        while page := found(log, after=after, limit=1):
+        while page := verdict_page(log, after=after, limit=1):
             (one,) = page
             seen.append((one.gtrid, one.format_id))
-            after = Place.parse(str(Place(last_at=one.last_at, gtrid=one.gtrid, format_id=one.format_id)))
+            after = VERDICT_CURSORS.parse(str(one.cursor))
     assert len(seen) == len(set(seen)) == 73
     assert seen[-3:] == [(b"orphan", None), (b"orphan", 1), (b"seen", 1)]

@@ -1,6 +1,5 @@
 """PostgreSQL's binary arrays, against psycopg's own loaders."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from psycopg.adapt import Transformer
 from psycopg.pq import Format
 
-from dtx.log import binary
+from dtx.db import columns
 
 INT4 = st.integers(-(2**31), 2**31 - 1)
 INT8 = st.integers(-(2**63), 2**63 - 1)
@@ -26,27 +25,27 @@ def loaded(oid: int, data: bytes) -> Any:
 @pytest.mark.parametrize(
     ("encode", "oid", "values"),
     [
-        (binary.uuids, 2951, st.uuids()),
-        (binary.texts, 1009, TEXT),
-        (binary.optional_texts, 1009, st.none() | TEXT),
-        (binary.bytes_, 1001, st.binary()),
-        (binary.optional_bytes, 1001, st.none() | st.binary()),
-        (binary.int4s, 1007, INT4),
-        (binary.optional_int4s, 1007, st.none() | INT4),
-        (binary.int8s, 1016, INT8),
-        (binary.booleans, 1000, st.booleans()),
+        (columns.uuids, 2951, st.uuids()),
+        (columns.texts, 1009, TEXT),
+        (columns.optional_texts, 1009, st.none() | TEXT),
+        (columns.bytes_, 1001, st.binary()),
+        (columns.optional_bytes, 1001, st.none() | st.binary()),
+        (columns.int4s, 1007, INT4),
+        (columns.optional_int4s, 1007, st.none() | INT4),
+        (columns.int8s, 1016, INT8),
+        (columns.booleans, 1000, st.booleans()),
     ],
     ids=["uuids", "texts", "optional_texts", "bytes", "optional_bytes", "int4s", "optional_int4s", "int8s", "booleans"],
 )
-def test_a_column_reads_back_as_it_was(
-    encode: Callable[[Sequence[Any]], bytes], oid: int, values: st.SearchStrategy[Any]
-) -> None:
+def test_a_column_reads_back_as_it_was(encode: columns.Encoder, oid: int, values: st.SearchStrategy[Any]) -> None:
     @given(st.lists(values, min_size=1, max_size=20))
     def check(column: list[Any]) -> None:
-        assert loaded(oid, encode(column)) == column
+        assert loaded(oid, encode.array(column)) == column
         # where there is only one, it is a parameter of its own
-        cell = binary.CELL[encode](column[0])
-        assert cell == (None if encode(column[:1])[20:24] == b"\xff\xff\xff\xff" else encode(column[:1])[24:])
+        cell = encode.cell(column[0])
+        assert cell == (
+            None if encode.array(column[:1])[20:24] == b"\xff\xff\xff\xff" else encode.array(column[:1])[24:]
+        )
         assert cell is None or [loaded(ELEMENTS[oid], cell)] == column[:1]
 
     check()
@@ -54,8 +53,8 @@ def test_a_column_reads_back_as_it_was(
 
 @given(st.lists(st.none() | st.floats(0, 4e9), min_size=1, max_size=20))
 def test_times_are_kept_to_the_microsecond(column: list[float | None]) -> None:
-    for value, read in zip(column, loaded(1185, binary.times(column)), strict=True):
-        assert binary.CELL[binary.times](value) == (None if value is None else binary.times([value])[24:])
+    for value, read in zip(column, loaded(1185, columns.times.array(column)), strict=True):
+        assert columns.times.cell(value) == (None if value is None else columns.times.array([value])[24:])
         if value is None:
             assert read is None
         else:
@@ -65,18 +64,18 @@ def test_times_are_kept_to_the_microsecond(column: list[float | None]) -> None:
 @given(st.integers(0, 4 * 10**15))
 def test_a_stored_time_reads_back_equal(microseconds: int) -> None:
     at = microseconds / 1_000_000
-    assert binary.seconds_of(binary.times([at])[-8:]) == at
+    assert columns.seconds_of(columns.times.array([at])[-8:]) == at
 
 
 @given(st.lists(st.uuids(), min_size=1, max_size=5))
 def test_raw_uuids_are_uuids(column: list[UUID]) -> None:
-    assert binary.raw_uuids([value.bytes for value in column]) == binary.uuids(column)
+    assert columns.raw_uuids.array([value.bytes for value in column]) == columns.uuids.array(column)
 
 
 @given(st.text())
 def test_any_words_for_people_can_be_stored(text: str) -> None:
     """The broker's words come from anywhere: what PostgreSQL cannot keep is escaped."""
-    (stored,) = loaded(1009, binary.optional_texts([text]))
+    (stored,) = loaded(1009, columns.optional_texts.array([text]))
     assert "\0" not in stored
     if "\0" not in text and not any(0xD800 <= ord(char) < 0xE000 for char in text):
         assert stored == text
@@ -84,9 +83,9 @@ def test_any_words_for_people_can_be_stored(text: str) -> None:
 
 def test_an_identifier_that_is_no_utf_8_is_refused() -> None:
     with pytest.raises(UnicodeEncodeError):
-        binary.texts(["\udcff"])
+        columns.texts.array(["\udcff"])
 
 
 @given(INT8)
 def test_a_scalar_is_eight_octets(value: int) -> None:
-    assert loaded(20, binary.int8(value)) == value
+    assert loaded(20, columns.int8(value)) == value

@@ -1,23 +1,36 @@
-"""What is over leaves: the journal by partitions, archive and trail by rows.
+"""Migrations of the tables, applied at start or by hand with ``dtx migrate``; and what is over leaves them.
 
-The journal has a partition for each day (UTC), made ahead, dropped when nobody wants it any more.
+The journal has a partition for each day (UTC), made ahead, dropped when nobody wants it any more. Archive and trail
+leave by rows.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import psycopg
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.util import CommandError
 from psycopg import sql
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from dtx.log.api import LogUnavailable
-from dtx.log.connecting import Dsn
-from dtx.log.engine import connected
+from dtx.db.columns import SCHEMA
+from dtx.db.connections import Dsn, LogError, LogUnavailable, connected, engine
 from dtx.telemetry import get_logger
+
+_LOCK_KEY: Final = 0x6474_7809
+"""Of the advisory lock that lets one migration run at a time in a database: "dtx" and a number."""
+_LOCK_SECONDS: Final = 300
 
 AHEAD_DAYS: Final = 7
 """Partitions made ahead: a dtx that cannot make any for a week still writes into partitions of its own."""
-_LOCK_KEY: Final = 0x6474_780A
+_UPKEEP_KEY: Final = 0x6474_780A
 _LOCK_TIMEOUT: Final = "250ms"
 # Dropping a partition locks the whole journal: behind a long reader it gives up at once and comes again in an hour, for
 # every write would wait behind it.
@@ -45,19 +58,103 @@ DELETE FROM dtx.audit WHERE id IN (
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """How long a resource manager keeps what is over, days; ``None`` is for ever.
+def script_location() -> Path:
+    """The directory of the migrations: inside the package when installed, beside it in a checkout."""
+    package = Path(str(files("dtx")))
+    for place in (package / "migrations", package.parent / "migrations"):
+        if (place / "env.py").is_file():
+            return place
+    raise LogError("the migrations are missing from this installation")
 
-    Args:
-        journal: lines of the journal, and with them the outcome memory; at least 1.
-        archive: messages that nobody got, of branches that were forgotten.
-        audit: lines of the trail of operators.
+
+def upgrade(url: str, revision: str = "head") -> str | None:
+    """Bring the tables to *revision*, and make the journal's next partitions.
+
+    Several processes may do that at once: the first works, the others wait and find it done.
+
+    Returns:
+        The revision that the database has then.
+
+    Raises:
+        LogUnavailable: no connection, or the database refused.
+        LogError: the database is newer than this dtx, or there is no such revision.
     """
+    dsn = Dsn(url)
+    with _migrating(dsn) as (connection, config):
+        command.upgrade(config, revision)
+        connection.commit()
+        found = _current(connection)
+    if found is not None:
+        maintain(dsn)
+    return found
 
-    journal: int = 30
-    archive: int | None = None
-    audit: int | None = None
+
+def downgrade(url: str, revision: str) -> str | None:
+    """Take the tables back to *revision*; ``base`` removes them with everything in them.
+
+    Returns:
+        The revision that the database has then.
+
+    Raises:
+        LogUnavailable, LogError: see :func:`upgrade`.
+    """
+    with _migrating(Dsn(url)) as (connection, config):
+        command.downgrade(config, revision)
+        connection.commit()
+        return _current(connection)
+
+
+def current(url: str) -> str | None:
+    """The revision that the database has, ``None`` where there are no tables.
+
+    Raises:
+        LogUnavailable: no connection.
+    """
+    dsn = Dsn(url)
+    with _explained(dsn), engine(dsn).connect() as connection:
+        return _current(connection)
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA}).get_current_revision()
+
+
+@contextmanager
+def _migrating(dsn: Dsn) -> Iterator[tuple[Connection, Config]]:
+    config = Config()
+    config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    with _explained(dsn), engine(dsn).connect() as connection:
+        config.attributes["connection"] = connection
+        connection.execute(text(f"SET lock_timeout = '{_LOCK_SECONDS}s'"))
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK_KEY})
+        connection.commit()
+        yield connection, config
+
+
+@contextmanager
+def _explained(dsn: Dsn) -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(cause)}{_advice(cause)}") from None
+    except (psycopg.Error, OSError) as error:
+        raise LogUnavailable(f"{dsn.shown}: {dsn.explain(error)}") from None
+    except CommandError as error:
+        raise LogError(f"the tables in {dsn.shown} cannot be migrated by this dtx: {dsn.explain(error)}") from None
+
+
+def _advice(cause: BaseException) -> str:
+    """What to do about it, where that is clear."""
+    match cause:
+        case psycopg.errors.InsufficientPrivilege():
+            # the tables belong to whoever makes them, and so do the journal's partitions of each day
+            return "; dtx needs a user of its own there that may create a schema: grant CREATE on the database to it"
+        case psycopg.OperationalError(sqlstate=None):
+            return "; start PostgreSQL, or correct the database URL"
+        case _:
+            return ""
 
 
 def partition_name(day: date) -> str:
@@ -81,7 +178,7 @@ def maintain(dsn: Dsn, now: datetime | None = None) -> None:
     try:
         with connected(dsn, autocommit=True) as connection:
             connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
-            row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK_KEY]).fetchone()
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", [_UPKEEP_KEY]).fetchone()
             if row is None or not row[0]:
                 return  # somebody else is at it
             today = (now or _now(connection)).date()

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dtx.db.connections import Dsn
 from dtx.log.api import LogError
-from dtx.log.connecting import Dsn
 
 
 @pytest.mark.parametrize(

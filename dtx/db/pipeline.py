@@ -1,4 +1,10 @@
-"""One database session driven at libpq's own level: many statements, one round trip, one commit.
+"""Pipelines: set-based statements with binary parameters, and the session that runs them, many in one round trip.
+
+Plain SQL, not SQLAlchemy: these statements run thousands of times a second, are prepared once per connection, and take
+the arrays of :mod:`dtx.db.columns`. What has one row is another plan of the same statement: its values are parameters,
+and no arrays are taken apart. A client that is alone has one row of everything, and that is a third of PostgreSQL's
+work for it. Where such a statement begins a group, it can prove what the group demands as well: a statement less for
+PostgreSQL to begin and to end, and to answer.
 
 psycopg makes the connection; from then on the pipeline is ours, since what psycopg does for each statement
 (adaptation, transformers, a wait with handlers of its own) costs more than PostgreSQL needs to run it. In pipeline
@@ -6,17 +12,148 @@ mode everything up to the sync is one implicit transaction: it commits at the sy
 """
 
 import asyncio
+import re
 from collections import deque
-from collections.abc import Sequence
-from typing import Final, Self
-from uuid import UUID
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 import psycopg
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from dtx.log.connecting import Dsn, connect
-from dtx.log.statement import Bound, Statement
+from dtx.db.columns import Field, int8
+from dtx.db.connections import Dsn, connect
+
+CONFLICT: Final = "DTX01"
+"""SQLSTATE raised when a row was not in the expected state and version."""
+MAX_STATEMENT_BYTES: Final = 32 * 1024 * 1024
+"""Bodies in one statement: PostgreSQL holds each three times while it reads them, and takes no message of 1 GiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """One prepared statement.
+
+    Args:
+        name: under which it is prepared.
+        sql: with ``$1`` the resource manager, ``$2`` a count or epoch, then one array for each column, which
+            :func:`unnest` makes rows of.
+        columns: of the arrays.
+        proof: an expression of ``$1`` and ``$2``, where it may be the only statement of a group, or the first: then it
+            has a form that fails unless this is true.
+    """
+
+    name: bytes
+    sql: str
+    columns: tuple[Field, ...] = ()
+    proof: str = ""
+    of_one: "Statement | None" = field(init=False, default=None)
+    """The same for one row, whose values are the parameters; ``None`` where there are no rows."""
+    proving: "Statement | None" = field(init=False, default=None)
+    """That with the proof, whose number ``$2`` is; ``None`` without one."""
+    cells: tuple[Callable[[Any], bytes | None], ...] = field(init=False, default=())
+    """The encoders of one row's values."""
+
+    def __post_init__(self) -> None:
+        rows = unnest(self.columns)
+        object.__setattr__(self, "cells", tuple([column.encoder.cell for column in self.columns]))
+        if self.columns and rows in self.sql:
+            # Arrays are taken apart once, wherever their rows are read; one row is parameters in every place.
+            sql = self.sql.replace(rows, _one(self.columns)).replace(" AS MATERIALIZED ", " AS NOT MATERIALIZED ")
+            object.__setattr__(self, "of_one", Statement(self.name + b"_of_one", sql, self.columns))
+            if self.proof:
+                proving = Statement(self.name + b"_proving", _proving(sql, self.proof), self.columns)
+                object.__setattr__(self, "proving", proving)
+
+    def bind(self, rm: bytes, number: int, rows: Sequence[Sequence[Any]]) -> "Bound":
+        """The statement with its parameters, from rows of values in the order of the columns."""
+        if len(rows) == 1 and self.of_one is not None:
+            return self.of_one, self._parameters(rm, number, rows[0])
+        values = zip(*rows, strict=True)
+        arrays = [column.encoder.array(of_it) for column, of_it in zip(self.columns, values, strict=True)]
+        return self, [rm, int8(number), *arrays]
+
+    def bind_proving(self, rm: bytes, number: int, row: Sequence[Any]) -> "Bound":
+        """The form with the proof, which *number* is for."""
+        assert self.proving is not None
+        return self.proving, self._parameters(rm, number, row)
+
+    def _parameters(self, rm: bytes, number: int, row: Sequence[Any]) -> list[bytes | None]:
+        return [rm, int8(number), *[cell(value) for cell, value in zip(self.cells, row, strict=True)]]
+
+
+Bound = tuple[Statement, Sequence[bytes | None]]
+
+
+def both(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """*statements* as they are prepared: for many rows, for one, and for one that begins a group."""
+    forms = [form for statement in statements for form in (statement, statement.of_one, statement.proving)]
+    return tuple(form for form in forms if form is not None)
+
+
+def unnest(columns: Iterable[Field], first: int = 3) -> str:
+    """The arrays of *columns* as rows ``u``."""
+    columns = list(columns)
+    arrays = ", ".join(f"${number}::{column.encoder.type}[]" for number, column in enumerate(columns, first))
+    return f"unnest({arrays}) AS u({_names(columns)})"
+
+
+def _one(columns: Iterable[Field], first: int = 3) -> str:
+    """As :func:`unnest`, where each column has one value: PostgreSQL puts it in its place when it plans."""
+    cells = ", ".join(
+        f"${number}::{column.encoder.type} AS {column.name}" for number, column in enumerate(columns, first)
+    )
+    return f"(SELECT {cells}) AS u"
+
+
+def _proving(sql: str, proof: str) -> str:
+    """*sql*, a statement for one row, that fails unless *proof* holds, whatever rows it finds.
+
+    Raises:
+        ValueError: *sql* neither inserts what :func:`insert` does nor counts what it has done.
+    """
+    counted = "SELECT dtx.require((SELECT count(*)"
+    if sql.startswith("INSERT INTO") or sql.count(counted) == 0:
+        inserts = re.fullmatch(r"(.*SELECT \$1::text, .* FROM .* WHERE )\$2::bigint >= 0( .*)?", sql)
+        if inserts is None:
+            raise ValueError(f"cannot prove anything: {sql}")
+        return f"{inserts[1]}{proof}{inserts[2] or ''}"
+    # columns are computed in their order
+    return sql.replace(counted, f"SELECT {proof}, {counted.removeprefix('SELECT ')}").replace("= $2::bigint, ", "= 1, ")
+
+
+def _names(columns: Iterable[Field]) -> str:
+    return ", ".join(column.name for column in columns)
+
+
+def insert(table: str, columns: tuple[Field, ...], conflict: str = "") -> str:
+    """An insert of rows into *table*, which all belong to the resource manager."""
+    # $2 is not needed here, but a parameter without a type is an error
+    return (
+        f"INSERT INTO dtx.{table} (rm, {_names(columns)}) "
+        f"SELECT $1::text, u.* FROM {unnest(columns)} WHERE $2::bigint >= 0 {conflict}"
+    )
+
+
+def expect_all(change: str, what: str) -> str:
+    """*change*, which returns each row that it changed, and the proof that there were as many as expected."""
+    return (
+        f"WITH done AS ({change}) SELECT dtx.require((SELECT count(*) FROM done) = $2::bigint, '{CONFLICT}', '{what}')"
+    )
+
+
+def in_pieces(rows: list[Any], body: int) -> Iterable[list[Any]]:
+    """Rows, whose column *body* is their weight, in statements of ``MAX_STATEMENT_BYTES`` at most, or of one row."""
+    start = size = 0
+    for index, row in enumerate(rows):
+        length = len(row[body])
+        if size + length > MAX_STATEMENT_BYTES and index > start:
+            yield rows[start:index]
+            start, size = index, 0
+        size += length
+    yield rows[start:]
+
 
 _FAILED: Final = frozenset({ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE})
 _BINARY: Final = [1] * 64
@@ -135,18 +272,6 @@ class Session:
             self._pgconn.send_prepare(statement.name, statement.sql.encode())
         await self._end_exchange()
 
-    async def run(self, statements: Sequence[Bound]) -> list[PGresult]:
-        """Execute in one round trip and one transaction; returns after its commit.
-
-        Args:
-            statements: what to execute.
-
-        Raises:
-            Refused: nothing was written.
-            SessionLost: not known.
-        """
-        return await self.send(statements)
-
     def send(self, statements: Sequence[Bound]) -> "asyncio.Future[list[PGresult]]":
         """Send what is to be executed in one transaction, behind whatever is under way and whether or not that commits.
 
@@ -154,7 +279,7 @@ class Session:
             statements: what to execute.
 
         Returns:
-            What :meth:`run` returns or raises.
+            Their results, after the commit. Refused: nothing was written. SessionLost: not known.
         """
         if self._alive:
             send = self._pgconn.send_query_prepared
@@ -279,29 +404,3 @@ class Session:
         """Close the connection; harmless when it is closed already."""
         self._lose("closed")
         await self._connection.close()
-
-
-def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> dict[str, str]:
-    """What every session of the log sets, whatever the server's, database's or role's defaults are.
-
-    Args:
-        role: of the session, for ``pg_stat_activity``.
-        instance: of this process; with *role* it names the session's ``application_name``.
-        statement_timeout: seconds.
-    """
-    return {
-        "application_name": application_name(role, instance),
-        "client_encoding": "UTF8",
-        "default_transaction_isolation": "read committed",
-        "default_transaction_read_only": "off",
-        "statement_timeout": f"{round(statement_timeout * 1000)}ms",
-        "idle_in_transaction_session_timeout": f"{round(statement_timeout * 1000)}ms",
-        "lock_timeout": f"{round(statement_timeout * 1000)}ms",
-        "TimeZone": "UTC",
-        "DateStyle": "ISO",
-    }
-
-
-def application_name(role: str, instance: UUID) -> str:
-    """How a session shows itself in ``pg_stat_activity``; PostgreSQL keeps 63 octets."""
-    return f"dtx {role} {instance}"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dtx.auth.turns import Turns, source_of
+from dtx.auth.login_throttle import Turns, source_of
 
 
 class Crowd:

@@ -9,9 +9,8 @@ import psycopg
 import pytest
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 
-from dtx.log.connecting import Dsn
-from dtx.log.session import Refused, Session
-from dtx.log.statement import Statement
+from dtx.db.connections import Dsn
+from dtx.db.pipeline import Refused, Session, Statement
 
 
 class Result:

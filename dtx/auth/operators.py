@@ -1,4 +1,6 @@
-"""Tokens of operators, and the trail of what they did: in the database of the log, for API and command line alike.
+"""Operators: their roles, their tokens, and the trail of what they did, for API and command line alike.
+
+No lease is needed to write the tables.
 
 A token is 256 random bits, so a plain hash of it is as good as a slow one: nobody can try them out. It is shown once.
 The trail is written before an action begins and completed when its result is known: what has no result may have
@@ -11,21 +13,84 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
-import psycopg
-from sqlalchemy import Connection, delete, event, func, insert, select, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Identity,
+    Index,
+    PrimaryKeyConstraint,
+    Table,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
 
-from dtx.log.api import LogError, LogUnavailable
-from dtx.log.connecting import Dsn
-from dtx.log.engine import engine
-from dtx.log.operator_tables import Role, audit, token
-from dtx.log.queries import as_floats
+from dtx.db.columns import metadata, moment, octets, one_of, prose, word
+from dtx.db.connections import Dsn, LogError, explained, timed_engine
 
 PREFIX: Final = "dtx_"
 """What tokens begin with, so that scanners of leaked secrets find them."""
 MAX_NAME: Final = 64
+
+
+class Role(StrEnum):
+    """What somebody may do; each may do what those before it may."""
+
+    VIEWER = "viewer"
+    """Look at everything but the contents of messages."""
+    OPERATOR = "operator"
+    """Decide about a branch and its messages, one at a time."""
+    COORDINATOR = "coordinator"
+    """Decide about many at once; make users, virtual hosts and tokens; read the trail."""
+
+    def includes(self, other: "Role") -> bool:
+        """Whether who has this role may do what *other* may."""
+        return _RANK[self] >= _RANK[other]
+
+
+_RANK: Final = {role: rank for rank, role in enumerate(Role)}
+
+
+token: Final = Table(
+    "token",
+    metadata,
+    word("rm"),
+    word("name"),
+    word("role"),
+    octets("hash"),
+    prose("made_by"),
+    moment("made_at"),
+    moment("expires_at", nullable=True),
+    PrimaryKeyConstraint("rm", "name", name="token_pkey"),
+    CheckConstraint("octet_length(name) BETWEEN 1 AND 64", name="token_name_check"),
+    CheckConstraint(one_of("role", Role), name="token_role_check"),
+    CheckConstraint("octet_length(hash) = 32", name="token_hash_check"),
+    Index("token_hash_idx", "hash", unique=True),
+)
+
+audit: Final = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), nullable=False),
+    moment("at", now=True),
+    word("rm"),
+    prose("actor"),
+    word("role"),
+    prose("address"),
+    word("action"),
+    prose("subject"),
+    prose("reason"),
+    prose("detail"),
+    prose("result", nullable=True, comment="how it ended; null when dtx died before it was known"),
+    PrimaryKeyConstraint("id", name="audit_pkey"),
+)
 
 
 class TokenError(LogError):
@@ -90,9 +155,8 @@ class OperatorLog:
 
     def __init__(self, url: str, rm: str) -> None:
         self._dsn = Dsn(url)
-        self._engine = engine(self._dsn)
+        self._engine = timed_engine(self._dsn)
         self._rm = rm
-        event.listen(self._engine, "connect", _prepare)
 
     # -- tokens
 
@@ -120,11 +184,9 @@ class OperatorLog:
             made_at=func.now(),
             expires_at=None if seconds is None else func.now() + func.make_interval(0, 0, 0, 0, 0, 0, seconds),
         )
-        try:
-            with self._transaction() as connection:
-                connection.execute(new)
-        except _TakenError:
-            raise TokenError(f"there is a token of the name {name!r} already") from None
+        with self._transaction() as connection:
+            if connection.execute(new.on_conflict_do_nothing().returning(token.c.name)).first() is None:
+                raise TokenError(f"there is a token of the name {name!r} already")
         return secret
 
     def revoke_token(self, name: str) -> None:
@@ -217,22 +279,8 @@ class OperatorLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except SQLAlchemyError as error:
-            cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-            if isinstance(cause, psycopg.errors.UniqueViolation):
-                raise _TakenError from None
-            if isinstance(cause, psycopg.errors.UndefinedTable):
-                raise LogError(f"there are no tables of dtx in {self._dsn.shown}: run dtx migrate") from None
-            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(cause)}") from None
-        except (psycopg.Error, OSError) as error:
-            raise LogUnavailable(f"{self._dsn.shown}: {self._dsn.explain(error)}") from None
-
-
-class _TakenError(Exception):
-    """Somebody else has that key."""
+        with explained(self._dsn), self._engine.begin() as connection:
+            yield connection
 
 
 _TOKENS: Final = select(token.c.name, token.c.role, token.c.made_by, token.c.made_at, token.c.expires_at).order_by(
@@ -252,9 +300,3 @@ def _hash(secret: str) -> bytes:
 def _storable(text: str) -> str:
     """What PostgreSQL cannot keep is escaped."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
-
-
-def _prepare(driver: psycopg.Connection, _: object) -> None:
-    as_floats(driver)
-    driver.execute("SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)")
-    driver.commit()

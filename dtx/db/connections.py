@@ -1,0 +1,428 @@
+"""The database: its URL, connections to it, what a session sets, and what the server must be.
+
+The URL may name several hosts, which share the time-out. libpq tries them one after another, from the first on, and
+gives each of them the whole time-out. Who has less time than that would never reach the second one where the first is
+silent (a machine that is gone refuses nothing). Here each gets its part, and whoever comes next begins with the host
+that answered last, or behind one that did not.
+"""
+
+import asyncio
+import math
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from psycopg.abc import AdaptContext, Buffer, ConnDict
+from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_attempts, conninfo_attempts_async, conninfo_to_dict, make_conninfo
+from psycopg.pq import Format
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from dtx.db.columns import seconds_of
+
+SCHEMES = ("postgresql://", "postgres://", "postgresql+psycopg://")
+_LEAST: Final = 1.0
+"""Seconds for one host, however many there are."""
+_AGAIN: Final = 1.0
+_NOW: Final = 10.0
+"""Seconds for whoever is asked by somebody who waits."""
+MINIMUM_VERSION: Final = 130_000
+"""13: the type xid8, and the last one that anybody still supports."""
+
+
+class LogError(Exception):
+    """The database could not do what was asked; the message is safe to show (no secrets)."""
+
+
+class LogUnavailable(LogError):
+    """The database could not be reached or refused; whether the write happened is *not known*."""
+
+
+class Dsn:
+    """Where the database is: checked once, never shown with its password.
+
+    Args:
+        url: ``postgresql://user:password@host:port/name?options``, as libpq reads it.
+
+    Raises:
+        LogError: it is not a URL that libpq understands; the message does not repeat it.
+    """
+
+    __slots__ = ("_secrets", "conninfo", "first", "shown")
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(SCHEMES):
+            raise LogError("the database url does not start with postgresql://")
+        self.conninfo = url.replace("postgresql+psycopg://", "postgresql://", 1)
+        try:
+            parts = conninfo_to_dict(self.conninfo)
+        except psycopg.Error:
+            raise LogError("the database url is not one that PostgreSQL's client library understands") from None
+        self._secrets = [str(parts[key]) for key in ("password", "sslpassword") if parts.get(key)]
+        where = str(parts.get("host") or parts.get("hostaddr") or "localhost")
+        if parts.get("port"):
+            where = f"{where}:{parts['port']}"
+        user = f"{parts['user']}@" if parts.get("user") else ""
+        self.shown = f"postgresql://{user}{where}/{parts.get('dbname') or ''}"
+        """The URL for people and logs."""
+        self.first = 0
+        """Of its hosts: the one to be tried first."""
+
+    def __repr__(self) -> str:
+        return f"Dsn({self.shown!r})"
+
+    def explain(self, error: BaseException) -> str:
+        """The first line of a driver's error, without passwords, in the form of our own messages."""
+        lines = str(error).strip().splitlines()
+        text = lines[0].strip().rstrip(".") if lines else type(error).__name__
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+async def connect(dsn: Dsn, settings: dict[str, str], *, timeout: float) -> psycopg.AsyncConnection:
+    """A connection in autocommit with *settings* made.
+
+    Args:
+        dsn: the database; it remembers which of its hosts answers.
+        settings: of PostgreSQL, by name.
+        timeout: seconds for all hosts together.
+
+    Raises:
+        psycopg.Error, OSError: no connection, or only one to a standby, which may not have all that was written.
+    """
+    places = await conninfo_attempts_async(conninfo_to_dict(dsn.conninfo))
+    seconds = _part(timeout, len(places))
+    failures: list[str] = []
+    for at in _turns(dsn, len(places)):
+        try:
+            connection = await _within(seconds, _one(places[at], settings, seconds), places[at])
+        except (psycopg.Error, OSError) as error:
+            if len(places) == 1:
+                raise
+            failures.append(dsn.explain(error))
+        else:
+            dsn.first = at
+            return connection
+    raise psycopg.OperationalError("; ".join(dict.fromkeys(failures)))
+
+
+def connect_now(dsn: Dsn, *, timeout: float = _NOW, **options: Any) -> psycopg.Connection[Any]:
+    """As :func:`connect`, in a thread that waits, also to a standby.
+
+    Args:
+        dsn: the database.
+        timeout: seconds for all hosts together.
+        options: of :func:`psycopg.connect`.
+
+    Raises:
+        psycopg.Error, OSError: no connection.
+    """
+    places = conninfo_attempts(conninfo_to_dict(dsn.conninfo))
+    seconds = max(2, math.ceil(_part(timeout, len(places))))
+    failures: list[str] = []
+    for at in _turns(dsn, len(places)):
+        try:
+            connection = psycopg.connect(make_conninfo("", **places[at]), connect_timeout=seconds, **options)
+        except (psycopg.Error, OSError) as error:
+            if len(places) == 1:
+                raise
+            failures.append(dsn.explain(error))
+        else:
+            dsn.first = at
+            return connection
+    raise psycopg.OperationalError("; ".join(dict.fromkeys(failures)))
+
+
+def _part(timeout: float, places: int) -> float:
+    """Seconds for one of them; one part more is for what the caller does then."""
+    return timeout if places == 1 else max(_LEAST, timeout / (places + 1))
+
+
+def _turns(dsn: Dsn, count: int) -> Iterator[int]:
+    """Places in the order of the tries. Who gives up at one, or comes meanwhile, does not wait there, too."""
+    begin = dsn.first
+    for number in range(begin, begin + count):
+        dsn.first = number + 1
+        yield number % count
+
+
+async def _one(place: ConnDict, settings: dict[str, str], seconds: float) -> psycopg.AsyncConnection:
+    connection = await psycopg.AsyncConnection.connect(
+        make_conninfo("", **place), autocommit=True, connect_timeout=max(2, math.ceil(seconds))
+    )
+    try:
+        if connection.info.parameter_status("in_hot_standby") == "on":  # said by PostgreSQL 14 and later
+            raise psycopg.OperationalError("this server is a read-only standby")
+        await connection.execute(*_setting(settings))
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+def _setting(settings: dict[str, str]) -> tuple[bytes, list[str]]:
+    calls = ", ".join(["set_config(%s, %s, false)"] * len(settings))
+    return f"SELECT {calls}".encode(), [part for pair in settings.items() for part in pair]
+
+
+async def _within(
+    seconds: float, attempt: Coroutine[None, None, psycopg.AsyncConnection], place: ConnDict
+) -> psycopg.AsyncConnection:
+    task = asyncio.ensure_future(attempt)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+    except BaseException:
+        _have_buried(task)  # it may have a connection by now
+        raise
+    if not task.done():
+        _have_buried(task)
+        where = place.get("hostaddr") or place.get("host") or "the database"
+        raise TimeoutError(f"{where}: no answer within {seconds:.3g} seconds")
+    return task.result()
+
+
+def _have_buried(attempt: "asyncio.Task[psycopg.AsyncConnection]") -> None:
+    burial = asyncio.ensure_future(bury(attempt))
+    _burials.add(burial)
+    burial.add_done_callback(_burials.discard)
+
+
+_burials: Final[set["asyncio.Task[None]"]] = set()
+
+
+async def bury(attempt: "asyncio.Task[Any]") -> None:
+    """End an attempt that nobody waits for, with a connection that it may have made meanwhile.
+
+    Cancelled, psycopg asks the server to cancel the statement and waits for its answer, for ever where the server
+    stands still; cancelled once more it gives that up too.
+    """
+    while not attempt.done():
+        attempt.cancel()
+        await asyncio.wait((attempt,), timeout=_AGAIN)
+    if not attempt.cancelled() and attempt.exception() is None:  # an error: somebody was told of the time-out
+        made = attempt.result()
+        if isinstance(made, psycopg.AsyncConnection):
+            await made.close()
+
+
+def engine(dsn: Dsn) -> Engine:
+    """A SQLAlchemy engine for what is asked now and then; it keeps no connection open.
+
+    It connects as libpq reads the URL, sockets and all.
+    """
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: connected(dsn),
+        poolclass=NullPool,
+        hide_parameters=True,
+    )
+
+
+def timed_engine(dsn: Dsn, *, patience: float | None = None) -> Engine:
+    """An engine whose connections give times as seconds since 1970.
+
+    Args:
+        dsn: the database.
+        patience: seconds that a statement may take, 0 for any; ``None`` leaves it to the server.
+    """
+    made = engine(dsn)
+
+    def prepare(driver: psycopg.Connection, _: object) -> None:
+        as_floats(driver)
+        settings = {"TimeZone": "UTC"}
+        if patience is not None:
+            settings["statement_timeout"] = str(round(patience * 1000))
+        driver.execute(*_setting(settings))
+        driver.commit()
+
+    event.listen(made, "connect", prepare)
+    return made
+
+
+def connected(dsn: Dsn, *, autocommit: bool = False) -> psycopg.Connection[Any]:
+    """A connection that gives times the form that psycopg reads, whatever the default is.
+
+    Raises:
+        psycopg.Error, OSError: no connection.
+    """
+    connection = connect_now(dsn, autocommit=True)
+    try:
+        connection.execute("SET DateStyle = 'ISO'")
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class _TimeLoader(Loader):
+    """``timestamptz`` to seconds since 1970, without a datetime in between."""
+
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> float:
+        return seconds_of(bytes(data))
+
+
+class _TextTimeLoader(Loader):
+    """The same for sessions that read text; they are set to UTC."""
+
+    format = Format.TEXT
+
+    def load(self, data: Buffer) -> float:
+        return datetime.fromisoformat(bytes(data).decode()).timestamp()
+
+
+def as_floats(connection: AdaptContext) -> None:
+    """Let *connection* read times as seconds since 1970."""
+    adapters = connection.adapters
+    adapters.register_loader("timestamptz", _TimeLoader)
+    adapters.register_loader("timestamptz", _TextTimeLoader)
+
+
+@contextmanager
+def explained(dsn: Dsn, *, doing: str = "", tables: str = "tables of dtx") -> Iterator[None]:
+    """Errors of SQLAlchemy and psycopg as those of this room.
+
+    Args:
+        dsn: the database.
+        doing: what was tried, before the name of the database.
+        tables: which are missing where tables are missing.
+
+    Raises:
+        LogError: tables are missing.
+        LogUnavailable: any other error.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, psycopg.Error, OSError) as error:
+        cause = getattr(error, "orig", None) or error
+        if isinstance(cause, psycopg.errors.UndefinedTable):
+            raise LogError(f"there are no {tables} in {dsn.shown}: run dtx migrate") from None
+        raise LogUnavailable(f"{doing}{dsn.shown}: {dsn.explain(cause)}") from None
+
+
+def session_settings(role: str, instance: UUID, *, statement_timeout: float) -> dict[str, str]:
+    """What every session of the log sets, whatever the server's, database's or role's defaults are.
+
+    Args:
+        role: of the session, for ``pg_stat_activity``.
+        instance: of this process; with *role* it names the session's ``application_name``.
+        statement_timeout: seconds.
+    """
+    return {
+        "application_name": application_name(role, instance),
+        "client_encoding": "UTF8",
+        "default_transaction_isolation": "read committed",
+        "default_transaction_read_only": "off",
+        "statement_timeout": f"{round(statement_timeout * 1000)}ms",
+        "idle_in_transaction_session_timeout": f"{round(statement_timeout * 1000)}ms",
+        "lock_timeout": f"{round(statement_timeout * 1000)}ms",
+        "TimeZone": "UTC",
+        "DateStyle": "ISO",
+    }
+
+
+def application_name(role: str, instance: UUID) -> str:
+    """How a session shows itself in ``pg_stat_activity``; PostgreSQL keeps 63 octets."""
+    return f"dtx {role} {instance}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One demand and what was found.
+
+    Args:
+        name: of the setting or fact.
+        found: its value.
+        fault: lower case, what to do about it; ``None`` where all is well.
+        unsafe_only: whether ``--unsafe`` accepts the fault.
+    """
+
+    name: str
+    found: str
+    fault: str | None = None
+    unsafe_only: bool = False
+
+
+def examine(dsn: Dsn) -> list[Check]:
+    """Look at the server.
+
+    Raises:
+        LogUnavailable: no connection.
+    """
+    try:
+        # a pooler may lose what was prepared before it is known that there is one
+        with connect_now(dsn, autocommit=True, prepare_threshold=None) as connection:
+            return [*_examine(connection), _pooling(connection, dsn)]
+    except (psycopg.Error, OSError) as error:
+        raise LogUnavailable(f"cannot connect to {dsn.shown}: {dsn.explain(error)}") from None
+
+
+def _examine(connection: psycopg.Connection) -> Iterator[Check]:
+    def ask(question: str, *values: str) -> Any:
+        row = connection.execute(question, values).fetchone()
+        assert row is not None
+        return row[0]
+
+    def show(setting: str) -> str:
+        return str(ask("SELECT current_setting(%s)", setting))
+
+    old = connection.info.server_version < MINIMUM_VERSION
+    fault: str | None = "dtx needs PostgreSQL 13 or later" if old else None
+    yield Check(name="server_version", found=show("server_version"), fault=fault)
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        value = show(setting)
+        fault = f"{setting} = off loses prepared branches when the machine fails: turn it on"
+        yield Check(name=setting, found=value, fault=fault if value == "off" else None, unsafe_only=True)
+    encoding = show("server_encoding")
+    fault = "vhosts and user names are UTF-8: make a database with encoding UTF8"
+    yield Check(name="server_encoding", found=encoding, fault=None if encoding == "UTF8" else fault)
+    if ask("SELECT pg_is_in_recovery()"):
+        fault = "this server is a read-only standby: connect to the primary"
+        yield Check(name="role", found="standby", fault=fault)
+    else:
+        yield Check(name="role", found="primary")
+
+
+def _pooling(connection: psycopg.Connection, dsn: Dsn) -> Check:
+    """Whether a session of PostgreSQL is ours from one transaction to the next: the writer sets and prepares for it."""
+    question = "SELECT pg_backend_pid()"
+    before = connection.execute(question).fetchone()
+    if before == (connection.info.backend_pid,):
+        return Check(name="pooling", found="none")
+    with connect_now(dsn, autocommit=True, prepare_threshold=None) as other:
+        theirs = other.execute(question).fetchone()
+        after = connection.execute(question).fetchone()
+    if before == after != theirs:
+        return Check(name="pooling", found="by session")
+    return Check(
+        name="pooling",
+        found="by transaction",
+        fault="a pooler gives PostgreSQL's sessions to others between two transactions: connect past it, "
+        "or let it pool by session",
+    )
+
+
+def require_safe(dsn: Dsn, *, unsafe: bool = False) -> None:
+    """Refuse a server that would lose what it has promised.
+
+    Args:
+        dsn: the database.
+        unsafe: accept settings that lose commits in a crash.
+
+    Raises:
+        LogError: one sentence with the fault.
+        LogUnavailable: no connection.
+    """
+    for check in examine(dsn):
+        if check.fault is not None and not (unsafe and check.unsafe_only):
+            hint = ", or give --unsafe" if check.unsafe_only else ""
+            raise LogError(f"{check.fault}{hint} ({check.name} is {check.found})")
