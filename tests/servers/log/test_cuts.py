@@ -83,9 +83,8 @@ class Chains:
             case 1:
                 self._model.lines[branch.id].append("prepared")
                 assert branch.prepared_at is not None
-                return type(record)(
-                    branch=branch, work=record.work, journal=Line(JournalEvent.PREPARED, time.time(), "guest")
-                )
+                line = Line(JournalEvent.PREPARED, branch.prepared_at, "guest")  # the vote's time, as the row has it
+                return type(record)(branch=branch, work=record.work, journal=line)
             case _:
                 self._model.lines[branch.id].append("prepared")
                 return record
