@@ -31,12 +31,12 @@ class Slot(NamedTuple):
 
 
 _SLOTS: Final = Struct(">qq")
+_pack_slot: Final = _SLOTS.pack
 
 
 def pack_slots(slots: Sequence[Slot]) -> bytes:
     """Slots as ``branch`` keeps them: queue and position, 64 bits each."""
-    pack = _SLOTS.pack
-    return b"".join([pack(queue, position) for queue, position in slots])
+    return b"".join([_pack_slot(queue, position) for queue, position in slots])
 
 
 def unpack_slots(data: bytes | None) -> tuple[Slot, ...] | None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -63,17 +64,21 @@ class PostgresLog(LogQueries):
         on_failed: Callable[[], None] | None = None,
     ) -> None:
         self._dsn = Dsn(url)
-        self._rm = rm
-        self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
-        self._lease_ttl = lease_ttl
-        self._keep = keep
-        self._retry_window = retry_window
-        self._answer_timeout = answer_timeout
         self._unsafe = unsafe
-        self._observe = observe
-        self._on_lines = on_lines
-        self._on_lease_lost = on_lease_lost
-        self._on_failed = on_failed
+        holder = holder or f"{socket.gethostname()}:{os.getpid()}"
+        self._new_lease = partial(Lease, self._dsn, rm, holder, ttl=lease_ttl, keep=keep, on_lost=on_lease_lost)
+        self._new_writer = partial(
+            Writer,
+            self._dsn,
+            rm,
+            durable=not unsafe,
+            retry_window=retry_window,
+            answer_timeout=answer_timeout,
+            observe=observe,
+            on_lines=on_lines,
+            on_failed=on_failed,
+        )
+        self._new_readers = partial(Readers, self._dsn, rm, timeout=answer_timeout)
         self._lease: Lease | None = None
         self._writer: Writer | None = None
         self._readers: Readers | None = None
@@ -92,29 +97,12 @@ class PostgresLog(LogQueries):
             LogUnavailable: the database cannot be reached.
         """
         await asyncio.to_thread(require_safe, self._dsn, unsafe=self._unsafe)
-        self._lease = Lease(
-            self._dsn,
-            self._rm,
-            self._holder,
-            ttl=self._lease_ttl,
-            keep=self._keep,
-            on_lost=self._on_lease_lost,
-        )
+        self._lease = self._new_lease()
         try:
             await self._lease.take(wait=wait, on_standby=on_standby)
-            self._writer = Writer(
-                self._dsn,
-                self._rm,
-                self._lease,
-                durable=not self._unsafe,
-                retry_window=self._retry_window,
-                answer_timeout=self._answer_timeout,
-                observe=self._observe,
-                on_lines=self._on_lines,
-                on_failed=self._on_failed,
-            )
+            self._writer = self._new_writer(lease=self._lease)
             await self._writer.start()
-            self._readers = Readers(self._dsn, self._rm, self._lease.instance, timeout=self._answer_timeout)
+            self._readers = self._new_readers(instance=self._lease.instance)
             self._maintenance = asyncio.create_task(self._maintain(), name="journal maintenance")
         except BaseException:
             await self.close()

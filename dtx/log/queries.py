@@ -139,6 +139,7 @@ JOURNAL_COLUMNS: Final = (
     journal.c.publishes, journal.c.consumes, journal.c.bytes, journal.c.started_at, journal.c.prepared_at,
     journal.c.decided_at,
 )  # fmt: skip
+_JOURNAL_NAMES: Final = [str(column.name) for column in JOURNAL_COLUMNS]
 UNIT_COLUMNS: Final = (
     unit.c.branch_id, unit.c.number, unit.c.lock, unit.c.nonce, unit.c.incarnation, unit.c.receipt, unit.c.state,
 )  # fmt: skip
@@ -395,26 +396,9 @@ def work_record(row: Sequence[Any]) -> Work:
 
 def journal_entry(row: Sequence[Any]) -> JournalEntry:
     """A row of the journal columns as a value."""
-    (event, branch_id, vhost, format_id, gtrid, bqual, owner, at, actor, reason, outcome, one_phase, publishes,
-     consumes, bytes_, started_at, prepared_at, decided_at) = row  # fmt: skip
-    return JournalEntry(
-        event=JournalEvent(event),
-        branch_id=branch_id,
-        vhost=vhost,
-        xid=Xid(format_id, gtrid, bqual),
-        owner=owner,
-        at=at,
-        actor=actor,
-        reason=reason,
-        outcome=_OUTCOMES[outcome],
-        one_phase=one_phase,
-        publishes=publishes,
-        consumes=consumes,
-        bytes=bytes_,
-        started_at=started_at,
-        prepared_at=prepared_at,
-        decided_at=decided_at,
-    )
+    values = dict(zip(_JOURNAL_NAMES, row, strict=True))
+    values |= {"event": JournalEvent(values["event"]), "outcome": _OUTCOMES[values["outcome"]]}
+    return JournalEntry(xid=Xid(values.pop("format_id"), values.pop("gtrid"), values.pop("bqual")), **values)
 
 
 def archived_message(row: Sequence[Any], properties: bytes = b"", body: bytes = b"") -> Archived:

@@ -7,6 +7,7 @@ in whichever order the records came. Nothing but a put of a message is ever a co
 gone, and topology may be written again.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
@@ -62,7 +63,11 @@ def _packed(value: Sequence[Slot] | None) -> bytes | None:
     return None if value is None else pack_slots(value)
 
 
-_SLOTS: Final = Encoder("bytea", lambda values: optional_bytes.array(list(map(_packed, values))), _packed)
+_SLOTS: Final = Encoder(
+    "bytea",
+    lambda values: optional_bytes.array([None if value is None else pack_slots(value) for value in values]),
+    _packed,
+)
 """The slots of one branch."""
 _XID: Final = {name: f"xid.{name}" for name in ("format_id", "gtrid", "bqual")}
 
@@ -134,10 +139,6 @@ _queue_values = values_of(QUEUE)
 def _place(columns: Sequence[Field], name: str) -> int:
     return [column.name for column in columns].index(name)
 
-
-_WORK_BODY: Final = 1 + _place(WORK, "body")
-_MESSAGE_BODY: Final = _place(MESSAGE, "body")
-_CONTENT: Final = _place(BODY, "content")
 
 _OPEN: Final = "(w.fate IS NULL OR w.fate = 'unsure')"
 
@@ -406,15 +407,78 @@ PREPARED: Final = both(STATEMENTS)
 """What a session that writes prepares."""
 
 
-_Filled = tuple[Statement, Sequence[Sequence[Any]]]
-"""A statement and its rows."""
+_BY_BODY: Final = {
+    INSERT_WORK: 1 + _place(WORK, "body"),
+    PUT_BODY: _place(BODY, "content"),
+    PUT_MESSAGE: _place(MESSAGE, "body"),
+}
+"""Statements that are sent in pieces, and the column that weighs."""
+
+_Rows = defaultdict[Statement, list[Any]]
+"""What a group writes."""
 
 
-def _changed(changes: Sequence[Change]) -> list[_Filled]:
-    """The statements for all *changes* of one group with their rows, none of them empty."""
-    puts: list[Sequence[Any]] = []
-    sharing: list[Sequence[Any]] = []
+def _insert(rows: _Rows, record: Insert, line_id: bytes) -> None:
+    branch, journal = record.branch, record.journal
+    if isinstance(journal, Line):
+        rows[INSERT_VOTE].append((*_vote_values(branch), _exchange_marks(record), line_id, journal.actor))
+    else:
+        rows[INSERT_BRANCH].append((*_branch_values(branch), _exchange_marks(record)))
+        if branch.units:
+            rows[PUT_UNIT] += [(branch.id, *_unit_values(unit)) for unit in branch.units]
+        _line(rows, journal, line_id)
+    if record.work:
+        rows[INSERT_WORK] += [(branch.id, *_work_values(work)) for work in record.work]
+
+
+def _advance(rows: _Rows, record: Advance, line_id: bytes) -> None:
+    branch_id, journal = record.id, record.journal
+    rows[ADVANCE_BRANCH].append(_advance_values(record))
+    if record.unit is not None:
+        rows[PUT_UNIT].append((branch_id, *_unit_values(record.unit)))
+    if record.units_done:
+        rows[UNIT_DONE] += [(branch_id, number) for number in record.units_done]
+    if record.settled:
+        rows[SETTLE] += [(branch_id, position) for position in record.settled]
+    if record.outcome is not None and journal is not None:
+        rows[PUT_HEURISTIC].append((branch_id, record.outcome, journal.actor, journal.reason, journal.at))
+    if record.close is not None:
+        rows[CLOSE_WORK].append((branch_id, record.close.publishes, record.close.consumes))
+    if record.released:
+        rows[RELEASE] += [(branch_id, kind) for kind in sorted(record.released)]
+    if record.redirects:
+        rows[REDIRECT] += [(branch_id, to.position, to.exchange, to.routing_key, to.queue) for to in record.redirects]
+    if record.fates:
+        rows[SET_FATE] += [(branch_id, position, fate) for position, fate in record.fates]
+    _line(rows, journal, line_id)
+
+
+def _complete(rows: _Rows, record: Complete, line_id: bytes) -> None:
+    journal = record.journal
+    if record.archive:
+        rows[ARCHIVE].append((record.id, journal.at))
+    if isinstance(journal, Line):
+        if record.expect in WITH_OUTCOME:
+            end = END_WITH_OUTCOME
+        else:
+            end = END_WITH_WORK if record.change is None else END_BRANCH
+        rows[end].append((*_complete_values(record), line_id, *journal))
+    else:
+        rows[COMPLETE_BRANCH].append(_complete_values(record))
+        _line(rows, journal, line_id)
+
+
+def _line(rows: _Rows, journal: JournalEntry | None, line_id: bytes) -> None:
+    if journal is not None:
+        rows[INSERT_JOURNAL].append((line_id, *_journal_values(journal)))
+
+
+def _change(rows: _Rows, changes: Sequence[Change]) -> None:
+    """What happens to messages."""
+    puts: list[Any] = []
     bodies: dict[int, tuple[int, int, bytes]] = {}
+    revisions: dict[Slot, bytes] = {}
+    delivered: dict[int, int] = {}
     for change in changes:
         for put in change.puts:
             if put.shared is None:
@@ -422,122 +486,32 @@ def _changed(changes: Sequence[Change]) -> list[_Filled]:
                 continue
             uses = bodies[put.shared][1] if put.shared in bodies else 0
             bodies[put.shared] = put.shared, uses + 1, put.body
-            sharing.append((*put[:6], put.expires_at, put.shared))
-    drops = [slot for change in changes for slot in change.drops]
-    expiries = [(*slot, expires_at) for change in changes for slot, expires_at in change.expiries]
-    revisions = {slot: revised for change in changes for slot, revised in change.revisions}
-    delivered: dict[int, int] = {}
-    for change in changes:
+            rows[PUT_SHARING].append((*put[:6], put.expires_at, put.shared))
+        if change.drops:
+            rows[DROP_MESSAGE] += change.drops
+        if change.expiries:
+            rows[EXPIRE_MESSAGE] += [(*slot, expires_at) for slot, expires_at in change.expiries]
+        revisions.update(change.revisions)
         for queue, position in change.delivered:
             delivered[queue] = max(position, delivered.get(queue, 0))
-    filled: tuple[_Filled, ...] = (
-        *((PUT_BODY, rows) for rows in in_pieces(list(bodies.values()), _CONTENT)),
-        *((PUT_MESSAGE, rows) for rows in in_pieces(puts, _MESSAGE_BODY)),
-        (PUT_SHARING, sharing),
-        (EXPIRE_MESSAGE, expiries),
-        (REVISE_MESSAGE, [(*slot, revised) for slot, revised in revisions.items()]),
-        (DROP_MESSAGE, drops),
-        (MARK_DELIVERED, tuple(delivered.items())),
-    )
-    return [(statement, rows) for statement, rows in filled if rows]
+    if puts:
+        rows[PUT_MESSAGE] = puts
+    if bodies:
+        rows[PUT_BODY] += bodies.values()
+    if revisions:
+        rows[REVISE_MESSAGE] += [(*slot, revised) for slot, revised in revisions.items()]
+    if delivered:
+        rows[MARK_DELIVERED] += delivered.items()
 
 
-def _bind_topology(rm: bytes, record: Define) -> list[Bound]:
-    """The statements for one *record*, none of them empty."""
-    filled: tuple[_Filled, ...] = (
-        (BINDING_GONE, record.bindings_gone),
-        (QUEUE_GONE, [(queue,) for queue in record.queues_gone]),
-        (EXCHANGE_GONE, record.exchanges_gone),
-        (PUT_EXCHANGE, list(map(_exchange_values, record.exchanges))),
-        (PUT_QUEUE, list(map(_queue_values, record.queues))),
-        (PUT_BINDING, record.bindings),
-    )
-    return [statement.bind(rm, len(rows), rows) for statement, rows in filled if rows]
-
-
-class _Rows:
-    """What a group writes, by statement."""
-
-    def __init__(self) -> None:
-        self.branches: list[Any] = []
-        self.votes: list[Any] = []
-        self.works: list[Any] = []
-        self.units: list[Any] = []
-        self.advances: list[Any] = []
-        self.done: list[Any] = []
-        self.settled: list[Any] = []
-        self.outcomes: list[Any] = []
-        self.completes: list[Any] = []
-        self.ends: list[Any] = []
-        self.ends_with_work: list[Any] = []
-        self.ends_with_outcome: list[Any] = []
-        self.lines: list[Any] = []
-        self.fates: list[Any] = []
-        self.closed: list[Any] = []
-        self.redirects: list[Any] = []
-        self.released: list[Any] = []
-        self.archived: list[Any] = []
-        self.changes: list[Change] = []
-
-    def insert(self, record: Insert, line_id: bytes) -> None:
-        """A branch enters."""
-        branch, journal = record.branch, record.journal
-        if isinstance(journal, Line):
-            self.votes.append((*_vote_values(branch), _exchange_marks(record), line_id, journal.actor))
-        else:
-            self.branches.append((*_branch_values(branch), _exchange_marks(record)))
-            if branch.units:
-                self.units.extend([(branch.id, *_unit_values(unit)) for unit in branch.units])
-            self.line(journal, line_id)
-        if record.work:
-            self.works.extend([(branch.id, *_work_values(work)) for work in record.work])
-        self.change(record.change)
-
-    def advance(self, record: Advance, line_id: bytes) -> None:
-        """A branch changes."""
-        journal = record.journal
-        self.advances.append(_advance_values(record))
-        if record.unit is not None:
-            self.units.append((record.id, *_unit_values(record.unit)))
-        self.done.extend([(record.id, number) for number in record.units_done])
-        self.settled.extend([(record.id, position) for position in record.settled])
-        if record.outcome is not None and journal is not None:
-            self.outcomes.append((record.id, record.outcome, journal.actor, journal.reason, journal.at))
-        if record.close is not None:
-            self.closed.append((record.id, record.close.publishes, record.close.consumes))
-        self.released.extend([(record.id, kind) for kind in sorted(record.released)])
-        self.redirects.extend(
-            [(record.id, to.position, to.exchange, to.routing_key, to.queue) for to in record.redirects]
-        )
-        self.fates.extend([(record.id, position, fate) for position, fate in record.fates])
-        self.line(journal, line_id)
-        self.change(record.change)
-
-    def complete(self, record: Complete, line_id: bytes) -> None:
-        """A branch ends."""
-        journal = record.journal
-        if record.archive:
-            self.archived.append((record.id, journal.at))
-        if isinstance(journal, Line):
-            if record.expect in WITH_OUTCOME:
-                ends = self.ends_with_outcome
-            else:
-                ends = self.ends_with_work if record.change is None else self.ends
-            ends.append((*_complete_values(record), line_id, *journal))
-        else:
-            self.completes.append(_complete_values(record))
-            self.line(journal, line_id)
-        self.change(record.change)
-
-    def line(self, journal: JournalEntry | None, line_id: bytes) -> None:
-        """The journal tells."""
-        if journal is not None:
-            self.lines.append((line_id, *_journal_values(journal)))
-
-    def change(self, change: Change | None) -> None:
-        """Messages come and go."""
-        if change is not None:
-            self.changes.append(change)
+def _define(rows: _Rows, record: Define) -> None:
+    """What happens to topology."""
+    rows[BINDING_GONE] += record.bindings_gone
+    rows[QUEUE_GONE] += [(queue,) for queue in record.queues_gone]
+    rows[EXCHANGE_GONE] += record.exchanges_gone
+    rows[PUT_EXCHANGE] += map(_exchange_values, record.exchanges)
+    rows[PUT_QUEUE] += map(_queue_values, record.queues)
+    rows[PUT_BINDING] += record.bindings
 
 
 def _exchange_marks(record: Insert) -> bytes | None:
@@ -578,48 +552,30 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
     Raises:
         UnicodeError, struct.error: a value does not fit its column.
     """
-    rows = _Rows()
-    topology: list[Bound] = []
+    rows: _Rows = defaultdict(list)
+    changes: list[Change] = []
     for record, line_id in group:
+        change: Change | None = None
         match record:
-            case Insert():
-                rows.insert(record, line_id)
-            case Complete():
-                rows.complete(record, line_id)
+            case Insert(change=change):
+                _insert(rows, record, line_id)
+            case Complete(change=change):
+                _complete(rows, record, line_id)
             case Store(change=change):
-                rows.changes.append(change)
-            case Advance():
-                rows.advance(record, line_id)
+                pass
+            case Advance(change=change):
+                _advance(rows, record, line_id)
             case Note(journal=journal, change=change):
-                rows.line(journal, line_id)
-                rows.change(change)
+                _line(rows, journal, line_id)
             case Define():
-                topology += _bind_topology(rm, record)
+                _define(rows, record)
             case _ as never:
                 assert_never(never)
-    filled = (
-        (ARCHIVE, rows.archived),
-        (COMPLETE_BRANCH, rows.completes),
-        (END_BRANCH, rows.ends),
-        (END_WITH_WORK, rows.ends_with_work),
-        (END_WITH_OUTCOME, rows.ends_with_outcome),
-        (INSERT_BRANCH, rows.branches),
-        (INSERT_VOTE, rows.votes),
-        *((INSERT_WORK, piece) for piece in in_pieces(rows.works, _WORK_BODY)),
-        (ADVANCE_BRANCH, rows.advances),
-        (PUT_UNIT, rows.units),
-        (UNIT_DONE, rows.done),
-        (SETTLE, rows.settled),
-        (REDIRECT, rows.redirects),
-        (SET_FATE, rows.fates),
-        (CLOSE_WORK, rows.closed),
-        *((RELEASE, [row]) for row in rows.released),
-        (PUT_HEURISTIC, rows.outcomes),
-        (INSERT_JOURNAL, rows.lines),
-    )
-    found: list[_Filled] = [(statement, piece) for statement, piece in filled if piece]
-    if rows.changes:
-        found += _changed(rows.changes)
+        if change is not None:
+            changes.append(change)
+    if changes:
+        _change(rows, changes)
+    found = [(statement, piece) for statement in STATEMENTS if statement in rows for piece in _pieces(statement, rows)]
     if turn is not None:
         behind = b"%d" % turn.behind if turn.behind else b""
         bound: list[Bound] = [(PROVE_TURN, [rm, int8(epoch), behind, b"%d" % turn.mine])]
@@ -628,5 +584,15 @@ def bind_group(rm: bytes, epoch: int, group: Iterable[tuple[LogWrite, bytes]], t
         bound = [first.bind_proving(rm, epoch, row)]
     else:
         bound = [(PROVE_LEASE, [rm, int8(epoch)])]
-    bound += [statement.bind(rm, len(piece), piece) for statement, piece in found]
-    return bound + topology if topology else bound
+    return bound + [statement.bind(rm, len(piece), piece) for statement, piece in found]
+
+
+def _pieces(statement: Statement, rows: _Rows) -> Iterable[list[Any]]:
+    """The rows of one statement, none of them empty, as they are sent."""
+    given = rows[statement]
+    if not given:
+        return ()
+    if statement is RELEASE:
+        return [[row] for row in given]
+    body = _BY_BODY.get(statement)
+    return (given,) if body is None else in_pieces(given, body)

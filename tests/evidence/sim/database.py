@@ -444,22 +444,21 @@ class SimLog(PostgresLog, _SimQueries):
     """The real log, put together of the real lease, the real writer, and the database of the simulation."""
 
     def __init__(self, database: SimDatabase, *, lease_ttl: float, on_lost: Callable[[], None]) -> None:
-        name = current().name
-        super().__init__(
-            "postgresql://sim@nowhere/sim", RM, holder=name, lease_ttl=lease_ttl, on_lease_lost=on_lost,
-            on_failed=on_lost,
-        )  # fmt: skip
         self.database = database
+        self._lost = on_lost
+        self._ttl = lease_ttl
+        self._name = current().name
+        super().__init__("postgresql://sim@nowhere/sim", RM)
 
     async def open(self, *, wait: bool = True, on_standby: Callable[[str], None] = lambda _: None) -> None:
         """Take the lease, begin to write; waits while another dtx has it."""
         assert wait, "no command runs in the simulation"
-        self._lease = lease_ = _SimLease(self._dsn, RM, self._holder, ttl=self._lease_ttl, on_lost=self._on_lease_lost)
+        self._lease = lease_ = _SimLease(self._dsn, RM, self._name, ttl=self._ttl, on_lost=self._lost)
         lease_.database = self.database
         await lease_.take(on_standby=on_standby)
         self._writer = Writer(
             self._dsn, RM, lease_, durable=True, retry_window=RETRY_WINDOW, answer_timeout=_ANSWER_TIMEOUT,
-            on_failed=self._on_failed,
+            on_failed=self._lost,
         )  # fmt: skip
         await self._writer.start()
 
