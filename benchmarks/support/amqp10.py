@@ -4,14 +4,20 @@ import importlib
 from typing import Final
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
-from dtx.wire.amqp10.events import Delivered
-from dtx.wire.amqp10.frames import AMQP, frame
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, Connection, frame
+from dtx.wire.amqp10.endpoint import Delivered, Settings
 from dtx.wire.amqp10.message import data
-from dtx.wire.amqp10.performatives import Attach, Begin, Open, Role, Transfer
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
-from dtx.wire.amqp10.terminus import Source, Target
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Attach,
+    Begin,
+    Open,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
 
 _WINDOW: Final = 1 << 30
 _STATE: Final = TransactionalState(txn_id=bytes(16))

@@ -14,13 +14,18 @@ from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, frame
 from dtx.wire.amqp10.errors import AmqpError
-from dtx.wire.amqp10.frames import AMQP, SASL, frame
 from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
     Attach,
     Begin,
     Close,
+    Coordinator,
+    Declare,
+    Declared,
+    DeliveryState,
+    Discharge,
     Disposition,
     Flow,
     Open,
@@ -28,12 +33,13 @@ from dtx.wire.amqp10.performatives import (
     SaslCode,
     SaslInit,
     SaslOutcome,
+    Source,
+    Target,
+    TransactionalState,
     Transfer,
     read_performative,
     read_sasl,
 )
-from dtx.wire.amqp10.states import ACCEPTED, Declared, DeliveryState, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
 
 _CONTROL: Final = 0
 _POSTING: Final = 1

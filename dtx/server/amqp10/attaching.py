@@ -12,10 +12,19 @@ from dtx.server.amqp10.subscribing import COPY, MOVE, check_terminus
 from dtx.wire.amqp10.coordination import default_outcome
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Attach, SenderSettles
+from dtx.wire.amqp10.performatives import (
+    Accepted,
+    Attach,
+    Coordinator,
+    ExpiryPolicy,
+    Modified,
+    Rejected,
+    Released,
+    SenderSettles,
+    Source,
+    Target,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import Accepted, Modified, Rejected, Released
-from dtx.wire.amqp10.terminus import Coordinator, ExpiryPolicy, Source, Target
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection

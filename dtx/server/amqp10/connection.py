@@ -42,8 +42,7 @@ from dtx.wire.amqp10.coordination import (
 from dtx.wire.amqp10.coordination import (
     Control as ControlPlace,
 )
-from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import (
+from dtx.wire.amqp10.endpoint import (
     Attached,
     Begun,
     Closed,
@@ -57,14 +56,13 @@ from dtx.wire.amqp10.events import (
     LoginAsked,
     Missed,
     Opened,
+    Settings,
     Writable,
 )
+from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role, SaslCode
-from dtx.wire.amqp10.sasl import read_login
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.states import INTERNAL, Error, told
-from dtx.wire.amqp10.terminus import TransactionCapability as Capability
+from dtx.wire.amqp10.performatives import INTERNAL, Error, Role, SaslCode, read_login, told
+from dtx.wire.amqp10.performatives import TransactionCapability as Capability
 from dtx.xa.codes import XaError
 from dtx.xa.model import Association
 

@@ -14,12 +14,11 @@ from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10 import message as messages
 from dtx.wire.amqp10.coordination import Transaction, WorkRefused, provisional
+from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.performatives import ACCEPTED, Accepted, DeliveryState, Outcome, Rejected, Role, told
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, DeliveryState, Outcome, Rejected, told
 from dtx.xa.codes import XaError
 
 if TYPE_CHECKING:

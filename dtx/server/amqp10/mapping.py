@@ -29,7 +29,7 @@ from dtx.server.amqp10.values import Field, from_field, is_simple, milliseconds,
 from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp09.tables import Entry
-from dtx.wire.amqp10 import message, reading
+from dtx.wire.amqp10 import codec, message
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
 from dtx.wire.amqp10.message import Header, Message, Part, Properties, Section
 from dtx.wire.amqp10.values import Value
@@ -310,9 +310,9 @@ def _framed(frame: bytes, body: bytes) -> bytes:
         return body
     pieces: list[bytes] = []
     start = position = 0
-    with reading.reading("the frame of a body"):
+    with codec.reading("the frame of a body"):
         while start < len(frame):
-            constructor = reading.skip(frame, start + 1)
+            constructor = codec.skip(frame, start + 1)
             end = constructor + _TEXTS.get(frame[constructor], len(frame))
             size = int.from_bytes(frame[constructor + 1 : end], "big")
             pieces += (frame[start:end], body[position : position + size])

@@ -16,7 +16,7 @@ from dtx.wire.amqp09.tables import Entry
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.message import Header
-from dtx.wire.amqp10.states import Modified
+from dtx.wire.amqp10.performatives import Modified
 
 _MAX_OCTETS: Final = 2 * MAX_HEAD
 """Of a message's properties that may grow by annotations: what a sender may give it, kept twice."""

@@ -18,9 +18,7 @@ from dtx.server.front import ClientTransport
 from dtx.store.slices import Slices
 from dtx.store.work import Budget, Decided, HeldPublish, HeldWork
 from dtx.wire.amqp10.errors import AmqpError
-from dtx.wire.amqp10.performatives import SaslCode
-from dtx.wire.amqp10.sasl import Login
-from dtx.wire.amqp10.states import Modified, Outcome, Rejected
+from dtx.wire.amqp10.performatives import Login, Modified, Outcome, Rejected, SaslCode
 
 
 class Handed(NamedTuple):

@@ -14,11 +14,10 @@ from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp10.coordination import TXN_ID, Transaction, WorkRefused, provisional
 from dtx.wire.amqp10.coordination import Work as Kind
+from dtx.wire.amqp10.endpoint import Flowed
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Flowed
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import (
+from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
@@ -29,6 +28,7 @@ from dtx.wire.amqp10.states import (
     Released,
     told,
 )
+from dtx.wire.amqp10.session import Session
 
 if TYPE_CHECKING:
     from dtx.server.amqp10.connection import Connection

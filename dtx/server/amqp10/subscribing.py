@@ -14,7 +14,7 @@ from dtx.server.amqp10.addresses import ExchangeAddress
 from dtx.server.amqp10.values import to_field
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source
+from dtx.wire.amqp10.performatives import Durability, ExpiryPolicy, Source
 from dtx.wire.amqp10.values import Described, Symbol, Timestamp, ULong, Value
 
 COPY: Final = "copy"

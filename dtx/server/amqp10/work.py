@@ -16,7 +16,7 @@ from dtx.store.work import HeldPublish
 from dtx.wire.amqp10.coordination import FATES, Fate, Transaction
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import RELEASED, Accepted, Outcome
+from dtx.wire.amqp10.performatives import RELEASED, Accepted, Outcome
 from dtx.xa.codes import ReplyCode, XaError, XaFlag
 from dtx.xa.model import Operation, State, end_operation
 from dtx.xa.xid import Xid

@@ -41,9 +41,19 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.performatives import SaslCode
-from dtx.wire.amqp10.sasl import ANONYMOUS, EXTERNAL, PLAIN, Anonymous, External, Login
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Modified, Outcome
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    ANONYMOUS,
+    EXTERNAL,
+    PLAIN,
+    RELEASED,
+    Anonymous,
+    External,
+    Login,
+    Modified,
+    Outcome,
+    SaslCode,
+)
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")

@@ -13,11 +13,10 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform
 
-from dtx.wire.amqp10 import reading, writing
+from dtx.wire.amqp10 import codec
+from dtx.wire.amqp10.codec import NULL, Buffer, Reader, Room, Writer
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
-from dtx.wire.amqp10.reading import Buffer, Reader, Room
-from dtx.wire.amqp10.values import Array, Described, Symbol, ULong, Value
-from dtx.wire.amqp10.writing import NULL, Writer
+from dtx.wire.amqp10.values import Array, Described, Symbol, Timestamp, UByte, ULong, UShort, Value
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ class Kind(NamedTuple):
 
 def _as(name: str, codes: Iterable[int], write: Writer) -> Kind:
     """A kind whose values are what the codec makes of them."""
-    return Kind(name, {code: reading.READERS[code] for code in codes}, write)
+    return Kind(name, {code: codec.READERS[code] for code in codes}, write)
 
 
 def _u1(buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
@@ -49,13 +48,9 @@ def _zero(_buffer: Buffer, position: int, _room: Room) -> tuple[int, int]:
     return 0, position
 
 
-def _text(wide: bool) -> Reader:
-    return reading.variable(wide, reading.symbol)
-
-
 def _keyed(code: int, cls: type[str]) -> Reader:
     """A reader of a map whose keys are all of one type; they become plain text."""
-    read_map = reading.READERS[code]
+    read_map = codec.READERS[code]
 
     def reader(buffer: Buffer, position: int, room: Room) -> tuple[dict[str, Any], int]:
         found, position = read_map(buffer, position, room)
@@ -66,21 +61,21 @@ def _keyed(code: int, cls: type[str]) -> Reader:
     return reader
 
 
-BOOLEAN: Final = _as("boolean", (0x41, 0x42, 0x56), writing.write_boolean)
-UBYTE: Final = Kind("ubyte", {0x50: _u1}, writing.fixed(0x50, "B"))
-USHORT: Final = Kind("ushort", {0x60: reading.fixed(">H", int)}, writing.fixed(0x60, "H"))
-UINT: Final = Kind("uint", {0x52: _u1, 0x43: _zero, 0x70: reading.fixed(">I", int)}, writing.write_uint)
-ULONG: Final = Kind(
-    "ulong", {0x53: _u1, 0x44: _zero, 0x80: reading.fixed(">Q", int)}, writing.fixed(0x80, "Q", small=0x53, zero=0x44)
+BOOLEAN: Final = _as("boolean", (0x41, 0x42, 0x56), codec.write_boolean)
+UBYTE: Final = Kind("ubyte", {0x50: _u1}, codec.WRITERS[UByte])
+USHORT: Final = Kind("ushort", {0x60: codec.number_reader(">H", int)}, codec.WRITERS[UShort])
+UINT: Final = Kind("uint", {0x52: _u1, 0x43: _zero, 0x70: codec.number_reader(">I", int)}, codec.write_uint)
+ULONG: Final = Kind("ulong", {0x53: _u1, 0x44: _zero, 0x80: codec.number_reader(">Q", int)}, codec.WRITERS[ULong])
+TIMESTAMP: Final = Kind("timestamp", {0x83: codec.number_reader(">q", int)}, codec.WRITERS[Timestamp])
+BINARY: Final = _as("binary", (0xA0, 0xB0), codec.write_binary)
+STRING: Final = _as("string", (0xA1, 0xB1), codec.write_string)
+SYMBOL: Final = Kind(
+    "symbol", {code: codec.octets_reader(code == 0xB3, codec.symbol) for code in (0xA3, 0xB3)}, codec.write_symbol
 )
-TIMESTAMP: Final = Kind("timestamp", {0x83: reading.fixed(">q", int)}, writing.fixed(0x83, "q"))
-BINARY: Final = _as("binary", (0xA0, 0xB0), writing.write_binary)
-STRING: Final = _as("string", (0xA1, 0xB1), writing.write_string)
-SYMBOL: Final = Kind("symbol", {0xA3: _text(False), 0xB3: _text(True)}, writing.write_symbol)
-FIELDS: Final = Kind("fields", {0xC1: _keyed(0xC1, Symbol), 0xD1: _keyed(0xD1, Symbol)}, writing.write_fields)
-NAMED: Final = Kind("map of strings", {0xC1: _keyed(0xC1, str), 0xD1: _keyed(0xD1, str)}, writing.write_map)
-MAP: Final = _as("map", (0xC1, 0xD1), writing.write_map)
-ANY: Final = _as("*", [code for code in reading.READERS if code != NULL], writing.write)
+FIELDS: Final = Kind("fields", {0xC1: _keyed(0xC1, Symbol), 0xD1: _keyed(0xD1, Symbol)}, codec.write_fields)
+NAMED: Final = Kind("map of strings", {0xC1: _keyed(0xC1, str), 0xD1: _keyed(0xD1, str)}, codec.write_map)
+MAP: Final = _as("map", (0xC1, 0xD1), codec.write_map)
+ANY: Final = _as("*", [code for code in codec.READERS if code != NULL], codec.write)
 
 
 def choice(kind: Kind, enum: type[Enum]) -> Kind:
@@ -89,7 +84,7 @@ def choice(kind: Kind, enum: type[Enum]) -> Kind:
 
     def reader_of(code: int, inner: Reader) -> Reader:
         if code < 0x50 and kind.readers is BOOLEAN.readers:  # the constructor is the value
-            return reading.constant(members[code == 0x41])
+            return codec.constant(members[code == 0x41])
 
         def reader(buffer: Buffer, position: int, room: Room) -> tuple[Enum, int]:
             found, position = inner(buffer, position, room)
@@ -118,7 +113,7 @@ def several(kind: Kind) -> Kind:
 
     def array(code: int) -> Reader:
         def reader(buffer: Buffer, position: int, room: Room) -> tuple[tuple[Any, ...], int]:
-            found, position = reading.READERS[code](buffer, position, room)
+            found, position = codec.READERS[code](buffer, position, room)
             if found.items and found.kind is not Symbol:
                 raise malformed(f"an array of something else than {kind.name}")
             return tuple(map(str.__str__, found.items)), position
@@ -129,7 +124,7 @@ def several(kind: Kind) -> Kind:
         if len(values) == 1:
             kind.write(out, values[0])
         else:
-            writing.write_array(out, Array(Symbol, tuple(map(Symbol, values))))
+            codec.write_array(out, Array(Symbol, tuple(map(Symbol, values))))
 
     readers = {code: one(reader) for code, reader in kind.readers.items()}
     return Kind(f"{kind.name} multiple", readers | {0xE0: array(0xE0), 0xF0: array(0xF0)}, write)
@@ -164,7 +159,7 @@ class Layout:
             self._values = attrgetter(*names)
         else:
             self._values = lambda value: [getattr(value, name) for name in names]
-        self._prefix = b"\x00" + writing.encode(ULong(code))
+        self._prefix = b"\x00" + codec.encode(ULong(code))
         self._only = None if names else cls()  # all values are the same
 
     @property
@@ -182,7 +177,7 @@ class Layout:
             count = buffer[position + 2]
             position += 3
         elif code in (0x45, 0xD0):
-            count, position, end = reading.header(buffer, position + 1, True) if code == 0xD0 else (0, position + 1, 0)
+            count, position, end = codec.header(buffer, position + 1, True) if code == 0xD0 else (0, position + 1, 0)
             end = end or position
         else:
             raise malformed(f"{self.name} is described, but no list")
@@ -235,7 +230,7 @@ class Layout:
             count += 1
         out += self._prefix
         if count:
-            writing.compound(out, 0xC0, count, body)
+            codec.append_compound(out, 0xC0, count, body)
         else:
             out.append(0x45)
 
@@ -292,7 +287,7 @@ def descriptor(buffer: Buffer, position: int, room: Room) -> tuple[Layout | None
     if buffer[position] == 0x53:
         code = buffer[position + 1]
         return _BY_CODE.get(code), ULong(code), position + 2
-    found, position = reading.read_value(buffer, position, room)
+    found, position = codec.read_value(buffer, position, room)
     if type(found) is Symbol:
         return _BY_SYMBOL.get(str.__str__(found)), found, position
     return (_BY_CODE.get(int(found)) if type(found) is ULong else None), found, position
@@ -314,7 +309,7 @@ def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = Fals
         if layout is not None and layout.cls in taken:
             found, position = layout.read(buffer, position, room)
         elif others:
-            value, position = reading.read_value(buffer, position, room)
+            value, position = codec.read_value(buffer, position, room)
             found = Described(described_by, value)
         else:
             raise malformed(f"something else than {name}")
@@ -325,7 +320,7 @@ def one_of(name: str, classes: Iterable[type[Composite]], *, others: bool = Fals
         if isinstance(value, Composite):
             value.layout.write(out, value)
         else:
-            writing.write(out, value)
+            codec.write(out, value)
 
     return Kind(name, {0: reader}, write)
 
@@ -348,8 +343,8 @@ def read_kind(buffer: Buffer, position: int, kind: Kind, name: str) -> Any:
         raise malformed(f"{name} is no {kind.name}")
     try:
         found, _ = reader(buffer, position + 1, Room())
-    except reading.STUMBLES as cause:
-        raise reading.stumbled(name) from cause
+    except codec.STUMBLES as cause:
+        raise codec.stumbled(name) from cause
     return found
 
 
@@ -362,8 +357,8 @@ def read_list(buffer: Buffer, position: int, cls: type[C]) -> C:
     found: C
     try:
         found, _ = cls.layout.read(buffer, position, Room())
-    except reading.STUMBLES as cause:
-        raise reading.stumbled(cls.layout.name) from cause
+    except codec.STUMBLES as cause:
+        raise codec.stumbled(cls.layout.name) from cause
     return found
 
 
@@ -390,8 +385,8 @@ def decode(buffer: Buffer, position: int, end: int, classes: frozenset[type]) ->
         if layout is None or layout.cls not in classes:
             raise malformed(f"descriptor {described_by!r} is not expected here")
         found, position = layout.read(buffer, position, room)
-    except reading.STUMBLES as cause:
-        raise reading.stumbled("a described list") from cause
+    except codec.STUMBLES as cause:
+        raise codec.stumbled("a described list") from cause
     if position > end:
         raise malformed(f"{layout.name} is longer than its frame")
     return found, position

@@ -19,25 +19,27 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from dtx.wire.amqp10 import composite, message
+from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
-from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.message import Section
-from dtx.wire.amqp10.states import (
+from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Declare,
     Declared,
     DeliveryState,
+    Discharge,
     Error,
     Modified,
     Outcome,
     Rejected,
     Released,
+    Source,
     TransactionalState,
     told,
 )
-from dtx.wire.amqp10.terminus import Declare, Discharge, Source
-from dtx.wire.amqp10.terminus import TransactionCapability as Capability
+from dtx.wire.amqp10.performatives import TransactionCapability as Capability
 from dtx.wire.amqp10.values import Described, Symbol, Value
 from dtx.xa.value import value
 

@@ -6,22 +6,37 @@ What is said on a link or session that is closed goes nowhere: the peer has been
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dtx.wire.amqp10 import serial
-from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
+from dtx.wire.amqp10.endpoint import (
+    DEAF,
+    MAX_TAG,
+    SENDING,
+    Attached,
+    Delivered,
+    Detached,
+    Dropped,
+    Flowed,
+    State,
+    Step,
+    serial_add,
+    serial_distance,
+    step,
+)
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Attached, Delivered, Detached, Dropped, Flowed
 from dtx.wire.amqp10.performatives import (
     Attach,
+    Coordinator,
+    DeliveryState,
     Detach,
+    Error,
     Flow,
     ReceiverSettles,
     Role,
     SenderSettles,
+    Source,
+    Target,
     Transfer,
+    told,
 )
-from dtx.wire.amqp10.settings import MAX_TAG
-from dtx.wire.amqp10.states import DeliveryState, Error, told
-from dtx.wire.amqp10.terminus import Coordinator, Source, Target
 from dtx.wire.amqp10.values import Described
 
 if TYPE_CHECKING:
@@ -242,8 +257,8 @@ class Link:
             message_format: 0 for the sections of AMQP.
 
         Returns:
-            Its number, by which :class:`~dtx.wire.amqp10.events.Disposed` and :meth:`dispose` name it; its delivery-id
-            is given when its first frame leaves. ``None`` where the link is closed.
+            Its number, by which :class:`~dtx.wire.amqp10.endpoint.Disposed` and :meth:`dispose` name it; its
+            delivery-id is given when its first frame leaves. ``None`` where the link is closed.
 
         Raises:
             AmqpError: transfer-limit-exceeded without credit, message-size-exceeded beyond the peer's limit.
@@ -280,7 +295,7 @@ class Link:
         if self.queued or self._drained:
             return
         self._drained = True
-        self.delivery_count = serial.add(self.delivery_count, self.credit)
+        self.delivery_count = serial_add(self.delivery_count, self.credit)
         self.credit = 0
         self.flow(available=0)
 
@@ -314,13 +329,13 @@ class Link:
         """The peer's state of the link."""
         if self.role is Role.SENDER:
             # "link-credit_snd := delivery-count_rcv + link-credit_rcv - delivery-count_snd" (2.6.7)
-            ahead = 0 if flow.delivery_count is None else serial.distance(self.delivery_count, flow.delivery_count)
+            ahead = 0 if flow.delivery_count is None else serial_distance(self.delivery_count, flow.delivery_count)
             if flow.link_credit is not None:
                 self.credit = max(0, ahead + flow.link_credit - self.queued)
             self.drain = flow.drain
             self._drained = False
         elif flow.delivery_count is not None:
-            used = serial.distance(self.delivery_count, flow.delivery_count)
+            used = serial_distance(self.delivery_count, flow.delivery_count)
             if used < 0 or used > self.credit:
                 raise AmqpError(
                     Condition.NOT_ALLOWED, f"a delivery-count that is {used} ahead, credit is {self.credit}"
@@ -388,7 +403,7 @@ class Link:
         if self.credit <= 0:
             raise AmqpError(Condition.TRANSFER_LIMIT_EXCEEDED, f"no credit on link {self.name!r}")
         self.credit -= 1
-        self.delivery_count = serial.add(self.delivery_count, 1)
+        self.delivery_count = serial_add(self.delivery_count, 1)
         return Partial(identity, tag, transfer.message_format or 0, transfer.resume)
 
     def _drop(self, partial: Partial) -> None:

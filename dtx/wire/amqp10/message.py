@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from dtx.wire.amqp10 import codec
 from dtx.wire.amqp10 import composite as composites
-from dtx.wire.amqp10 import reading, writing
+from dtx.wire.amqp10.codec import Room
 from dtx.wire.amqp10.composite import (
     BINARY,
     BOOLEAN,
@@ -25,7 +26,6 @@ from dtx.wire.amqp10.composite import (
     field,
 )
 from dtx.wire.amqp10.errors import malformed
-from dtx.wire.amqp10.reading import Room
 from dtx.wire.amqp10.values import Symbol, ULong, Value
 
 MAX_SECTIONS: Final = 4096
@@ -33,8 +33,8 @@ MAX_SECTIONS: Final = 4096
 
 _MESSAGE_ID: Final = Kind(
     "message-id",
-    {code: reading.READERS[code] for code in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xA1, 0xB1)},
-    writing.write,
+    {code: codec.READERS[code] for code in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xA1, 0xB1)},
+    codec.write,
 )
 
 
@@ -150,7 +150,7 @@ class Message:
         part = self.body[0]
         if part.section is not Section.VALUE:
             raise malformed(f"a body of {_name(part.section)} where there must be a value")
-        return reading.read(self.payload, part.value, part.end)[0]
+        return codec.read(self.payload, part.value, part.end)[0]
 
 
 def split(view: memoryview) -> list[Part]:
@@ -166,7 +166,7 @@ def split(view: memoryview) -> list[Part]:
     try:
         while start < length:
             section, value = _section(view, start)
-            end = reading.skip(view, value)
+            end = codec.skip(view, value)
             if end > length:
                 raise malformed(f"{_name(section)} is longer than the message")
             if before is not None and not _follows(before, section):
@@ -175,8 +175,8 @@ def split(view: memoryview) -> list[Part]:
             if len(parts) > MAX_SECTIONS:
                 raise malformed(f"more than {MAX_SECTIONS} sections")
             before, start = section, end
-    except reading.STUMBLES as cause:
-        raise reading.stumbled("a message") from cause
+    except codec.STUMBLES as cause:
+        raise codec.stumbled("a message") from cause
     return parts
 
 
@@ -301,11 +301,11 @@ def bare(properties: Properties, application_properties: dict[str, Any], body: b
 def data(octets: bytes | memoryview) -> bytes:
     """A data section."""
     out = bytearray((0x00, 0x53, Section.DATA))
-    writing.write_binary(out, octets)
+    codec.write_binary(out, octets)
     return bytes(out)
 
 
 def value(found: Value | Composite) -> bytes:
     """An amqp-value section."""
     out = b"\x00\x53\x77"
-    return out + (encode(found) if isinstance(found, Composite) else writing.encode(found))
+    return out + (encode(found) if isinstance(found, Composite) else codec.encode(found))

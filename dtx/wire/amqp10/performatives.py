@@ -1,10 +1,19 @@
-"""The nine performatives (AMQP 1.0, 2.7) and the five frames of SASL (5.3.3)."""
+"""The performatives (AMQP 1.0, 2.7), what they hold, and the frames and responses of SASL.
 
+Errors (2.8.14), states of a delivery (3.4), sources and targets (3.5), the coordinator (transactions, 4.5); the
+responses of PLAIN (RFC 4616), ANONYMOUS (RFC 4505) and EXTERNAL (RFC 4422, appendix A).
+"""
+
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+from dtx.wire.amqp09 import handshake
+from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10 import composite as composites
+from dtx.wire.amqp10.codec import Buffer
 from dtx.wire.amqp10.composite import (
+    ANY,
     BINARY,
     BOOLEAN,
     FIELDS,
@@ -20,12 +29,200 @@ from dtx.wire.amqp10.composite import (
     choice,
     composite,
     field,
+    one_of,
 )
-from dtx.wire.amqp10.errors import malformed
-from dtx.wire.amqp10.reading import Buffer
-from dtx.wire.amqp10.states import ERROR, STATE, DeliveryState, Error
-from dtx.wire.amqp10.terminus import SOURCE, TARGET, Coordinator, Source, Target
-from dtx.wire.amqp10.values import Described
+from dtx.wire.amqp10.errors import MAX_DESCRIPTION, AmqpError, Condition, malformed
+from dtx.wire.amqp10.values import Described, Value
+
+
+@composite(0x1D, "amqp:error:list")
+class Error(Composite):
+    """What went wrong, as a peer is told; a condition may be one of the peer's own."""
+
+    condition: str = field(SYMBOL)
+    description: str | None = field(STRING, default=None)
+    info: dict[str, Any] | None = field(FIELDS, default=None)
+
+
+ERROR: Final = one_of("error", (Error,))
+
+
+def told(error: AmqpError) -> Error:
+    """*error* as the peer is told it."""
+    words = error.reason.encode("utf-8", "replace")[:MAX_DESCRIPTION].decode("utf-8", "ignore")
+    return Error(condition=error.condition, description=words)
+
+
+INTERNAL: Final = Error(condition=Condition.INTERNAL_ERROR, description="internal error")
+"""What a peer is told of our own mistakes."""
+
+
+@composite(0x23, "amqp:received:list")
+class Received(Composite):
+    """So much of the delivery has been received; no outcome yet."""
+
+    section_number: int = field(UINT)
+    section_offset: int = field(ULONG)
+
+
+@composite(0x24, "amqp:accepted:list")
+class Accepted(Composite):
+    """The message was processed."""
+
+
+@composite(0x25, "amqp:rejected:list")
+class Rejected(Composite):
+    """The message is invalid and cannot be processed."""
+
+    error: Error | None = field(ERROR, default=None)
+
+
+@composite(0x26, "amqp:released:list")
+class Released(Composite):
+    """The message was not and will not be processed."""
+
+
+@composite(0x27, "amqp:modified:list")
+class Modified(Composite):
+    """As released, with changes to the message at the source."""
+
+    delivery_failed: bool = field(BOOLEAN, default=False)
+    undeliverable_here: bool = field(BOOLEAN, default=False)
+    message_annotations: dict[str, Any] | None = field(FIELDS, default=None)
+
+
+@composite(0x33, "amqp:declared:list")
+class Declared(Composite):
+    """A transaction was declared; the outcome of declare."""
+
+    txn_id: bytes = field(BINARY)
+
+
+Outcome = Accepted | Rejected | Released | Modified | Declared
+OUTCOME: Final = one_of("outcome", (Accepted, Rejected, Released, Modified, Declared), others=True)
+
+
+@composite(0x34, "amqp:transactional-state:list")
+class TransactionalState(Composite):
+    """The delivery, or the outcome, belongs to a transaction."""
+
+    txn_id: bytes = field(BINARY)
+    outcome: Outcome | Described | None = field(OUTCOME, default=None)
+
+
+DeliveryState = Received | Outcome | TransactionalState | Described
+"""``Described``: one that only the peer knows."""
+STATE: Final = one_of(
+    "delivery-state",
+    (Received, Accepted, Rejected, Released, Modified, Declared, TransactionalState),
+    others=True,
+)
+
+
+def bare(state: DeliveryState | None) -> DeliveryState | None:
+    """*state* without what a peer may have made as long as it liked: no frame is too small for it."""
+    match state:
+        case Rejected():
+            return Rejected()
+        case Modified():
+            return replace(state, message_annotations=None)
+        case TransactionalState(outcome=Rejected()):
+            return replace(state, outcome=Rejected())
+        case TransactionalState(outcome=Modified() as outcome):
+            return replace(state, outcome=replace(outcome, message_annotations=None))
+        case _:
+            return state
+
+
+ACCEPTED: Final = Accepted()
+RELEASED: Final = Released()
+
+
+class Durability(Enum):
+    """terminus-durability."""
+
+    NONE = 0
+    CONFIGURATION = 1
+    UNSETTLED_STATE = 2
+
+
+class ExpiryPolicy(Enum):
+    """terminus-expiry-policy."""
+
+    LINK_DETACH = "link-detach"
+    SESSION_END = "session-end"
+    CONNECTION_CLOSE = "connection-close"
+    NEVER = "never"
+
+
+class TransactionCapability(Enum):
+    """txn-capability."""
+
+    LOCAL = "amqp:local-transactions"
+    DISTRIBUTED = "amqp:distributed-transactions"
+    PROMOTABLE = "amqp:promotable-transactions"
+    MULTI_TXNS_PER_SSN = "amqp:multi-txns-per-ssn"
+    MULTI_SSNS_PER_TXN = "amqp:multi-ssns-per-txn"
+
+
+_DURABILITY: Final = choice(UINT, Durability)
+_EXPIRY: Final = choice(SYMBOL, ExpiryPolicy)
+
+
+@composite(0x28, "amqp:source:list")
+class Source(Composite):
+    """Where messages of a link come from. Times in seconds; what an address means is for the node to say."""
+
+    address: Value = field(ANY, default=None)
+    durable: Durability = field(_DURABILITY, default=Durability.NONE)
+    expiry_policy: ExpiryPolicy = field(_EXPIRY, default=ExpiryPolicy.SESSION_END)
+    timeout: int = field(UINT, default=0)
+    dynamic: bool = field(BOOLEAN, default=False)
+    dynamic_node_properties: dict[str, Any] | None = field(FIELDS, default=None)
+    distribution_mode: str | None = field(SYMBOL, default=None)
+    filter: dict[str, Any] | None = field(FIELDS, default=None)
+    default_outcome: Outcome | Described | None = field(OUTCOME, default=None)
+    outcomes: tuple[str, ...] = field(SYMBOLS, default=())
+    capabilities: tuple[str, ...] = field(SYMBOLS, default=())
+
+
+@composite(0x29, "amqp:target:list")
+class Target(Composite):
+    """Where messages of a link go to."""
+
+    address: Value = field(ANY, default=None)
+    durable: Durability = field(_DURABILITY, default=Durability.NONE)
+    expiry_policy: ExpiryPolicy = field(_EXPIRY, default=ExpiryPolicy.SESSION_END)
+    timeout: int = field(UINT, default=0)
+    dynamic: bool = field(BOOLEAN, default=False)
+    dynamic_node_properties: dict[str, Any] | None = field(FIELDS, default=None)
+    capabilities: tuple[str, ...] = field(SYMBOLS, default=())
+
+
+@composite(0x30, "amqp:coordinator:list")
+class Coordinator(Composite):
+    """The target of a control link."""
+
+    capabilities: tuple[str, ...] = field(SYMBOLS, default=())
+
+
+@composite(0x31, "amqp:declare:list")
+class Declare(Composite):
+    """Begin a transaction; the body of a message to a coordinator."""
+
+    global_id: Value = field(ANY, default=None)
+
+
+@composite(0x32, "amqp:discharge:list")
+class Discharge(Composite):
+    """End a transaction; the body of a message to a coordinator."""
+
+    txn_id: bytes = field(BINARY)
+    fail: bool = field(BOOLEAN, default=False)
+
+
+SOURCE: Final = one_of("source", (Source,), others=True)
+TARGET: Final = one_of("target", (Target, Coordinator), others=True)
 
 
 class Role(Enum):
@@ -262,3 +459,48 @@ def read_sasl(buffer: Buffer, start: int, end: int) -> SaslFrame:
     if position != end:
         raise malformed(f"octets behind {found.layout.name}")
     return found
+
+
+PLAIN: Final = "PLAIN"
+ANONYMOUS: Final = "ANONYMOUS"
+EXTERNAL: Final = "EXTERNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Anonymous:
+    """Nobody in particular."""
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """Whoever the certificate names.
+
+    Args:
+        user: whom the client wants to act as; ``None``: the one that the certificate names.
+    """
+
+    user: bytes | None
+
+
+Login = Credentials | Anonymous | External
+
+
+def read_login(mechanism: str, response: bytes) -> Login | None:
+    """Who wants to come in.
+
+    Args:
+        mechanism: one of the three.
+        response: of the client.
+
+    Returns:
+        ``None`` when the response is malformed or names nobody, or for another mechanism: the login is refused.
+    """
+    match mechanism:
+        case "PLAIN":
+            return handshake.credentials(handshake.PLAIN, response)
+        case "ANONYMOUS":
+            return Anonymous()
+        case "EXTERNAL":
+            return External(response or None)
+        case _:
+            return None

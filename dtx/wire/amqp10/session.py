@@ -6,15 +6,42 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.wire.amqp10 import serial
 from dtx.wire.amqp10.composite import Composite
-from dtx.wire.amqp10.endpoint import DEAF, SENDING, State, Step, step
+from dtx.wire.amqp10.endpoint import (
+    DEAF,
+    DISPOSED_AT_ONCE,
+    MAX_NAME,
+    SENDING,
+    Begun,
+    Disposed,
+    Ended,
+    Event,
+    Missed,
+    State,
+    Step,
+    Writable,
+    serial_add,
+    serial_distance,
+    step,
+)
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
-from dtx.wire.amqp10.events import Begun, Disposed, Ended, Event, Missed, Writable
 from dtx.wire.amqp10.link import Link, Outgoing
-from dtx.wire.amqp10.performatives import NO_LIMIT, Attach, Begin, Detach, Disposition, End, Flow, Role, Transfer
-from dtx.wire.amqp10.settings import DISPOSED_AT_ONCE, MAX_NAME
-from dtx.wire.amqp10.states import DeliveryState, Error, TransactionalState, bare, told
+from dtx.wire.amqp10.performatives import (
+    NO_LIMIT,
+    Attach,
+    Begin,
+    DeliveryState,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Role,
+    TransactionalState,
+    Transfer,
+    bare,
+    told,
+)
 
 if TYPE_CHECKING:
     from dtx.wire.amqp10.connection import Connection
@@ -111,7 +138,7 @@ class Session:
         for delivery in deliveries:
             if settled:
                 self._forget(role, delivery)
-            if last is not None and delivery == serial.add(last, 1):
+            if last is not None and delivery == serial_add(last, 1):
                 last = delivery
                 continue
             self._dispose(role, first, last, state, settled, batchable)
@@ -228,11 +255,11 @@ class Session:
         if message.delivery_id is None:
             # Not sooner: peers end the session over a gap, and a message that waits may be dropped.
             message.delivery_id = self._next_delivery
-            self._next_delivery = serial.add(self._next_delivery, 1)
+            self._next_delivery = serial_add(self._next_delivery, 1)
             if not message.settled:
                 self.outgoing[message.delivery_id] = message
             message.link.queued -= 1
-            message.link.delivery_count = serial.add(message.link.delivery_count, 1)
+            message.link.delivery_count = serial_add(message.link.delivery_count, 1)
             fields |= {
                 "delivery_id": message.delivery_id,
                 "delivery_tag": message.tag,
@@ -244,7 +271,7 @@ class Session:
         rest = self.connection.send_transfer(self.channel, fields, message.payload)
         self.connection.backlog -= len(message.payload) - len(rest)
         message.payload = rest
-        self._next_outgoing = serial.add(self._next_outgoing, 1)
+        self._next_outgoing = serial_add(self._next_outgoing, 1)
         self._remote_window -= 1
         return len(rest) > 0
 
@@ -385,7 +412,7 @@ class Session:
         # "next-incoming-id_flow + incoming-window_flow - next-outgoing-id_endpoint" (2.5.6); before the peer has our
         # begin it counts from our first transfer, which is 0
         seen = 0 if flow.next_incoming_id is None else flow.next_incoming_id
-        self._remote_window = max(0, serial.distance(self._next_outgoing, seen) + flow.incoming_window)
+        self._remote_window = max(0, serial_distance(self._next_outgoing, seen) + flow.incoming_window)
         if self._pending:
             self._pump()
             if not self._pending:
@@ -405,7 +432,7 @@ class Session:
         if self._window <= 0:
             raise AmqpError(Condition.WINDOW_VIOLATION, "a transfer beyond the incoming window")
         self._window -= 1
-        self._next_incoming = serial.add(self._next_incoming or 0, 1)
+        self._next_incoming = serial_add(self._next_incoming or 0, 1)
         link = self._attached(transfer.handle)
         if link.state in DEAF:
             self.miss(transfer.state)
@@ -420,21 +447,21 @@ class Session:
 
     def _on_disposition(self, disposition: Disposition) -> None:
         first = disposition.first
-        count = 0 if disposition.last is None else serial.distance(first, disposition.last)
+        count = 0 if disposition.last is None else serial_distance(first, disposition.last)
         if count < 0:
             raise AmqpError(Condition.INVALID_FIELD, f"a disposition from {first} back to {disposition.last}")
         known: dict[int, Any] = self.incoming if disposition.role is Role.SENDER else self.outgoing
         self.connection.effort += min(count, len(known)) + 1
         wanted: Iterable[int] = list(known)
         if count < len(known):
-            wanted = (serial.add(first, offset) for offset in range(count + 1))
+            wanted = (serial_add(first, offset) for offset in range(count + 1))
         self.connection.go_on_later(self._disposed(disposition, count, iter(wanted)))
 
     def _disposed(self, disposition: Disposition, count: int, numbers: Iterator[int]) -> Iterator[None]:
         """Tell of those of *numbers* that are known and meant, so many at a time."""
         role, first = disposition.role.other, disposition.first
         while looked_at := tuple(islice(numbers, DISPOSED_AT_ONCE)):
-            some = [number for number in looked_at if 0 <= serial.distance(first, number) <= count]
+            some = [number for number in looked_at if 0 <= serial_distance(first, number) <= count]
             if role is Role.SENDER:
                 sent = [message for number in some if (message := self.outgoing.get(number)) is not None]
                 deliveries = tuple([(message.link.handle, message.number) for message in sent])

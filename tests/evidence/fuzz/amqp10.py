@@ -4,17 +4,26 @@ import random
 from contextlib import suppress
 from typing import Final
 
-from dtx.wire.amqp10 import message, reading
+from dtx.wire.amqp10 import codec, message
+from dtx.wire.amqp10.codec import encode as encode_value
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, Connection, frame
 from dtx.wire.amqp10.coordination import Coordination
+from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError
-from dtx.wire.amqp10.events import Delivered
-from dtx.wire.amqp10.frames import AMQP, SASL, frame
-from dtx.wire.amqp10.performatives import Detach, Disposition, Open, Role, SaslInit, read_performative, read_sasl
-from dtx.wire.amqp10.states import TransactionalState
-from dtx.wire.amqp10.terminus import Declare, Discharge, TransactionCapability
-from dtx.wire.amqp10.writing import encode as encode_value
+from dtx.wire.amqp10.performatives import (
+    Declare,
+    Detach,
+    Discharge,
+    Disposition,
+    Open,
+    Role,
+    SaslInit,
+    TransactionalState,
+    TransactionCapability,
+    read_performative,
+    read_sasl,
+)
 from tests.unit.wire.amqp10.peer import BEGIN, attach, flow, settings, transfer
 from tests.unit.wire.amqp10.shell import Shell
 
@@ -32,17 +41,17 @@ _LARGEST_NOTHING: Final = 8
 def value(data: bytes) -> None:
     """Octets are a value, a performative, a message, or none; what was read is written again, and is the same."""
     with suppress(AmqpError):
-        found, end = reading.read(data, 0, len(data))
+        found, end = codec.read(data, 0, len(data))
         written = encode_value(found)
-        assert encode_value(reading.read(written, 0, len(written))[0]) == written
-        assert reading.skip(written, 0) == len(written)
-        assert len(written) <= 2 * end + 24 + _LARGEST_NOTHING * reading.MAX_NOTHING
+        assert encode_value(codec.read(written, 0, len(written))[0]) == written
+        assert codec.skip(written, 0) == len(written)
+        assert len(written) <= 2 * end + 24 + _LARGEST_NOTHING * codec.MAX_NOTHING
     for read in (read_performative, read_sasl):
         with suppress(AmqpError):
             said = read(data, 0, len(data))
             performative = said[0] if isinstance(said, tuple) else said
             again = encode(performative)
-            assert encode(type(performative).layout.read(again, 3, reading.Room())[0]) == again
+            assert encode(type(performative).layout.read(again, 3, codec.Room())[0]) == again
     with suppress(AmqpError):
         whole = message.read(data)
         assert bytes(whole.bare) in data

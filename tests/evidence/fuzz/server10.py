@@ -8,24 +8,30 @@ from dtx.server.amqp10.connection import Connection, Limits
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, HEAD, SASL, SASL_HEADER, FrameSplitter, frame
 from dtx.wire.amqp10.coordination import Rejects
-from dtx.wire.amqp10.frames import AMQP, HEAD, SASL, FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
     Begin,
     Close,
+    Coordinator,
+    Declare,
     Detach,
+    Discharge,
     Disposition,
     End,
     Flow,
+    Modified,
     Open,
     Role,
     SaslInit,
+    Source,
+    Target,
+    TransactionalState,
     read_performative,
     read_sasl,
 )
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Modified, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
 from dtx.wire.amqp10.values import Described, Symbol
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import conversations

@@ -9,8 +9,15 @@ import psycopg
 from dtx.client import Xid
 from dtx.server.amqp10.work import LOCAL_FORMAT
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, Declared, DeliveryState, Rejected, TransactionalState
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Accepted,
+    Declared,
+    DeliveryState,
+    Rejected,
+    Role,
+    TransactionalState,
+)
 from tests.evidence.matrix.stages import MatrixStage
 from tests.servers.amqp10.raw import Raw
 

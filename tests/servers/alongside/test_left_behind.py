@@ -7,8 +7,7 @@ import pytest
 
 from dtx.client import XaFlag, Xid
 from dtx.wire.amqp09.methods import DtxEnd, DtxRollback, DtxStart
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
+from dtx.wire.amqp10.performatives import ACCEPTED, Role, TransactionalState
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import bodies, fresh_queue, new_xid

@@ -9,12 +9,28 @@ from typing import Any, Self, TypeVar
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL, SASL_HEADER, Connection, FrameSplitter, frame
 from dtx.wire.amqp10.coordination import PROMOTE
-from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Event, Flowed, Opened
-from dtx.wire.amqp10.frames import SASL, FrameSplitter, frame
+from dtx.wire.amqp10.endpoint import (
+    Attached,
+    Begun,
+    Closed,
+    Delivered,
+    Detached,
+    Disposed,
+    Event,
+    Flowed,
+    Opened,
+    Settings,
+)
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
+    Coordinator,
+    Declare,
+    Declared,
+    DeliveryState,
+    Discharge,
+    Error,
     Role,
     SaslChallenge,
     SaslCode,
@@ -23,12 +39,12 @@ from dtx.wire.amqp10.performatives import (
     SaslOutcome,
     SaslResponse,
     SenderSettles,
+    Source,
+    Target,
+    TransactionalState,
     read_sasl,
 )
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.states import Declared, DeliveryState, Error, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
 from dtx.wire.amqp10.values import Described
 from tests.support.service import DtxService
 

@@ -8,12 +8,21 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import Coordinator
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Attached, Detached, Disposed, Flowed
+from dtx.wire.amqp10.endpoint import Attached, Detached, Disposed, Flowed
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role, SenderSettles
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Discharge,
+    Rejected,
+    Role,
+    SenderSettles,
+    Source,
+    Target,
+    TransactionalState,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Accepted, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge, Source, Target
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.client import connected, new_xid, take_all
 from tests.support.postgres import PostgresServer

@@ -9,12 +9,20 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import Coordinator
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Attached, Closed
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.endpoint import Attached, Closed
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    DeliveryState,
+    Error,
+    Rejected,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+)
+from dtx.wire.amqp10.performatives import Coordinator as ToCoordinator
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator as ToCoordinator
-from dtx.wire.amqp10.terminus import Source, Target
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import only_alongside
 from tests.support.client import connected, new_xid, take_all

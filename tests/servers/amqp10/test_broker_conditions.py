@@ -10,10 +10,20 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Attached, Disposed
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Error, Modified, Outcome, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge, Source, Target
+from dtx.wire.amqp10.endpoint import Attached, Disposed
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Discharge,
+    Error,
+    Modified,
+    Outcome,
+    Rejected,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+)
 from dtx.wire.amqp10.values import Described, Symbol, ULong
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw, body

@@ -2,8 +2,8 @@
 
 from dtx.client import Coordinator
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Closed
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
+from dtx.wire.amqp10.endpoint import Closed
+from dtx.wire.amqp10.performatives import ACCEPTED, TransactionalState
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.client import connected, new_xid

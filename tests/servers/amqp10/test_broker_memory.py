@@ -1,7 +1,6 @@
 """What a broker has sent for a client of AMQP 1.0 that does not take it."""
 
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED
+from dtx.wire.amqp10.performatives import ACCEPTED, Role
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.client import connected

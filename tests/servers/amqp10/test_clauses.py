@@ -7,10 +7,23 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Attached, Disposed
-from dtx.wire.amqp10.performatives import Attach, ReceiverSettles, Role
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Durability, ExpiryPolicy, Source, Target
+from dtx.wire.amqp10.endpoint import Attached, Disposed
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Attach,
+    Coordinator,
+    Declare,
+    Discharge,
+    Durability,
+    ExpiryPolicy,
+    ReceiverSettles,
+    Rejected,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+)
 from dtx.wire.amqp10.values import Described, ULong
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import only_standalone

@@ -14,12 +14,9 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Closed, Opened
-from dtx.wire.amqp10.frames import EMPTY_FRAME
-from dtx.wire.amqp10.performatives import Role, SaslCode
-from dtx.wire.amqp10.serial import add
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge, Source, Target
+from dtx.wire.amqp10.connection import EMPTY_FRAME
+from dtx.wire.amqp10.endpoint import Closed, Opened, serial_add
+from dtx.wire.amqp10.performatives import ACCEPTED, Discharge, Role, SaslCode, Source, Target, TransactionalState
 from tests.servers.amqp10.raw import AMQP_HEADER, SECONDS, Raw, body
 from tests.support.client import connected, take_all
 from tests.support.postgres import PostgresServer
@@ -157,7 +154,7 @@ def test_messages_that_are_aborted_use_up_no_credit_for_good(
         for number in range(2000):
             fields = {"handle": sender.handle, "delivery_id": 10_000 + number, "delivery_tag": b"x", "aborted": True}
             raw.engine.send_transfer(session.channel, fields, memoryview(b""))
-            sender.delivery_count = add(sender.delivery_count, 1)
+            sender.delivery_count = serial_add(sender.delivery_count, 1)
             sender.credit -= 1
             if not sender.credit:
                 raw.until(lambda: sender.credit > 0)

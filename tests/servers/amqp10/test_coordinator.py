@@ -4,10 +4,20 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Attached, Disposed
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, Declared, Modified, Rejected, Released, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge
+from dtx.wire.amqp10.endpoint import Attached, Disposed
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Accepted,
+    Coordinator,
+    Declare,
+    Declared,
+    Discharge,
+    Modified,
+    Rejected,
+    Released,
+    Role,
+    TransactionalState,
+)
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.client import take_all
 from tests.support.postgres import PostgresServer

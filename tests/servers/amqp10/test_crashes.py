@@ -12,9 +12,7 @@ from pika.exceptions import AMQPError
 from dtx.client import Coordinator, XAException, Xid
 from dtx.failpoint import DIED, Point
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Declared, Outcome, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge
+from dtx.wire.amqp10.performatives import ACCEPTED, Declared, Discharge, Outcome, Rejected, Role, TransactionalState
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected, new_xid, take_all
 from tests.support.failpoints import ArmedService

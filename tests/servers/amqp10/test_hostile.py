@@ -13,14 +13,12 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.connection import AMQP, frame
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.events import Attached, Closed, Detached, Disposed, Ended, Event
-from dtx.wire.amqp10.frames import AMQP, frame
+from dtx.wire.amqp10.endpoint import Attached, Closed, Detached, Disposed, Ended, Event
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Disposition, Flow, Role, Transfer
+from dtx.wire.amqp10.performatives import ACCEPTED, Declare, Disposition, Flow, Rejected, Role, Source, Target, Transfer
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Rejected
-from dtx.wire.amqp10.terminus import Declare, Source, Target
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import only_standalone
 from tests.support.client import take_all

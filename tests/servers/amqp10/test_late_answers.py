@@ -10,11 +10,10 @@ import psycopg
 import pytest
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Detached, Disposed
+from dtx.wire.amqp10.endpoint import Detached, Disposed
 from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.performatives import ACCEPTED, Discharge
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED
-from dtx.wire.amqp10.terminus import Discharge
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected, take_all
 from tests.support.processes import wait_until

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtx.auth.users import EditError
-from dtx.wire.amqp10.events import Closed
-from dtx.wire.amqp10.performatives import Role, SaslCode
-from dtx.wire.amqp10.terminus import Source, Target
+from dtx.wire.amqp10.endpoint import Closed
+from dtx.wire.amqp10.performatives import Role, SaslCode, Source, Target
 from tests.servers.amqp10.raw import Raw
 from tests.support.postgres import PostgresServer
 from tests.support.service import DtxService

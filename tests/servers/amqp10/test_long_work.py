@@ -8,14 +8,11 @@ from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
+from dtx.wire.amqp10.connection import AMQP, frame
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.events import Attached, Event
-from dtx.wire.amqp10.frames import AMQP, frame
-from dtx.wire.amqp10.performatives import Disposition, Role
+from dtx.wire.amqp10.endpoint import Attached, Event, Settings
+from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, DeliveryState, Disposition, Role, Source, Target
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState
-from dtx.wire.amqp10.terminus import Source, Target
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import MODES
 from tests.support.peer import Peer, logged_in

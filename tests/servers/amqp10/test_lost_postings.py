@@ -6,8 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.states import ACCEPTED, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge
+from dtx.wire.amqp10.performatives import ACCEPTED, Discharge, Rejected, TransactionalState
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import only_alongside
 from tests.support.client import take_all

@@ -10,9 +10,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.message import Message
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Modified, Outcome, Role, TransactionalState
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Modified, Outcome, TransactionalState
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import only_alongside, only_standalone
 from tests.support.client import connected

@@ -6,9 +6,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED, Accepted, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Source, Target
+from dtx.wire.amqp10.performatives import ACCEPTED, Accepted, Rejected, Role, Source, Target, TransactionalState
 from dtx.wire.amqp10.values import Float, Timestamp, Value
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import Mode

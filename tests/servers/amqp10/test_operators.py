@@ -1,7 +1,7 @@
 """What operators see and do of clients that speak AMQP 1.0."""
 
-from dtx.wire.amqp10.events import Closed
-from dtx.wire.amqp10.terminus import Declare
+from dtx.wire.amqp10.endpoint import Closed
+from dtx.wire.amqp10.performatives import Declare
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected, new_xid
 from tests.support.operator import Operator

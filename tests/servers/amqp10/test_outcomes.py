@@ -10,22 +10,22 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.client import Coordinator, XARollback, Xid
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Disposed
+from dtx.wire.amqp10.endpoint import Disposed
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import (
+from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Discharge,
     Error,
     Modified,
     Outcome,
     Rejected,
     Released,
+    Role,
     TransactionalState,
 )
-from dtx.wire.amqp10.terminus import Discharge
+from dtx.wire.amqp10.session import Session
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import Mode
 from tests.support.client import connected, new_xid, take_all

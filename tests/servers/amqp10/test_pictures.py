@@ -15,19 +15,25 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.frames import AMQP, FrameSplitter, frame
+from dtx.wire.amqp10.connection import AMQP, FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
     Attach,
     Begin,
     Close,
+    Coordinator,
+    Declare,
+    Declared,
+    Discharge,
     Disposition,
     Flow,
     Role,
+    Source,
+    Target,
+    TransactionalState,
     Transfer,
     read_performative,
 )
-from dtx.wire.amqp10.states import ACCEPTED, Declared, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
 from tests.servers.amqp10.raw import SECONDS, Raw
 from tests.support.client import take_all
 from tests.support.service import DtxService

@@ -13,10 +13,8 @@ from dtx.client import Coordinator, XAException, XAResource, XARollback, Xid
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.performatives import ACCEPTED, Declare, Declared, Discharge, Rejected, Role, TransactionalState
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Declared, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Declare, Discharge
 from dtx.wire.amqp10.values import Described, Value
 from tests.servers.amqp10.raw import Raw
 from tests.support.client import connected, new_xid, take_all

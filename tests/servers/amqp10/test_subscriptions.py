@@ -8,10 +8,17 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Durability,
+    Error,
+    ExpiryPolicy,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Error, TransactionalState
-from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source, Target
 from dtx.wire.amqp10.values import Described, Symbol
 from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import Mode, only_alongside

@@ -2,8 +2,8 @@
 
 import pytest
 
+from dtx.wire.amqp10.endpoint import Closed, Ended
 from dtx.wire.amqp10.errors import Condition
-from dtx.wire.amqp10.events import Closed, Ended
 from tests.servers.amqp10.raw import Raw
 from tests.servers.branches.conftest import MakeScene
 from tests.support.crash import Scene

@@ -11,7 +11,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingConnection
 
 from dtx.client import XAResource
-from dtx.wire.amqp10.states import ACCEPTED
+from dtx.wire.amqp10.performatives import ACCEPTED
 from dtx.xa.codes import XaFlag
 from tests.conftest import ServiceFactory
 from tests.servers.amqp10.raw import Raw, body

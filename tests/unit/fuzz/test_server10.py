@@ -9,8 +9,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10.performatives import Attach, Close, Disposition, Transfer
-from dtx.wire.amqp10.states import Accepted, Declared
+from dtx.wire.amqp10.performatives import Accepted, Attach, Close, Declared, Disposition, Transfer
 from tests.evidence.fuzz import server, server10
 
 

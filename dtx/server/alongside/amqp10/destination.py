@@ -21,7 +21,7 @@ from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Outcome
+from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
 
 if TYPE_CHECKING:

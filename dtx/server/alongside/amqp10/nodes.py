@@ -36,8 +36,7 @@ from dtx.wire.amqp09 import handshake, methods, properties, tables
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp09.methods import BasicPublish
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.performatives import SaslCode
-from dtx.wire.amqp10.sasl import PLAIN, Login
+from dtx.wire.amqp10.performatives import PLAIN, Login, SaslCode
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")

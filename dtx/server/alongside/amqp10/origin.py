@@ -27,7 +27,7 @@ from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods
-from dtx.wire.amqp10.states import Modified, Outcome
+from dtx.wire.amqp10.performatives import Modified, Outcome
 from dtx.xa.codes import ReplyCode, XaError
 
 if TYPE_CHECKING:

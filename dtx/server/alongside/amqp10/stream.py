@@ -31,7 +31,7 @@ from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.tables import Entry
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.states import Modified, Outcome
+from dtx.wire.amqp10.performatives import Modified, Outcome
 from dtx.wire.amqp10.values import Value
 
 if TYPE_CHECKING:

@@ -10,17 +10,24 @@ from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL, SASL_HEADER, frame
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import Rejects
-from dtx.wire.amqp10.events import Attached, Disposed, Event
-from dtx.wire.amqp10.frames import SASL, frame
+from dtx.wire.amqp10.endpoint import Attached, Disposed, Event, Settings
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Role, SaslInit, SenderSettles
+from dtx.wire.amqp10.performatives import (
+    Coordinator,
+    Declare,
+    Declared,
+    DeliveryState,
+    Discharge,
+    Role,
+    SaslInit,
+    SenderSettles,
+    Source,
+    Target,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.states import Declared, DeliveryState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
 from tests.evidence.fuzz.server import Wire
 
 _LOGIN = frame(SASL, 0, encode(SaslInit(mechanism="PLAIN", initial_response=b"\x00guest\x00guest")))

@@ -9,9 +9,8 @@ import pytest
 from dtx.server.amqp10.incoming import Incoming
 from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
-from dtx.wire.amqp10.events import Attached, Closed
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.terminus import Source, Target
+from dtx.wire.amqp10.endpoint import Attached, Closed
+from dtx.wire.amqp10.performatives import Role, Source, Target
 from tests.evidence.fuzz.server import whole
 from tests.unit.server.amqp10.inside import Inside
 

@@ -18,22 +18,24 @@ from dtx.manager import Who
 from dtx.server.standalone.connection import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import PROMOTE
-from dtx.wire.amqp10.events import Closed, Delivered, Detached, Ended, Event
+from dtx.wire.amqp10.endpoint import Closed, Delivered, Detached, Ended, Event
 from dtx.wire.amqp10.link import Link, Outgoing
-from dtx.wire.amqp10.performatives import Role, Transfer
-from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import (
+from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Declare,
     Declared,
     DeliveryState,
+    Discharge,
     Modified,
     Outcome,
     Rejected,
+    Role,
     TransactionalState,
+    Transfer,
 )
-from dtx.wire.amqp10.terminus import Declare, Discharge
+from dtx.wire.amqp10.session import Session
 from dtx.wire.amqp10.values import Described
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State

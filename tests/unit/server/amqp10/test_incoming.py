@@ -11,9 +11,9 @@ from dtx.server.amqp10.incoming import CREDIT, Incoming
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import Transaction
+from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Delivered
-from dtx.wire.amqp10.states import ACCEPTED, DeliveryState, Rejected, TransactionalState
+from dtx.wire.amqp10.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 
 NUMBER = 7
 

@@ -6,12 +6,19 @@ import pytest
 
 from dtx.server.standalone.connection import Parts
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.events import Delivered, Detached
+from dtx.wire.amqp10.endpoint import Delivered, Detached
 from dtx.wire.amqp10.link import Link, Outgoing
-from dtx.wire.amqp10.performatives import Role, Transfer
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Discharge,
+    Rejected,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Rejected, TransactionalState
-from dtx.wire.amqp10.terminus import Discharge, Source, Target
 from tests.evidence.fuzz.server import whole
 from tests.unit.server.amqp10.inside import Inside
 

@@ -12,7 +12,7 @@ from dtx.store.postgres.traits import Traits, traits
 from dtx.wire.amqp09 import properties as basic
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.properties import Property
-from dtx.wire.amqp10 import message, writing
+from dtx.wire.amqp10 import codec, message
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.message import Header, Properties
 from dtx.wire.amqp10.values import (
@@ -85,7 +85,7 @@ _headers = st.builds(
 
 
 def _section(code: int, value: Any) -> bytes:
-    return bytes((0, 0x53, code)) + writing.encode(value)
+    return bytes((0, 0x53, code)) + codec.encode(value)
 
 
 def _wide(code: int, octets: bytes, constructor: int = 0xB0) -> bytes:

@@ -13,7 +13,7 @@ from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.properties import Property
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.message import Header, Message, Properties
-from dtx.wire.amqp10.states import Modified
+from dtx.wire.amqp10.performatives import Modified
 from dtx.wire.amqp10.values import Int, Long, Symbol
 
 _BODY = message.data(b"body")

@@ -16,9 +16,8 @@ from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.slices import Slices
 from dtx.wire.amqp09.properties import EMPTY
 from dtx.wire.amqp10.coordination import Coordination
-from dtx.wire.amqp10.events import Flowed
-from dtx.wire.amqp10.performatives import Flow
-from dtx.wire.amqp10.states import Accepted, Modified, Rejected, Released
+from dtx.wire.amqp10.endpoint import Flowed
+from dtx.wire.amqp10.performatives import Accepted, Flow, Modified, Rejected, Released
 
 
 class Link:

@@ -8,7 +8,7 @@ from dtx.server.amqp10.addresses import ExchangeAddress
 from dtx.server.amqp10.subscribing import check_terminus, known_kind, stream_offset, subscription
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.terminus import Durability, ExpiryPolicy, Source
+from dtx.wire.amqp10.performatives import Durability, ExpiryPolicy, Source
 from dtx.wire.amqp10.values import Described, Int, Symbol, Timestamp, ULong
 
 EXCHANGE = ExchangeAddress(b"x", None)

@@ -21,8 +21,7 @@ from dtx.telemetry import Metrics
 from dtx.wire.amqp10.coordination import Answer, Coordination, DeclareAsked, DischargeAsked, PromoteAsked, Rejects
 from dtx.wire.amqp10.coordination import Work as Kind
 from dtx.wire.amqp10.errors import Condition
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, Declared, Outcome, Rejected
-from dtx.wire.amqp10.terminus import TransactionCapability
+from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Declared, Outcome, Rejected, TransactionCapability
 from dtx.xa.codes import XaFlag
 from dtx.xa.model import Operation, State
 from dtx.xa.xid import Xid

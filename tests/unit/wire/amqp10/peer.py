@@ -3,14 +3,22 @@
 from typing import Any, NamedTuple
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
-from dtx.wire.amqp10.events import Event
-from dtx.wire.amqp10.frames import AMQP, FrameSplitter, frame
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL_HEADER, Connection, FrameSplitter, frame
+from dtx.wire.amqp10.endpoint import Event, Settings
 from dtx.wire.amqp10.link import Link
-from dtx.wire.amqp10.performatives import Attach, Begin, Flow, Open, Role, Transfer, read_performative, read_sasl
+from dtx.wire.amqp10.performatives import (
+    Attach,
+    Begin,
+    Flow,
+    Open,
+    Role,
+    Source,
+    Target,
+    Transfer,
+    read_performative,
+    read_sasl,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.settings import Settings
-from dtx.wire.amqp10.terminus import Source, Target
 
 BEGIN = Begin(remote_channel=None, next_outgoing_id=0, incoming_window=100, outgoing_window=100)
 

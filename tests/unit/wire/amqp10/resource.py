@@ -16,12 +16,10 @@ from dtx.wire.amqp10.coordination import (
     Transaction,
     provisional,
 )
-from dtx.wire.amqp10.events import Attached, Delivered, Event, Flowed
+from dtx.wire.amqp10.endpoint import Attached, Delivered, Event, Flowed
 from dtx.wire.amqp10.message import data
-from dtx.wire.amqp10.performatives import Role
+from dtx.wire.amqp10.performatives import ACCEPTED, Coordinator, Role, TransactionCapability
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED
-from dtx.wire.amqp10.terminus import Coordinator, TransactionCapability
 from tests.unit.wire.amqp10.peer import Peer
 
 CAPABILITIES = frozenset((TransactionCapability.LOCAL, TransactionCapability.MULTI_TXNS_PER_SSN))

@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from dtx.wire.amqp10.connection import Connection
-from dtx.wire.amqp10.events import (
+from dtx.wire.amqp10.endpoint import (
     Attached,
     Begun,
     Closed,
@@ -19,8 +19,7 @@ from dtx.wire.amqp10.events import (
     Opened,
     Writable,
 )
-from dtx.wire.amqp10.performatives import Role
-from dtx.wire.amqp10.states import ACCEPTED
+from dtx.wire.amqp10.performatives import ACCEPTED, Role
 
 
 class Shell:

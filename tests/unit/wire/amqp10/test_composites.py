@@ -7,19 +7,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10 import composite, performatives, states, terminus
+from dtx.wire.amqp10 import composite, performatives
+from dtx.wire.amqp10.codec import encode as encode_value
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.errors import AmqpError, Condition, malformed
 from dtx.wire.amqp10.performatives import (
+    Accepted,
     Attach,
     Begin,
     Close,
+    Coordinator,
+    Declare,
+    Declared,
     Detach,
+    Discharge,
     Disposition,
+    Durability,
     End,
+    Error,
+    ExpiryPolicy,
     Flow,
+    Modified,
     Open,
+    Received,
     ReceiverSettles,
+    Rejected,
+    Released,
     Role,
     SaslChallenge,
     SaslCode,
@@ -28,33 +41,16 @@ from dtx.wire.amqp10.performatives import (
     SaslOutcome,
     SaslResponse,
     SenderSettles,
+    Source,
+    Target,
+    TransactionalState,
+    TransactionCapability,
     Transfer,
     read_performative,
     read_sasl,
-)
-from dtx.wire.amqp10.states import (
-    Accepted,
-    Declared,
-    Error,
-    Modified,
-    Received,
-    Rejected,
-    Released,
-    TransactionalState,
     told,
 )
-from dtx.wire.amqp10.terminus import (
-    Coordinator,
-    Declare,
-    Discharge,
-    Durability,
-    ExpiryPolicy,
-    Source,
-    Target,
-    TransactionCapability,
-)
 from dtx.wire.amqp10.values import Array, Described, Symbol, UInt, ULong
-from dtx.wire.amqp10.writing import encode as encode_value
 
 ERROR = Error(condition="amqp:not-found", description="no queue 'q'", info={"volatile": True})
 
@@ -228,8 +224,8 @@ def test_descriptions_are_cut_to_what_fits_the_smallest_frame() -> None:
     assert len(encode(close)) < 512
     assert Role.SENDER.other is Role.RECEIVER
     assert performatives.NO_LIMIT == 0xFFFFFFFF
-    assert terminus.SOURCE.name == "source"
-    assert encode(states.ACCEPTED) == encode(Accepted())
+    assert performatives.SOURCE.name == "source"
+    assert encode(performatives.ACCEPTED) == encode(Accepted())
 
 
 def test_what_was_written_is_read_of_every_type() -> None:

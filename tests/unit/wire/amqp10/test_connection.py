@@ -3,13 +3,10 @@
 import pytest
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
-from dtx.wire.amqp10.endpoint import State
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, EMPTY_FRAME, Connection, frame
+from dtx.wire.amqp10.endpoint import Begun, Closed, Ended, Event, Opened, State
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Begun, Closed, Ended, Event, Opened
-from dtx.wire.amqp10.frames import AMQP, EMPTY_FRAME, frame
-from dtx.wire.amqp10.performatives import Begin, Close, End, Open, Role
-from dtx.wire.amqp10.states import Error
+from dtx.wire.amqp10.performatives import Begin, Close, End, Error, Open, Role
 from tests.unit.wire.amqp10.peer import BEGIN, Heard, Peer, attach, flow, settings, transfer
 
 OPEN = Open(container_id="peer")

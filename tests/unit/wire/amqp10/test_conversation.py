@@ -6,14 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, Connection, frame
+from dtx.wire.amqp10.endpoint import (
+    Attached,
+    Begun,
+    Closed,
+    Delivered,
+    Detached,
+    Disposed,
+    Ended,
+    Event,
+    Flowed,
+    Opened,
+)
 from dtx.wire.amqp10.errors import AmqpError
-from dtx.wire.amqp10.events import Attached, Begun, Closed, Delivered, Detached, Disposed, Ended, Event, Flowed, Opened
-from dtx.wire.amqp10.frames import AMQP, SASL, frame
 from dtx.wire.amqp10.message import data
-from dtx.wire.amqp10.performatives import Detach, Disposition, Open, Role, SaslInit
-from dtx.wire.amqp10.states import ACCEPTED, Accepted
-from dtx.wire.amqp10.terminus import Source, Target
+from dtx.wire.amqp10.performatives import ACCEPTED, Accepted, Detach, Disposition, Open, Role, SaslInit, Source, Target
 from tests.unit.wire.amqp10.peer import BEGIN, attach, flow, transfer
 from tests.unit.wire.amqp10.peer import settings as said
 from tests.unit.wire.amqp10.shell import Shell

@@ -25,22 +25,24 @@ from dtx.wire.amqp10.coordination import (
     provisional,
     read_request,
 )
+from dtx.wire.amqp10.endpoint import Delivered
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Delivered
 from dtx.wire.amqp10.message import Header, data, head, value
-from dtx.wire.amqp10.states import (
+from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Declare,
     Declared,
     DeliveryState,
+    Discharge,
     Error,
     Modified,
     Rejected,
+    Source,
     TransactionalState,
 )
-from dtx.wire.amqp10.terminus import Declare, Discharge, Source
-from dtx.wire.amqp10.terminus import TransactionCapability as Capability
+from dtx.wire.amqp10.performatives import TransactionCapability as Capability
 from dtx.wire.amqp10.values import Described, ULong, Value
 
 ALL = frozenset(Capability)

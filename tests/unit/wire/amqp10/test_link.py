@@ -5,24 +5,30 @@ from typing import Any, NoReturn
 import pytest
 
 from dtx.wire.amqp10.composite import Composite
+from dtx.wire.amqp10.endpoint import Attached, Delivered, Detached, Dropped, Ended, Event, Flowed, Writable
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Attached, Delivered, Detached, Dropped, Ended, Event, Flowed, Writable
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
     Attach,
     Begin,
     Close,
+    Coordinator,
     Detach,
     Disposition,
     End,
+    Error,
     Flow,
+    Received,
     ReceiverSettles,
     Role,
     SenderSettles,
+    Source,
+    Target,
+    TransactionalState,
     Transfer,
+    told,
 )
-from dtx.wire.amqp10.states import ACCEPTED, Error, Received, TransactionalState, told
-from dtx.wire.amqp10.terminus import Coordinator, Source, Target
 from tests.unit.wire.amqp10.peer import Peer, attach, flow, receiver, sender, transfer
 
 

@@ -4,12 +4,13 @@ import pytest
 
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, frame
+from dtx.wire.amqp10.endpoint import MAX_EARLY, MAX_SASL, Closed, LoginAsked, Opened
 from dtx.wire.amqp10.errors import Condition
-from dtx.wire.amqp10.events import Closed, LoginAsked, Opened
-from dtx.wire.amqp10.frames import AMQP, SASL, frame
 from dtx.wire.amqp10.performatives import (
+    Anonymous,
     Close,
+    External,
     Open,
     SaslChallenge,
     SaslCode,
@@ -17,9 +18,8 @@ from dtx.wire.amqp10.performatives import (
     SaslMechanisms,
     SaslOutcome,
     SaslResponse,
+    read_login,
 )
-from dtx.wire.amqp10.sasl import Anonymous, External, read_login
-from dtx.wire.amqp10.settings import MAX_EARLY, MAX_SASL
 from tests.unit.wire.amqp10.peer import Heard, Peer
 
 MECHANISMS = ("PLAIN", "EXTERNAL", "ANONYMOUS")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10 import message
+from dtx.wire.amqp10.codec import encode
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.message import Header, Properties, bare, data, head, read, value
-from dtx.wire.amqp10.terminus import Declare
+from dtx.wire.amqp10.performatives import Declare
 from dtx.wire.amqp10.values import Described, Long, Symbol, UInt, ULong
-from dtx.wire.amqp10.writing import encode
 
 PROPERTIES = Properties(message_id=ULong(5), user_id=b"guest", to="q", correlation_id=UUID(int=1), creation_time=-1)
 BODY = data(b"abc") + data(bytes(300))

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dtx.wire.amqp10.events import Event, Missed
-from dtx.wire.amqp10.performatives import Detach, Transfer
-from dtx.wire.amqp10.states import ACCEPTED, Error, TransactionalState
+from dtx.wire.amqp10.endpoint import Event, Missed
+from dtx.wire.amqp10.performatives import ACCEPTED, Detach, Error, TransactionalState, Transfer
 from tests.unit.wire.amqp10.peer import sender, transfer
 
 STATE = TransactionalState(txn_id=b"t")

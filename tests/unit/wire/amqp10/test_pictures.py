@@ -6,9 +6,19 @@ from pathlib import Path
 import pytest
 
 from dtx.wire.amqp10.message import data, value
-from dtx.wire.amqp10.performatives import Attach, Disposition, Role, Transfer
-from dtx.wire.amqp10.states import ACCEPTED, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Declare, Discharge, Source, Target
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Attach,
+    Coordinator,
+    Declare,
+    Discharge,
+    Disposition,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+    Transfer,
+)
 from tests.unit.wire.amqp10.peer import attach, flow, transfer
 from tests.unit.wire.amqp10.resource import Picture
 

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 
-from dtx.wire.amqp10.reading import read
+from dtx.wire.amqp10.codec import encode, read
 from dtx.wire.amqp10.values import Array, Described
-from dtx.wire.amqp10.writing import encode
 from tests.unit.wire.amqp10.values import scalars, values
 
 proton = pytest.importorskip("proton", reason="needs python-qpid-proton, which is built by a C compiler")

@@ -6,14 +6,22 @@ import pytest
 
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.connection import Connection
-from dtx.wire.amqp10.events import Attached, Delivered, Detached, Disposed, Event, Flowed, LoginAsked, Opened
+from dtx.wire.amqp10.endpoint import Attached, Delivered, Detached, Disposed, Event, Flowed, LoginAsked, Opened
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.message import data, read, value
-from dtx.wire.amqp10.performatives import Attach, Role
-from dtx.wire.amqp10.sasl import read_login
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    Attach,
+    Coordinator,
+    Declared,
+    Error,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+    read_login,
+)
 from dtx.wire.amqp10.session import Session
-from dtx.wire.amqp10.states import ACCEPTED, Declared, Error, TransactionalState
-from dtx.wire.amqp10.terminus import Coordinator, Source, Target
 from dtx.wire.amqp10.values import Described, Long, ULong
 from tests.unit.wire.amqp10.peer import settings
 from tests.unit.wire.amqp10.shell import Shell

@@ -6,14 +6,38 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import Connection
+from dtx.wire.amqp10.connection import AMQP, Connection, frame
+from dtx.wire.amqp10.endpoint import (
+    DISPOSED_AT_ONCE,
+    FRAME_EFFORT,
+    MAX_EFFORT,
+    SERIAL_MASK,
+    Begun,
+    Closed,
+    Delivered,
+    Disposed,
+    Ended,
+    Event,
+    Writable,
+)
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.events import Begun, Closed, Delivered, Disposed, Ended, Event, Writable
-from dtx.wire.amqp10.frames import AMQP, frame
-from dtx.wire.amqp10.performatives import Begin, Close, Detach, Disposition, End, Flow, Role, Transfer
-from dtx.wire.amqp10.serial import MASK
-from dtx.wire.amqp10.settings import DISPOSED_AT_ONCE, FRAME_EFFORT, MAX_EFFORT
-from dtx.wire.amqp10.states import ACCEPTED, RELEASED, DeliveryState, Error, Modified, Rejected, TransactionalState
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Begin,
+    Close,
+    DeliveryState,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Modified,
+    Rejected,
+    Role,
+    TransactionalState,
+    Transfer,
+)
 from dtx.wire.amqp10.values import Described, Symbol
 from tests.unit.wire.amqp10.peer import BEGIN, Peer, attach, flow, receiver, sender, settings, transfer
 
@@ -118,16 +142,16 @@ def test_the_window_opens_again_at_its_half() -> None:
 
 def test_transfer_ids_go_round_the_corner() -> None:
     peer = Peer(window=2).open()
-    session = peer.begin(next_outgoing_id=MASK)
+    session = peer.begin(next_outgoing_id=SERIAL_MASK)
     peer.attach(session, Role.SENDER, credit=5)
-    peer.say(transfer(MASK))
+    peer.say(transfer(SERIAL_MASK))
     assert peer.said()[-1].next_incoming_id == 0
     peer.say(transfer(0))
     assert peer.said()[-1].next_incoming_id == 1
-    assert list(session.incoming) == [MASK, 0]
-    (disposed,) = peer.say(Disposition(role=Role.SENDER, first=MASK, last=0, settled=True))
+    assert list(session.incoming) == [SERIAL_MASK, 0]
+    (disposed,) = peer.say(Disposition(role=Role.SENDER, first=SERIAL_MASK, last=0, settled=True))
     assert isinstance(disposed, Disposed)
-    assert disposed.deliveries == ((0, MASK), (0, 0))
+    assert disposed.deliveries == ((0, SERIAL_MASK), (0, 0))
     assert session.incoming == {}
 
 

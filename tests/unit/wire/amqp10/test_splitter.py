@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtx.wire.amqp10.connection import AMQP, EMPTY_FRAME, SASL, FrameSplitter, frame, head
 from dtx.wire.amqp10.errors import Condition, FrameError
-from dtx.wire.amqp10.frames import AMQP, EMPTY_FRAME, SASL, FrameSplitter, frame, head
 
 BIG = frame(AMQP, 7, bytes(9000))
 STREAM = frame(SASL, 0, b"abc") + EMPTY_FRAME + frame(AMQP, 65535, b"") + BIG + head(1, 2) + b"xy"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10 import reading
+from dtx.wire.amqp10 import codec
+from dtx.wire.amqp10.codec import MAX_DEPTH, MAX_NOTHING, MAX_VALUES, encode, read, skip
 from dtx.wire.amqp10.errors import AmqpError, Condition
-from dtx.wire.amqp10.reading import MAX_DEPTH, MAX_NOTHING, MAX_VALUES, read, skip
 from dtx.wire.amqp10.values import (
     Array,
     Byte,
@@ -29,7 +29,6 @@ from dtx.wire.amqp10.values import (
     ULong,
     UShort,
 )
-from dtx.wire.amqp10.writing import encode
 from tests.unit.wire.amqp10.values import values
 
 ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
@@ -274,5 +273,5 @@ def test_plain_numbers_are_longs_and_views_are_binary_and_conditions_are_symbols
 @pytest.mark.parametrize("octets", ["00 00 40 40 40", "3f", "00 53"])
 def test_what_cannot_be_skipped_is_refused(octets: str) -> None:
     data = bytes.fromhex(octets)
-    with pytest.raises(AmqpError), reading.reading("it"):
+    with pytest.raises(AmqpError), codec.reading("it"):
         skip(data, 0)

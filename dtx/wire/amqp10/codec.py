@@ -1,13 +1,14 @@
-"""AMQP values out of octets: every type, every width of its encoding (AMQP 1.0, 1.2 and 1.6).
+"""AMQP values out of octets and into octets: every type, every width of its encoding (AMQP 1.0, 1.2 and 1.6).
 
 A reader takes the buffer, the place behind the constructor octet, and what may still be read; it returns the value and
 the place behind it. Readers look no further than they must, and a buffer goes on behind the frame that is being read:
 that a value ends where its frame does is for the caller to see. What a reader stumbles over (the end of the buffer, bad
-UTF-8) becomes the one documented error at :func:`reading`.
+UTF-8) becomes the one documented error at :func:`reading`. A writer appends a value in its shortest encoding.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from struct import Struct, error
 from types import NoneType
 from typing import Any, Final
@@ -80,6 +81,7 @@ def stumbled(what: str) -> AmqpError:
 
 
 Reader = Callable[[Buffer, int, Room], tuple[Any, int]]
+Writer = Callable[[bytearray, Any], None]
 
 
 @contextmanager
@@ -151,7 +153,9 @@ def skip(buffer: Buffer, position: int) -> int:
 
 
 _U4: Final = Struct(">I")
-_U8: Final = Struct(">Q")
+_WIDE: Final = Struct(">BI")
+_COMPOUND: Final = Struct(">BII")
+NULL: Final = 0x40
 
 
 def constant(value: Any) -> Reader:
@@ -163,7 +167,7 @@ def constant(value: Any) -> Reader:
     return reader
 
 
-def fixed(layout: str, made: Callable[[Any], Any]) -> Reader:
+def number_reader(layout: str, made: Callable[[Any], Any]) -> Reader:
     """A reader of a number of fixed width."""
     struct = Struct(layout)
     unpack, size = struct.unpack_from, struct.size
@@ -195,7 +199,7 @@ def _string(octets: Buffer) -> str:
     return str(octets, "utf-8")
 
 
-def variable(wide: bool, made: Callable[[Buffer], Any]) -> Reader:
+def octets_reader(wide: bool, made: Callable[[Buffer], Any]) -> Reader:
     """A reader of octets behind their length."""
 
     def narrow_reader(buffer: Buffer, position: int, _room: Room) -> tuple[Any, int]:
@@ -304,39 +308,48 @@ def _uuid(octets: bytes) -> UUID:
     return UUID(bytes=octets)
 
 
+_NUMBERS: Final[tuple[tuple[type, int, str, int | None, int | None], ...]] = (
+    (UByte, 0x50, "B", None, None),
+    (UShort, 0x60, "H", None, None),
+    (UInt, 0x70, "I", 0x52, 0x43),
+    (ULong, 0x80, "Q", 0x53, 0x44),
+    (Byte, 0x51, "b", None, None),
+    (Short, 0x61, "h", None, None),
+    (Int, 0x71, "i", 0x54, None),
+    (Long, 0x81, "q", 0x55, None),
+    (Float, 0x72, "f", None, None),
+    (float, 0x82, "d", None, None),
+    (Timestamp, 0x83, "q", None, None),
+)
+"""Type, constructor and layout of its full width, constructors of one octet and of nothing but 0."""
+
+
+def _number_readers() -> Iterator[tuple[int, type, Reader]]:
+    for kind, code, layout, small, zero in _NUMBERS:
+        yield code, kind, number_reader(f">{layout}", kind)
+        if small is not None:
+            yield small, kind, number_reader(">b" if layout.islower() else ">B", kind)
+        if zero is not None:
+            yield zero, kind, constant(kind(0))
+
+
 _TYPES: Final[tuple[tuple[int, type, Reader], ...]] = (
-    (0x40, NoneType, constant(None)),
+    *_number_readers(),
+    (NULL, NoneType, constant(None)),
     (0x41, bool, constant(True)),
     (0x42, bool, constant(False)),
-    (0x56, bool, fixed(">B", _boolean)),
-    (0x50, UByte, fixed(">B", UByte)),
-    (0x60, UShort, fixed(">H", UShort)),
-    (0x70, UInt, fixed(">I", UInt)),
-    (0x52, UInt, fixed(">B", UInt)),
-    (0x43, UInt, constant(UInt(0))),
-    (0x80, ULong, fixed(">Q", ULong)),
-    (0x53, ULong, fixed(">B", ULong)),
-    (0x44, ULong, constant(ULong(0))),
-    (0x51, Byte, fixed(">b", Byte)),
-    (0x61, Short, fixed(">h", Short)),
-    (0x71, Int, fixed(">i", Int)),
-    (0x54, Int, fixed(">b", Int)),
-    (0x81, Long, fixed(">q", Long)),
-    (0x55, Long, fixed(">b", Long)),
-    (0x72, Float, fixed(">f", Float)),
-    (0x82, float, fixed(">d", float)),
-    (0x74, Decimal32, fixed(">4s", Decimal32)),
-    (0x84, Decimal64, fixed(">8s", Decimal64)),
-    (0x94, Decimal128, fixed(">16s", Decimal128)),
-    (0x73, Char, fixed(">I", _char)),
-    (0x83, Timestamp, fixed(">q", Timestamp)),
-    (0x98, UUID, fixed(">16s", _uuid)),
-    (0xA0, bytes, variable(False, bytes)),
-    (0xB0, bytes, variable(True, bytes)),
-    (0xA1, str, variable(False, _string)),
-    (0xB1, str, variable(True, _string)),
-    (0xA3, Symbol, variable(False, lambda octets: Symbol(symbol(octets)))),
-    (0xB3, Symbol, variable(True, lambda octets: Symbol(symbol(octets)))),
+    (0x56, bool, number_reader(">B", _boolean)),
+    (0x74, Decimal32, number_reader(">4s", Decimal32)),
+    (0x84, Decimal64, number_reader(">8s", Decimal64)),
+    (0x94, Decimal128, number_reader(">16s", Decimal128)),
+    (0x73, Char, number_reader(">I", _char)),
+    (0x98, UUID, number_reader(">16s", _uuid)),
+    (0xA0, bytes, octets_reader(False, bytes)),
+    (0xB0, bytes, octets_reader(True, bytes)),
+    (0xA1, str, octets_reader(False, _string)),
+    (0xB1, str, octets_reader(True, _string)),
+    (0xA3, Symbol, octets_reader(False, lambda octets: Symbol(symbol(octets)))),
+    (0xB3, Symbol, octets_reader(True, lambda octets: Symbol(symbol(octets)))),
     (0x45, list, _no_list),
     (0xC0, list, _list(False)),
     (0xD0, list, _list(True)),
@@ -350,3 +363,248 @@ READERS: Final[dict[int, Reader]] = {code: reader for code, _, reader in _TYPES}
 """By constructor octet."""
 KINDS: Final[dict[int, type]] = {code: kind for code, kind, _ in _TYPES}
 """The Python type of a constructor octet."""
+
+
+# -- into octets
+
+
+def encode(value: Value) -> bytes:
+    """*value* with its constructor.
+
+    Raises:
+        ValueError: it does not fit its type: a ubyte of 256, a symbol that is not ASCII, an array of mixed types.
+    """
+    out = bytearray()
+    write(out, value)
+    return bytes(out)
+
+
+def write(out: bytearray, value: Any) -> None:
+    """Append *value*, as :func:`encode`."""
+    writer = WRITERS.get(type(value))
+    if writer is None:
+        if not isinstance(value, StrEnum):
+            raise ValueError(f"no AMQP type for a {type(value).__name__}")
+        writer = write_symbol
+    try:
+        writer(out, value)
+    except error as cause:
+        raise ValueError(f"a {type(value).__name__} that is out of range") from cause
+
+
+def write_null(out: bytearray, _value: object) -> None:
+    """Append null."""
+    out.append(NULL)
+
+
+def write_boolean(out: bytearray, value: bool) -> None:
+    """Append a boolean."""
+    out.append(0x41 if value else 0x42)
+
+
+def write_uint(out: bytearray, value: int) -> None:
+    """Append a uint."""
+    if not value:
+        out.append(0x43)
+    elif 0 < value < 256:
+        out.append(0x52)
+        out.append(value)
+    else:
+        out += _WIDE.pack(0x70, value)
+
+
+def write_binary(out: bytearray, octets: bytes | memoryview) -> None:
+    """Append a binary."""
+    append_octets(out, 0xA0, octets)
+
+
+def write_string(out: bytearray, text: str) -> None:
+    """Append a string."""
+    append_octets(out, 0xA1, text.encode())
+
+
+def write_symbol(out: bytearray, text: str) -> None:
+    """Append a symbol."""
+    append_octets(out, 0xA3, text.encode("ascii"))
+
+
+def append_octets(out: bytearray, code: int, octets: bytes | memoryview) -> None:
+    """Append octets behind their length; *code* is the constructor of a length of one octet."""
+    size = len(octets)
+    if size < 256:
+        out.append(code)
+        out.append(size)
+    else:
+        out += _WIDE.pack(code + 0x10, size)
+    out += octets
+
+
+def append_compound(out: bytearray, code: int, count: int, body: bytes | bytearray) -> None:
+    """Append a list, map or array; *code* is the constructor of lengths of one octet."""
+    size = len(body)
+    if size < 255 and count < 256:
+        out += bytes((code, size + 1, count))
+    else:
+        out += _COMPOUND.pack(code + 0x10, size + 4, count)
+    out += body
+
+
+def _number_writer(code: int, layout: str, small: int | None, zero: int | None) -> Writer:
+    pack = Struct(">B" + layout).pack
+    least, most = (-128, 127) if layout.islower() else (0, 255)
+
+    def writer(out: bytearray, number: Any) -> None:
+        if zero is not None and not number:
+            out.append(zero)
+        elif small is not None and least <= number <= most:
+            out += bytes((small, number & 0xFF))
+        else:
+            out += pack(code, number)
+
+    return writer
+
+
+def _write_octets(code: int, size: int) -> Writer:
+    def writer(out: bytearray, octets: bytes) -> None:
+        if len(octets) != size:
+            raise ValueError(f"{len(octets)} octets where there must be {size}")
+        out.append(code)
+        out += octets
+
+    return writer
+
+
+def _write_char(out: bytearray, text: str) -> None:
+    if len(text) != 1:
+        raise ValueError("a char is one character")
+    out += _WIDE.pack(0x73, ord(text))
+
+
+def _write_uuid(out: bytearray, value: UUID) -> None:
+    out.append(0x98)
+    out += value.bytes
+
+
+def _write_list(out: bytearray, items: list[Any]) -> None:
+    if not items:
+        out.append(0x45)
+        return
+    body = bytearray()
+    for item in items:
+        write(body, item)
+    append_compound(out, 0xC0, len(items), body)
+
+
+def write_map(out: bytearray, items: dict[Any, Any]) -> None:
+    """Append a map."""
+    body = bytearray()
+    for key, item in items.items():
+        write(body, key)
+        write(body, item)
+    append_compound(out, 0xC1, 2 * len(items), body)
+
+
+def write_fields(out: bytearray, items: dict[str, Any]) -> None:
+    """Append a map whose keys are symbols."""
+    body = bytearray()
+    for key, item in items.items():
+        write_symbol(body, key)
+        write(body, item)
+    append_compound(out, 0xC1, 2 * len(items), body)
+
+
+def _write_described(out: bytearray, value: Described) -> None:
+    out.append(0)
+    write(out, value.descriptor)
+    write(out, value.value)
+
+
+def write_array(out: bytearray, array: Array) -> None:
+    """Append an array: one constructor, as wide as its widest item needs, and the items without theirs."""
+    constructor, items = _items(array)
+    body = bytearray()
+    if array.descriptor is not None:
+        body.append(0)
+        write(body, array.descriptor)
+    body.append(constructor)
+    body += items
+    append_compound(out, 0xE0, len(array.items), body)
+
+
+def _items(array: Array) -> tuple[int, bytes]:
+    """The constructor of an array's items, and those without it."""
+    kind = array.kind
+    if any(type(item) is not kind for item in array.items):
+        raise ValueError(f"an array of {kind.__name__} holds something else")
+    if kind is NoneType:
+        return NULL, b""
+    if kind in _FULL:
+        code, layout = _FULL[kind]
+        pack = Struct(layout).pack
+        return code, b"".join(pack(item) for item in array.items)
+    if kind in _PLAIN:
+        return _PLAIN[kind], b"".join(encode(item)[1:] for item in array.items)
+    narrow, wide = _WIDTHS[kind]
+    # What an item is in its longer form follows from its shorter one: only its lengths are written again.
+    written = [encode(item) for item in array.items]
+    if all(item[0] == narrow for item in written):
+        return narrow, b"".join(item[1:] for item in written)
+    return wide, b"".join(_widened(item, narrow, kind in _COMPOUNDS) for item in written)
+
+
+def _widened(item: bytes, narrow: int, counted: bool) -> bytes:
+    """A value without its constructor, its lengths of four octets each."""
+    if item[0] == 0x45:
+        return _U4.pack(4) + _U4.pack(0)
+    if item[0] != narrow:
+        return item[1:]
+    if not counted:
+        return _U4.pack(item[1]) + item[2:]
+    return _U4.pack(item[1] + 3) + _U4.pack(item[2]) + item[3:]
+
+
+_FULL: Final[dict[type, tuple[int, str]]] = {
+    **{kind: (code, f">{layout}") for kind, code, layout, _, _ in _NUMBERS},
+    bool: (0x56, ">?"),
+    int: (0x81, ">q"),
+}
+"""Constructor and layout of numbers in full width."""
+
+_PLAIN: Final[dict[type, int]] = {Char: 0x73, UUID: 0x98, Decimal32: 0x74, Decimal64: 0x84, Decimal128: 0x94}
+"""Constructors of other values of fixed width."""
+
+_WIDTHS: Final[dict[type, tuple[int, int]]] = {
+    bytes: (0xA0, 0xB0),
+    str: (0xA1, 0xB1),
+    Symbol: (0xA3, 0xB3),
+    list: (0xC0, 0xD0),
+    dict: (0xC1, 0xD1),
+    Array: (0xE0, 0xF0),
+}
+_COMPOUNDS: Final = (list, dict, Array)
+
+_NUMBER_WRITERS: Final = {
+    kind: _number_writer(code, layout, small, zero) for kind, code, layout, small, zero in _NUMBERS
+}
+
+WRITERS: Final[dict[type, Writer]] = {
+    **_NUMBER_WRITERS,
+    NoneType: write_null,
+    bool: write_boolean,
+    UInt: write_uint,
+    int: _NUMBER_WRITERS[Long],
+    Decimal32: _write_octets(0x74, 4),
+    Decimal64: _write_octets(0x84, 8),
+    Decimal128: _write_octets(0x94, 16),
+    Char: _write_char,
+    UUID: _write_uuid,
+    bytes: write_binary,
+    memoryview: write_binary,
+    str: write_string,
+    Symbol: write_symbol,
+    list: _write_list,
+    dict: write_map,
+    Described: _write_described,
+    Array: write_array,
+}
+"""By Python type."""
