@@ -16,11 +16,8 @@ from dtx.manager import TransactionManager, Who
 from dtx.manager.entry import Entry
 from dtx.manager.limits import Resource
 from dtx.manager.scan import Scan
-from dtx.server.amqp10.attaching import Control, Shell, attach
-from dtx.server.amqp10.errors import amqp_error
-from dtx.server.amqp10.incoming import Incoming
-from dtx.server.amqp10.nodes import Home, Nodes
-from dtx.server.amqp10.outgoing import Outgoing
+from dtx.server.amqp10.links import Attaching, Control, Incoming, Outgoing, Shell
+from dtx.server.amqp10.nodes import Home, Nodes, amqp_error
 from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
@@ -437,7 +434,7 @@ class Connection(ClientConnection):
             return
         place = event.session, event.link
         try:
-            shell = attach(self, session, link, event.attach)
+            shell = Attaching(self, session, link, event.attach).attach()
         except (AmqpError, XaError) as error:
             link.refuse(told(amqp_error(error)))
         else:
@@ -461,7 +458,7 @@ class Connection(ClientConnection):
         """End a link because of *error*."""
         if self._links.get(shell.place) is shell:
             self._forget(shell.place)
-            shell.refuse(error)
+            shell.detach(told(error))
         self.soon()
 
     def terminate(self, control: ControlPlace, error: Error) -> None:
@@ -469,7 +466,7 @@ class Connection(ClientConnection):
         shell = self._links.get(control)
         self._forget(control)
         if isinstance(shell, Control):
-            shell.link.detach(error)
+            shell.detach(error)
 
     def shell(self, place: tuple[int, int]) -> Shell | None:
         """The link that is attached there: places are taken again."""

@@ -15,11 +15,9 @@ from dtx.log.api import LogError
 from dtx.log.changes import DestinationKind, Slot, StoredMessage
 from dtx.manager import Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
-from dtx.server.amqp10.mapping import Content
-from dtx.server.amqp10.modifying import modified
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, subscription
+from dtx.server.amqp10.mapping import Content, modified
 from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working, kills
-from dtx.server.amqp10.subscribing import subscription
 from dtx.server.front import ClientTransport
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access

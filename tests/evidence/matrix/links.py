@@ -7,7 +7,7 @@ from typing import Final, LiteralString
 import psycopg
 
 from dtx.client import Xid
-from dtx.server.amqp10.work import LOCAL_FORMAT
+from dtx.server.amqp10.transactions import LOCAL_FORMAT
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,

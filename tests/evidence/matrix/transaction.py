@@ -34,7 +34,7 @@ from dtx.client import (
 )
 from dtx.client.coordination import Coordination
 from dtx.failpoint import DIED
-from dtx.server.amqp10.work import LOCAL_FORMAT
+from dtx.server.amqp10.transactions import LOCAL_FORMAT
 from dtx.wire.amqp10.performatives import ACCEPTED
 from tests.evidence.matrix.cases import Case, Condition, Decision, Kind
 from tests.evidence.matrix.links import committed, is_rolled_back, links, stuck

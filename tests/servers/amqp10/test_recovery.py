@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dtx.server.amqp10.incoming import CREDIT
+from dtx.server.amqp10.links import CREDIT
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.connection import AMQP, frame

@@ -53,7 +53,7 @@ def test_what_nobody_foresaw_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dtx.server.amqp10.incoming.Incoming.delivered", fail)
+    monkeypatch.setattr("dtx.server.amqp10.links.Incoming.delivered", fail)
     with pytest.raises(server.Complaint, match="connection failed"):
         talk(server10.conversation(random.Random(1)))
 

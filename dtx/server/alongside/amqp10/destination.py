@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from dtx.server.alongside.amqp10.refusals import broker_error, check_address
 from dtx.server.amqp10.addresses import Address, QueueAddress
-from dtx.server.amqp10.errors import amqp_error
 from dtx.server.amqp10.mapping import KEPT, Content
-from dtx.server.amqp10.nodes import Sender
+from dtx.server.amqp10.nodes import Sender, amqp_error
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.rabbitmq.validation import Judgement

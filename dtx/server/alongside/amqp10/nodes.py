@@ -19,9 +19,16 @@ from dtx.server.alongside.amqp10.refusals import broker_error, broker_gone, chec
 from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
 from dtx.server.alongside.amqp10.upstream import ClientUpstream
 from dtx.server.alongside.lock import declare_lock
-from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue
+from dtx.server.amqp10.addresses import (
+    Address,
+    ExchangeAddress,
+    QueueAddress,
+    known_kind,
+    of_queue,
+    stream_offset,
+    subscription,
+)
 from dtx.server.amqp10.nodes import Home, Working
-from dtx.server.amqp10.subscribing import known_kind, stream_offset, subscription
 from dtx.server.front import ClientTransport
 from dtx.store.rabbitmq.confirming import ConfirmChannel
 from dtx.store.rabbitmq.lane import Lane

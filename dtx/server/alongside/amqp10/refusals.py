@@ -1,7 +1,7 @@
 """What a client of AMQP 1.0 hears of what the broker said in AMQP 0-9-1."""
 
 from dtx.server.amqp10.addresses import Address, ExchangeAddress
-from dtx.server.amqp10.errors import amqp_error
+from dtx.server.amqp10.nodes import amqp_error
 from dtx.store.rabbitmq.upstream import words
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition

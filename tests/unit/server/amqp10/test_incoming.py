@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtx.server.amqp10.addresses import QueueAddress
-from dtx.server.amqp10.incoming import CREDIT, Incoming
+from dtx.server.amqp10.links import CREDIT, Incoming
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import Transaction

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.server.amqp10.mapping import Content, from_basic, to_basic
-from dtx.server.amqp10.modifying import modified
+from dtx.server.amqp10.mapping import Content, from_basic, modified, to_basic
 from dtx.wire.amqp09 import properties as basic
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.properties import Property

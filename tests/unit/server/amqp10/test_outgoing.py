@@ -10,7 +10,7 @@ import pytest
 
 from dtx.log.api import LogUnavailable
 from dtx.log.changes import StoredMessage
-from dtx.server.amqp10.outgoing import Outgoing, _InWork
+from dtx.server.amqp10.links import Outgoing, _InWork
 from dtx.server.standalone.nodes import QueueOrigin
 from dtx.store.postgres.consumers import Consumer, Delivery
 from dtx.store.slices import Slices

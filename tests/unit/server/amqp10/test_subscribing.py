@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from dtx.server.amqp10.addresses import ExchangeAddress
-from dtx.server.amqp10.subscribing import check_terminus, known_kind, stream_offset, subscription
+from dtx.server.amqp10.addresses import ExchangeAddress, check_terminus, known_kind, stream_offset, subscription
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import Durability, ExpiryPolicy, Source

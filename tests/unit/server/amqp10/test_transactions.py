@@ -12,8 +12,7 @@ import pytest
 from dtx.log.records import Unit
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.transactions import Transactions
-from dtx.server.amqp10.work import Retired
+from dtx.server.amqp10.transactions import Retired, Transactions
 from dtx.store.api import UnitOutcome
 from dtx.store.slices import Slices
 from dtx.store.work import Delivery, HeldWork, Holder

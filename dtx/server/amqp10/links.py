@@ -1,0 +1,691 @@
+"""Links that a client attaches: to the coordinator, from senders to nodes, from nodes to receivers.
+
+A receiver gets messages as far as its credit goes. It may be told to acquire in a transaction: then each delivery names
+it, and what becomes of the transaction becomes of the delivery and of its outcome together (4.4.3, 4.4.4.3). Nothing is
+sent in one that can only be rolled back.
+"""
+
+from asyncio import Future
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from dtx.server.amqp10.addresses import COPY, MOVE, Address, ExchangeAddress, check_terminus, parse
+from dtx.server.amqp10.mapping import from_basic, to_basic
+from dtx.server.amqp10.nodes import Destination, Handed, Origin, amqp_error, kills
+from dtx.server.amqp10.transactions import Retired, TransactionHome, Transactions, Work, spoil
+from dtx.server.connection import Outbox
+from dtx.server.limits import MAX_UNACKED
+from dtx.store.work import HeldPublish
+from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp10 import message as messages
+from dtx.wire.amqp10.coordination import TXN_ID, Coordination, Transaction, WorkRefused, default_outcome, provisional
+from dtx.wire.amqp10.coordination import Work as Kind
+from dtx.wire.amqp10.endpoint import Delivered, Flowed
+from dtx.wire.amqp10.errors import AmqpError, Condition
+from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Attach,
+    Coordinator,
+    DeliveryState,
+    Error,
+    ExpiryPolicy,
+    Modified,
+    Outcome,
+    ReceiverSettles,
+    Rejected,
+    Released,
+    Role,
+    SenderSettles,
+    Source,
+    Target,
+    told,
+)
+from dtx.wire.amqp10.session import Session
+from dtx.wire.amqp10.values import Described
+from dtx.xa.codes import XaError
+
+CREDIT: Final = 1000
+"""Messages that a client may send before it hears of the first."""
+_MAX_BACKLOG: Final = 1 << 20
+"""Octets that wait for the session windows of a client; its links get nothing more meanwhile."""
+_SETTLED_AT_ONCE: Final = 500
+"""Deliveries that are settled in one step, a millisecond or less."""
+_FORMAT: Final = 0
+_FATAL: Final = (Condition.NOT_FOUND, Condition.UNAUTHORIZED_ACCESS)
+"""What is wrong with a target, and not with one message for it: what comes next would fare no better."""
+_OUTCOMES: Final = tuple(kind.layout.symbol for kind in (Accepted, Rejected, Released, Modified))
+_Node = TypeVar("_Node")
+
+
+class LinkHome(TransactionHome, Protocol):
+    """The connection, as its links see it."""
+
+    coordination: Coordination
+    transactions: Transactions
+    outbox: Outbox
+
+    def pump(self) -> None:
+        """What the engine has for the client is on its way."""
+
+    def detach(self, shell: "Incoming | Outgoing", error: AmqpError) -> None:
+        """End a link because of *error*."""
+
+    def terminate(self, control: tuple[int, int], error: Error) -> None:
+        """End a control link, and its transactions with it."""
+
+
+class _Shell:
+    """One link.
+
+    Args:
+        connection: of the client.
+        session, link: the engine's ends.
+    """
+
+    def __init__(self, connection: LinkHome, session: Session, link: Link) -> None:
+        self._connection = connection
+        self.session = session
+        self._link = link
+        self.place = session.channel, link.handle
+
+    def replenish(self) -> None:
+        """The client may send more: something has come, or came to nothing."""
+        if self._link.credit <= CREDIT // 2:
+            self._link.grant(CREDIT)
+
+    def detach(self, error: Error) -> None:
+        """End the link with *error*."""
+        self._link.detach(error)
+
+
+class Control(_Shell):
+    """A link to the coordinator."""
+
+    def let_go(self) -> None:
+        """The link is gone, and its transactions with it."""
+        self._connection.transactions.lose(self._connection.coordination.control_closed(self.place))
+
+
+class Incoming(_Shell):
+    """One link from a client to a node.
+
+    Args:
+        connection: of the client.
+        session, link: the engine's ends.
+        address: of the node; ``None``: each message says where it goes (``to``).
+        node: where messages go.
+    """
+
+    def __init__(
+        self, connection: LinkHome, session: Session, link: Link, address: Address | None, node: Destination
+    ) -> None:
+        super().__init__(connection, session, link)
+        self._address = address
+        self._node = node
+        self._open = True
+        self._cut_off = False
+        """It has been ended here: its client would have heard of what it has sent."""
+        node.begin(self)
+
+    # -- messages
+
+    def delivered(self, event: Delivered) -> None:
+        """A message has come."""
+        self.replenish()
+        number = None if event.settled else event.delivery_id
+        try:
+            transaction = self._connection.coordination.posting(event.session, event.states)
+        except WorkRefused as refusal:
+            if refusal.terminates is not None:
+                self._connection.terminate(refusal.terminates, told(refusal.error))
+            self._refuse(number, refusal.error, None)
+            return
+        try:
+            message = self._message(event)
+            if transaction is None:
+                self._node.send(number, message)
+            else:
+                self._post(number, transaction, message)
+        except (AmqpError, WireError, XaError) as error:
+            self._refuse(number, amqp_error(error), transaction)
+
+    def _message(self, event: Delivered) -> HeldPublish:
+        """The message, addressed.
+
+        Raises:
+            AmqpError, WireError, XaError: it cannot be taken.
+        """
+        if event.message_format != _FORMAT:
+            raise AmqpError(Condition.NOT_IMPLEMENTED, f"message-format {event.message_format} is not known")
+        found = messages.read(event.payload)
+        address = parse(found.properties.to) if self._address is None else self._address
+        return self._node.address(address, found.properties.subject, to_basic(found))
+
+    def _answer(self, number: int | None, state: DeliveryState) -> None:
+        if number is not None and self._open:
+            self.session.dispose(Role.RECEIVER, (number,), state, settled=True)
+
+    def _refuse(self, number: int | None, error: AmqpError, transaction: Transaction | None) -> None:
+        rejected = Rejected(error=told(error))
+        if number is not None:
+            self._answer(number, rejected if transaction is None else provisional(transaction, rejected))
+        elif transaction is None:
+            self._connection.detach(self, error)
+        else:
+            spoil(transaction, self._connection.transactions.work(transaction), error.reason)
+        if number is not None and error.condition in _FATAL and not self._varies:
+            self._connection.detach(self, error)
+
+    @property
+    def _varies(self) -> bool:
+        """Whether each message says where it goes, so that the next one may go well."""
+        return self._address is None or (isinstance(self._address, ExchangeAddress) and self._address.key is None)
+
+    # -- in a transaction
+
+    def _post(self, number: int | None, transaction: Transaction, message: HeldPublish) -> None:
+        work = self._connection.transactions.work(transaction)
+        verdict = self._node.judge(message)
+        if isinstance(verdict, Future):
+            work.publish(message)
+            work.wait_for(verdict)
+            verdict.add_done_callback(partial(self._judged, number, transaction, work, message))
+            return
+        if isinstance(verdict, Accepted):
+            work.publish(message)
+        self._answer(number, provisional(transaction, verdict))
+
+    def _judged(
+        self,
+        number: int | None,
+        transaction: Transaction,
+        work: Work,
+        message: HeldPublish,
+        verdict: Future[AmqpError | None],
+    ) -> None:
+        if verdict.cancelled():
+            work.doom("nobody knows whether one of its messages could be taken")
+            return
+        error = verdict.result()
+        if error is None and number is not None and self._cut_off:
+            # "must inform the controller of the presumptive terminal outcome before it can successfully discharge"
+            spoil(transaction, work, "a link has ended before its client has heard of a message")
+        elif error is None:
+            self._answer(number, provisional(transaction, ACCEPTED))
+        else:
+            work.withdraw(message)
+            if number is None or not self._open:  # or who is told?
+                spoil(transaction, work, error.reason)
+            else:
+                self._refuse(number, error, transaction)
+        self._connection.pump()
+
+    # -- what becomes of them
+
+    def answer(self, deliveries: Sequence[int], outcome: Outcome) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        if self._open:
+            self.session.dispose(Role.RECEIVER, deliveries, outcome, settled=True)
+            self._connection.pump()
+
+    def reject(self, delivery: int | None, error: AmqpError) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        self._refuse(delivery, error, None)
+        self._connection.pump()
+
+    def fail(self, error: AmqpError) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Sender`."""
+        self._connection.detach(self, error)
+
+    # -- the end
+
+    def let_go(self, *, by_client: bool = False) -> None:
+        """The link is gone: what has come is on its way.
+
+        Args:
+            by_client: it is the client that has ended it, and with it what it would have heard on it.
+        """
+        self._open = False
+        self._cut_off = not by_client
+        self._node.close()
+
+
+class _InWork(NamedTuple):
+    """A transaction, and what it does."""
+
+    transaction: Transaction
+    work: Work
+
+
+class Outgoing(_Shell):
+    """One link from a node to a client.
+
+    Args:
+        connection: of the client.
+        session, link: the engine's ends.
+        node: where messages come from.
+        settled: they are settled when they are sent.
+        default: what becomes of a delivery that is settled without an outcome.
+
+    Raises:
+        XaError: the node gives nothing.
+    """
+
+    def __init__(
+        self, connection: LinkHome, session: Session, link: Link, node: Origin, *, settled: bool, default: Outcome
+    ) -> None:
+        super().__init__(connection, session, link)
+        self.node = node
+        self._settled = settled
+        self._default = default
+        self._sent = 0
+        self._open = True
+        self.unsettled: dict[int, object] = {}
+        """What was taken from the node and is the client's, by the engine's numbers."""
+        self.retired: dict[int, Retired] = {}
+        """Deliveries whose outcome belongs to a transaction, and that the client has not settled."""
+        self._acquires: _InWork | None = None
+        """What is sent belongs to it."""
+        self._acquired: dict[int, _InWork] = {}
+        """Those of the unsettled deliveries that were sent in a transaction."""
+        self._returning: list[tuple[int, object, bool]] = []
+        """What returns to the queue: number, message, and whether the client has settled it."""
+        node.begin(self)
+
+    # -- messages
+
+    @property
+    def full(self) -> bool:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
+        return (
+            not self._connection.outbox.has_room
+            or self.session.connection.backlog > _MAX_BACKLOG
+            or len(self.unsettled) + len(self.retired) >= MAX_UNACKED
+            or self._is_vain
+        )
+
+    @property
+    def _is_vain(self) -> bool:
+        """Whether what is sent would only return: the transaction that it belongs to can only be rolled back."""
+        return self._acquires is not None and not self._acquires.work.is_active
+
+    @property
+    def credit(self) -> int:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
+        return self._link.credit
+
+    @property
+    def draining(self) -> bool:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
+        return self._link.drain
+
+    def deliver(self, taken: object, message: Handed) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`. The node may be amid its own work, so it is asked later."""
+        try:
+            payload = from_basic(
+                message.content, message.exchange, message.routing_key, redelivered=message.redelivered
+            )
+        except WireError as malformed:
+            reason = f"a message of the node cannot be read: {malformed}"
+            self._connection.soon(partial(self._give_up, taken, AmqpError(Condition.DECODE_ERROR, reason)))
+            return
+        self._sent += 1
+        acquires = self._acquires
+        state = None if acquires is None else provisional(acquires.transaction, ACCEPTED if self._settled else None)
+        try:
+            number = self._link.send(self._sent.to_bytes(8, "big"), payload, settled=self._settled, state=state)
+        except AmqpError as error:  # larger than what the client takes
+            self._connection.soon(partial(self._give_up, taken, error))
+            return
+        if number is None:
+            self._connection.soon(lambda: self.node.requeue((taken,)))
+        elif not self._settled:
+            self.unsettled[number] = taken
+            if acquires is not None:
+                self._acquired[number] = acquires
+        elif acquires is not None:
+            acquires.work.retire(self, number, taken, ACCEPTED, settled=True, kind=Kind.ACQUISITION)
+            if self._is_vain:
+                self._connection.soon(self._end_drain)
+        else:
+            self.node.accept((taken,))
+        self._connection.pump()
+
+    def _give_up(self, taken: object, error: AmqpError) -> None:
+        self.node.requeue((taken,))
+        self._connection.detach(self, error)
+
+    def drained(self) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
+        self._link.drained()
+        self._connection.pump()
+
+    def resume(self) -> None:
+        """There may be room again."""
+        if self._open and not self.full:
+            self.node.resume()
+
+    def flowed(self, event: Flowed) -> None:
+        """The client has said how much it takes.
+
+        Raises:
+            AmqpError: unknown-id, it wants to acquire in a transaction that is not live; not-implemented, the node
+                gives nothing that could return to it.
+        """
+        try:
+            named = self._connection.coordination.acquiring(self.session.channel, event.flow.properties)
+        except WorkRefused as refusal:
+            raise refusal.error from None
+        if named is not None and not self.node.transactional:
+            raise AmqpError(Condition.NOT_IMPLEMENTED, "nothing can be acquired in a transaction from a stream")
+        if named is not None:
+            self._acquires = _InWork(named, self._connection.transactions.work(named))
+            self._acquires.work.acquires(self)
+            # Our flows say it, too: 4.4, "with which transaction future transfers from that link will be performed".
+            self._link.properties = {TXN_ID: named.txn_id}
+        if event.flow.echo and event.flow.properties:
+            self._link.flow()
+        self.node.follow()
+        self._end_drain()
+
+    # -- what is sent in a transaction
+
+    def _end_drain(self) -> None:
+        """Nothing comes any more before the discharge, for which the client may wait with it."""
+        if self._open and self._is_vain and self._link.drain:
+            self.drained()
+
+    def acquire_no_more(self, work: Work) -> None:
+        """The transaction is being discharged: what is sent from now on does not belong to it (4.4.3)."""
+        if self._acquires is not None and self._acquires.work is work:
+            self._acquires = self._link.properties = None
+            self._connection.soon(self.resume)
+
+    def discharged(self, work: Work, *, committed: bool) -> None:
+        """A transaction has ended: what was sent in it and has no outcome is the client's, or returns to the queue."""
+        acquired = self._acquired
+        # At once, whatever takes longer: an outcome that comes now must not be held for a transaction that is over.
+        numbers = [number for number, one in acquired.items() if one.work is work]
+        if len(numbers) == len(acquired):
+            acquired.clear()
+        else:
+            for number in numbers:
+                del acquired[number]
+        if committed or not numbers:
+            return
+        if self._open:
+            self._returning += [(number, self.unsettled.pop(number), False) for number in numbers]
+            self._return()
+        else:
+            self.node.requeue([self.unsettled.pop(number) for number in numbers])
+
+    def give_back(self, number: int, taken: object, *, settled: bool = False) -> None:
+        """A delivery was sent in a transaction that is rolled back: it has not been.
+
+        Those of one transaction return together: at its discharge, or at the end of this turn of the loop.
+        """
+        if not self._open:
+            self.node.requeue((taken,))
+            return
+        if not self._returning:
+            self._connection.soon(self._return)
+        self._returning.append((number, taken, settled))
+
+    def _return(self) -> None:
+        self._connection.slices.run(self._return_slowly())
+
+    def _return_slowly(self) -> Iterator[None]:
+        returning, self._returning = self._returning, []
+        if not returning:
+            return
+        has_part = False
+        for number, _, _ in returning:
+            has_part = self.session.abort(number) or has_part
+            yield
+        self.node.requeue([taken for _, taken, _ in returning])
+        for start in range(0, len(returning), _SETTLED_AT_ONCE):
+            some = returning[start : start + _SETTLED_AT_ONCE]
+            self.settle([number for number, _, settled in some if not settled], RELEASED)
+            yield
+        if has_part:
+            # "MUST abort … before completing the discharge" (4.4.3), and there is no window to say so on the link
+            reason = "the rest of a delivery was rolled back"
+            self._connection.detach(self, AmqpError(Condition.ROLLBACK, reason))
+        self._connection.soon()
+
+    # -- outcomes
+
+    def disposed(self, deliveries: Sequence[int], state: DeliveryState | None, *, settled: bool) -> None:
+        """The client has a state for deliveries of this link.
+
+        Raises:
+            WorkRefused: it names a transaction that is not live, or a second one.
+        """
+        coordination, channel = self._connection.coordination, self.session.channel
+        transaction, outcome = coordination.retiring(channel, state, None)
+        if self._acquired:
+            for number in deliveries:
+                acquired = self._acquired.get(number)
+                coordination.retiring(channel, state, None if acquired is None else acquired.transaction)
+        was_full = self.full
+        if transaction is not None:
+            self._retire(transaction, deliveries, outcome, settled=settled)
+        else:
+            self._finish(deliveries, outcome, settled=settled)
+        if was_full:
+            self.resume()
+
+    def _finish(self, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool) -> None:
+        final = self._final(outcome)
+        for retired in [self.retired[number] for number in deliveries if number in self.retired]:
+            if retired.work.has_failed:
+                retired.later = retired.later or final
+            if settled:
+                del self.retired[retired.number]
+                retired.settled = True
+        if final is None and not settled:
+            return
+        for number in [number for number in deliveries if number in self._acquired]:
+            # settled without an outcome, or it would have to name the transaction
+            self._hold(self._acquired[number].work, number, self._default, settled=True)
+        known = [number for number in deliveries if number in self.unsettled]
+        self.apply([self.unsettled.pop(number) for number in known], final or self._default)
+        if not settled and known:
+            answer = final or self._default
+            self.node.then(lambda: self.settle(known, answer))
+
+    def _retire(
+        self, transaction: Transaction, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool
+    ) -> None:
+        final = self._final(outcome)
+        if final is None and not settled:
+            return
+        work = self._connection.transactions.work(transaction)
+        for number in deliveries:
+            other = self.retired.get(number)
+            if other is not None and other.work is not work:  # not "a different non discharged transaction" (4.4.2)
+                reason = "a delivery has outcomes in two transactions"
+                raise WorkRefused(AmqpError(Condition.ROLLBACK, reason), transaction.control)
+        for number in deliveries:
+            if number in self.unsettled:
+                self._hold(work, number, final or self._default, settled=settled)
+            elif settled and number in self.retired:
+                self.retired.pop(number).settled = True
+
+    def _hold(self, work: Work, number: int, outcome: Outcome, *, settled: bool) -> None:
+        acquired = self._acquired.pop(number, None) is not None
+        kind = Kind.ACQUISITION if acquired else Kind.RETIREMENT
+        work.retire(self, number, self.unsettled.pop(number), outcome, settled=settled, kind=kind)
+
+    @staticmethod
+    def _final(outcome: DeliveryState | None) -> Outcome | None:
+        """*outcome*, if it is a terminal one that dtx knows."""
+        return outcome if isinstance(outcome, Accepted | Rejected | Released | Modified) else None
+
+    def apply(self, taken: Sequence[object], outcome: Outcome) -> None:
+        """Do with what was *taken* as *outcome* says."""
+        if not taken:
+            return
+        if isinstance(outcome, Modified) and (outcome.delivery_failed or outcome.message_annotations):
+            self.node.modify(taken, outcome)
+            return
+        if isinstance(outcome, Accepted):
+            self.node.accept(taken)
+        elif kills(outcome):
+            self.node.reject(taken)
+        else:
+            self.node.requeue(taken)
+
+    def settle(self, deliveries: Sequence[int], outcome: Outcome = ACCEPTED) -> None:
+        """Tell the client what became of *deliveries* that it has not settled."""
+        if self._open:
+            self._link.dispose(deliveries, outcome)
+            self._connection.pump()
+
+    def apply_default(self, taken: object) -> None:
+        """The client can say nothing more of a message."""
+        self.apply((taken,), self._default)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the link is attached."""
+        return self._open
+
+    # -- the end
+
+    def let_go(self) -> None:
+        """The link is gone: what is not settled returns to the queue. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        for retired in self.retired.values():
+            retired.settled = True
+        self.retired.clear()
+        taken = list(self.unsettled.values())
+        self.unsettled.clear()
+        self._acquired.clear()
+        self._acquires = None
+        returning, self._returning = self._returning, []
+        self.node.close([*taken, *(one for _, one, _ in returning)])
+
+    def fail(self, error: AmqpError) -> None:
+        """See :class:`~dtx.server.amqp10.nodes.Receiver`."""
+        self._connection.detach(self, error)
+
+
+Shell = Control | Incoming | Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class Attaching:
+    """A link that is about to be attached, as its client asks.
+
+    Args:
+        connection: of the client.
+        session, link: the engine's ends.
+        asked: the client's attach.
+    """
+
+    connection: LinkHome
+    session: Session
+    link: Link
+    asked: Attach
+
+    def attach(self) -> Shell | Awaitable[Shell]:
+        """Find the node, and answer.
+
+        Returns:
+            The link's shell; where its node is known later only, what will be it, and raises the same.
+
+        Raises:
+            AmqpError, XaError: it is refused.
+        """
+        if self.link.role is Role.SENDER:
+            return self._to_client()
+        if isinstance(self.asked.target, Coordinator):
+            if self.asked.unsettled:
+                raise AmqpError(Condition.NOT_ALLOWED, "links to the coordinator cannot be resumed")
+            return _with(self.connection.nodes.coordinate(), self._control)
+        return self._from_client()
+
+    def _control(self, _: None) -> Control:
+        coordination = self.connection.coordination
+        self.link.attach(source=self.asked.source, target=Coordinator(capabilities=coordination.advertised))
+        control = Control(self.connection, self.session, self.link)
+        coordination.control_attached(control.place, self.asked.source)
+        self.link.grant(CREDIT)
+        return control
+
+    def _from_client(self) -> Shell | Awaitable[Shell]:
+        target = self.asked.target
+        if not isinstance(target, Target):
+            raise AmqpError(Condition.INVALID_FIELD, "a link to nowhere: target has no type that dtx knows")
+        address = None if target.dynamic or target.address is None else parse(target.address)
+        node = self.connection.nodes.destination(address, dynamic=target.dynamic)
+        return _with(node, partial(self._incoming, target))
+
+    def _incoming(self, target: Target, node: Destination) -> Incoming:
+        shown = node.shown or target.address
+        address = None if shown is None else parse(shown)
+        shell = Incoming(self.connection, self.session, self.link, address, node)
+        self._answer(shell, self.asked.source, Target(address=shown, dynamic=target.dynamic))
+        self.link.grant(CREDIT)
+        return shell
+
+    def _to_client(self) -> Shell | Awaitable[Shell]:
+        source = self.asked.source
+        if not isinstance(source, Source):
+            raise AmqpError(Condition.INVALID_FIELD, "a link from nowhere: source has no type that dtx knows")
+        address = None if source.dynamic else parse(source.address)
+        subscribes = isinstance(address, ExchangeAddress)
+        check_terminus(source, exchange=subscribes)
+        node = self.connection.nodes.origin(address, dynamic=source.dynamic, filters=source.filter)
+        return _with(node, partial(self._outgoing, source, subscribes))
+
+    def _outgoing(self, source: Source, subscribes: bool, node: Origin) -> Outgoing:
+        default = default_outcome(source)
+        settled = self.asked.snd_settle_mode is SenderSettles.SETTLED
+        shell = Outgoing(self.connection, self.session, self.link, node, settled=settled, default=default)
+        shown = Source(
+            address=node.shown or source.address,
+            # What has come from an exchange goes with the link (3.5.6); a queue keeps it whatever becomes of links.
+            expiry_policy=ExpiryPolicy.LINK_DETACH if subscribes else ExpiryPolicy.SESSION_END,
+            dynamic=source.dynamic,
+            distribution_mode=None if source.distribution_mode is None else COPY if subscribes else MOVE,
+            filter=node.filters or None,
+            default_outcome=default,
+            outcomes=_OUTCOMES,
+        )
+        self._answer(shell, shown, self.asked.target)
+        if self.link.credit:  # it came before the answer
+            node.follow()
+        return shell
+
+    def _answer(
+        self,
+        shell: Incoming | Outgoing,
+        source: Source | Described | None,
+        target: Target | Coordinator | Described | None,
+    ) -> None:
+        modes = self.asked
+        second = modes.rcv_settle_mode if isinstance(shell, Outgoing) else ReceiverSettles.FIRST
+        try:
+            self.link.attach(
+                source=source, target=target, sender_settles=modes.snd_settle_mode, receiver_settles=second
+            )
+        except AmqpError:  # it does not fit the client's frames
+            shell.let_go()
+            raise
+
+
+def _with(node: _Node | Awaitable[_Node], then: Callable[[_Node], Shell]) -> Shell | Awaitable[Shell]:
+    return _later(node, then) if isinstance(node, Awaitable) else then(node)
+
+
+async def _later(node: Awaitable[_Node], then: Callable[[_Node], Shell]) -> Shell:
+    return then(await node)
