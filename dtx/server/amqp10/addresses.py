@@ -93,6 +93,13 @@ def _invalid(address: object) -> AmqpError:
     )
 
 
+def route(address: Address, subject: str | None = None) -> tuple[bytes, bytes]:
+    """Exchange and routing key of a message for *address*; its *subject* is the key where the address has none."""
+    if isinstance(address, QueueAddress):
+        return b"", address.name
+    return address.name, (subject or "").encode() if address.key is None else address.key
+
+
 def of_queue(name: bytes) -> str:
     """The address of a queue."""
     return _QUEUES + quote(name, safe="")

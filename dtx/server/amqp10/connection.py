@@ -36,9 +36,7 @@ from dtx.wire.amqp10.coordination import (
     Terminate,
     WorkRefused,
 )
-from dtx.wire.amqp10.coordination import (
-    Control as ControlPlace,
-)
+from dtx.wire.amqp10.coordination import Control as ControlPlace
 from dtx.wire.amqp10.endpoint import (
     Attached,
     Begun,

@@ -52,6 +52,15 @@ def rolled_back(flag: XaFlag) -> AmqpError:
     return AmqpError(Condition.ROLLBACK, "the transaction is rolled back")
 
 
+DEFAULT_VHOST: Final = "/"
+_VHOST: Final = "vhost:"
+
+
+def named_vhost(hostname: str | None) -> str | None:
+    """The virtual host that *hostname* names, with ``vhost:`` before it, as in RabbitMQ; ``None`` where it does not."""
+    return hostname.removeprefix(_VHOST) if hostname is not None and hostname.startswith(_VHOST) else None
+
+
 class Handed(NamedTuple):
     """A message that an origin hands out.
 

@@ -15,9 +15,9 @@ from dtx.log.api import LogError
 from dtx.log.changes import DestinationKind, Slot, StoredMessage
 from dtx.manager import Who
 from dtx.manager.entry import Entry
-from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, subscription
+from dtx.server.amqp10.addresses import Address, ExchangeAddress, QueueAddress, of_queue, route, subscription
 from dtx.server.amqp10.mapping import Content, modified
-from dtx.server.amqp10.nodes import Handed, Home, Receiver, Sender, Working, kills
+from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, Receiver, Sender, Working, kills, named_vhost
 from dtx.server.front import ClientTransport
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access
@@ -56,8 +56,6 @@ from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
 
-_VHOST: Final = "vhost:"
-_DEFAULT_VHOST: Final = "/"
 _MAX_KEY: Final = 255
 """Octets of a routing key: what AMQP 0-9 can say."""
 _SETTLED: Final = -1
@@ -121,11 +119,9 @@ class StandaloneNodes:
         """See :class:`Nodes`."""
         account, accounts = self._account, self._accounts
         assert account is not None, "open is taken after the login only"
-        name = hostname or _DEFAULT_VHOST
-        if name.startswith(_VHOST):
-            name = name[len(_VHOST) :]
-        elif not accounts.has_vhost(name):
-            name = _DEFAULT_VHOST  # the name of a host, as most clients put it
+        name = named_vhost(hostname)
+        if name is None:  # the name of a host, as most clients put it
+            name = hostname if hostname and accounts.has_vhost(hostname) else DEFAULT_VHOST
         if not accounts.has_vhost(name):
             raise AmqpError(Condition.NOT_FOUND, f"vhost {name} not found")
         if not account.may_enter(name):
@@ -216,15 +212,11 @@ class StandaloneNodes:
             AmqpError: invalid-field, the subject is no routing key.
             XaError: 403, 404.
         """
-        if isinstance(address, QueueAddress):
-            exchange, key = b"", address.name
-            if key not in self.vhost.queues:
-                raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', key, self.vhost.name)}")
-        else:
-            exchange = address.name
-            key = address.key if address.key is not None else (subject or "").encode()
-            if len(key) > _MAX_KEY:
-                raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} octets is no routing key")
+        exchange, key = route(address, subject)
+        if isinstance(address, QueueAddress) and key not in self.vhost.queues:
+            raise XaError(ReplyCode.NOT_FOUND, f"no {describe('queue', key, self.vhost.name)}")
+        if len(key) > _MAX_KEY:
+            raise AmqpError(Condition.INVALID_FIELD, f"a subject of {len(key)} octets is no routing key")
         self.access.demand(Permission.WRITE, "exchange", exchange)
         self.vhost.publishable(exchange)
         return exchange, key

@@ -7,11 +7,11 @@ on it. What was judged good is remembered there, so that is a question now and t
 
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, cast
 
-from dtx.server.alongside.amqp10.refusals import broker_error, check_address
-from dtx.server.amqp10.addresses import Address, QueueAddress
+from dtx.server.alongside.amqp10.upstream import BrokerAccess, broker_error, check_address
+from dtx.server.amqp10.addresses import Address, route
 from dtx.server.amqp10.mapping import KEPT, Content
 from dtx.server.amqp10.nodes import Sender, amqp_error
 from dtx.store.rabbitmq import capture
@@ -22,9 +22,6 @@ from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, Outcome
 from dtx.xa.codes import XaError
-
-if TYPE_CHECKING:
-    from dtx.server.alongside.amqp10.nodes import BrokerNodes
 
 _MAX_WAITING: Final = 1 << 20
 """Octets of messages that wait to be judged; beyond it the client is not read from."""
@@ -50,21 +47,25 @@ class BrokerDestination:
     """What one link from a client publishes.
 
     Args:
-        nodes: of the connection.
+        broker: of the connection.
         number: of a channel that is open and in confirm mode.
         shown: see :class:`~dtx.server.amqp10.nodes.Destination`.
         made: the queue that goes with the link.
+        gone: called when nothing of the link is under way any more.
     """
 
-    def __init__(self, nodes: "BrokerNodes", number: int, shown: str | None, made: bytes | None) -> None:
+    def __init__(
+        self, broker: BrokerAccess, number: int, shown: str | None, made: bytes | None, gone: Callable[[], None]
+    ) -> None:
         self.shown = shown
-        self._nodes = nodes
+        self._broker = broker
+        self._gone = gone
         self._made = made
         self._sender: Sender
         self._line: deque[_Waiting] = deque()
         self._octets = 0
         self._closing = False
-        self._channel = ConfirmChannel(nodes.upstream, number, KEPT, self)
+        self._channel = ConfirmChannel(broker.upstream, number, KEPT, self)
 
     def begin(self, sender: Sender) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
@@ -72,30 +73,26 @@ class BrokerDestination:
 
     def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
         """See :class:`~dtx.server.amqp10.nodes.Destination`; the broker judges it later."""
-        if len(content.properties) + _FRAME > self._nodes.upstream.frame_max:
+        if len(content.properties) + _FRAME > self._broker.upstream.frame_max:
             raise AmqpError(
                 Condition.MESSAGE_SIZE_EXCEEDED, f"{len(content.properties)} octets beside the body of a message"
             )
         check_address(address)
-        if isinstance(address, QueueAddress):
-            exchange, key = b"", address.name
-        else:
-            exchange = address.name
-            key = address.key if address.key is not None else (subject or "").encode()
+        exchange, key = route(address, subject)
         return HeldPublish(exchange, key, False, content.properties, content.body)
 
     # -- outside of transactions
 
     def send(self, delivery: int | None, message: HeldPublish) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
-        judgement = self._nodes.judged(message.exchange, message.routing_key, message.properties)
+        judgement = self._broker.judged(message.exchange, message.routing_key, message.properties)
         if judgement is None and not self._line:
             self._publish(delivery, message)
             return
         self._line.append(_Waiting(delivery, message, judgement))
         self._octets += len(message.body)
         if self._octets > _MAX_WAITING:
-            self._nodes.home.hold(self)
+            self._broker.home.hold(self)
         if judgement is not None:
             judgement.add_done_callback(self._go_on)
 
@@ -110,7 +107,7 @@ class BrokerDestination:
             elif not judgement.cancelled():
                 self._sender.reject(delivery, broker_error(cast("ChannelClose", judgement.result())))
         if self._octets <= _MAX_WAITING:
-            self._nodes.home.release(self)
+            self._broker.home.release(self)
         if self._closing and not line:
             self._close()
 
@@ -137,7 +134,7 @@ class BrokerDestination:
 
     def _returned(self, name: _Name) -> None:
         if name.queue is not None:
-            self._sender.reject(name.delivery, self._nodes.no_queue(name.queue))
+            self._sender.reject(name.delivery, self._broker.no_queue(name.queue))
         elif name.delivery is not None:
             self._sender.answer((name.delivery,), RELEASED)
 
@@ -149,16 +146,16 @@ class BrokerDestination:
 
     def judge(self, message: HeldPublish) -> Outcome | Future[AmqpError | None]:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
-        nodes = self._nodes
-        lane = nodes.store.lane(nodes.home.who.vhost)
-        own_user = nodes.store.broker.user
-        capture.check_publish(lane, own_user, message.exchange, message.routing_key, message.properties)
-        judgement = nodes.judged(message.exchange, message.routing_key, message.properties)
-        known = bool(message.exchange) or nodes.knows(message.routing_key)
+        broker = self._broker
+        capture.check_publish(
+            broker.lane, broker.store.broker.user, message.exchange, message.routing_key, message.properties
+        )
+        judgement = broker.judged(message.exchange, message.routing_key, message.properties)
+        known = bool(message.exchange) or broker.knows(message.routing_key)
         if judgement is None and known:
             return ACCEPTED
         verdict: Future[AmqpError | None] = get_running_loop().create_future()
-        nodes.home.manager.spawn(self._judge(message, judgement, known, verdict))
+        broker.home.manager.spawn(self._judge(message, judgement, known, verdict))
         return verdict
 
     async def _judge(
@@ -169,7 +166,7 @@ class BrokerDestination:
             if close is not None:
                 raise broker_error(close)
             if not known:
-                await self._nodes.find_target(message.routing_key)
+                await self._broker.find_target(message.routing_key)
         except (AmqpError, XaError) as error:
             verdict.set_result(amqp_error(error))
         except CancelledError:  # the connection is lost
@@ -187,7 +184,7 @@ class BrokerDestination:
             self._close()
 
     def _close(self) -> None:
-        self._nodes.close_publishing(self._channel)
+        self._channel.close(self._gone)
         made, self._made = self._made, None
         if made is not None:
-            self._nodes.drop_queue(made)
+            self._broker.drop_queue(made)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.server.alongside.amqp10.origin import BrokerOrigin
+from dtx.server.alongside.amqp10.origins import BrokerOrigin
 from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtx.server.alongside.amqp10.stream import OFFSET, StreamOrigin
+from dtx.server.alongside.amqp10.origins import StreamOrigin
+from dtx.server.alongside.amqp10.upstream import STREAM_OFFSET
 from dtx.server.amqp10.nodes import Handed
 from dtx.store.rabbitmq.upstream import ChannelClosed, Content, UpstreamLost
 from dtx.store.work import Delivery
@@ -131,7 +132,7 @@ async def test_a_reader_that_does_not_say_where_it_begins_has_an_offset_all_the_
     world = World(offset)
     await world.opened()
     assert world.channel.asked[-1] == methods.BasicConsume.KEY
-    assert world.channel.payloads[-1].endswith(tables.entry(OFFSET, b"S", b"next"))
+    assert world.channel.payloads[-1].endswith(tables.entry(STREAM_OFFSET, b"S", b"next"))
 
 
 async def test_messages_that_come_before_the_link_wait_for_it() -> None:
@@ -147,7 +148,7 @@ async def test_without_memory_a_message_comes_again_of_the_next_consumer() -> No
     world = World()
     await world.opened()
     world.origin.begin(world)
-    raw = properties.build({Property.HEADERS: tables.entry(OFFSET, b"l", (7).to_bytes(8, "big"))})
+    raw = properties.build({Property.HEADERS: tables.entry(STREAM_OFFSET, b"l", (7).to_bytes(8, "big"))})
     world.channel.send(1, None, raw)
     world.channel.send(2, b"it comes again, too")
     assert world.channel.asked[-1] == methods.BasicCancel.KEY

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dtx.server.alongside.amqp10 import nodes
-from dtx.server.alongside.amqp10.nodes import BrokerNodes
+from dtx.server.alongside.amqp10 import upstream
+from dtx.server.alongside.amqp10.upstream import BrokerAccess
 from dtx.store.rabbitmq.management import ManagementError
 
 
@@ -24,8 +24,8 @@ class Broker:
         self.asked: list[bytes] = []
         self.tried: list[bytes] = []
         place: Any = self
-        self.nodes = BrokerNodes(place, place, 0, place)
-        self.nodes._refuses_for_want_of_prefetch = self.attempt  # type: ignore[method-assign]
+        self.access = BrokerAccess(place, place, place, place, place)
+        self.access._refuses_for_want_of_prefetch = self.attempt  # type: ignore[method-assign]
 
     async def is_stream(self, vhost: str, queue: bytes) -> bool:
         assert vhost == "/"
@@ -39,7 +39,7 @@ class Broker:
         return queue == b"stream"
 
     async def types(self, *queues: bytes) -> list[bool]:
-        return [await self.nodes._is_stream(queue) for queue in queues]
+        return [await self.access.is_stream(queue) for queue in queues]
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["API", "attempt"])
@@ -51,14 +51,14 @@ async def test_a_type_holds_for_a_while(tells: bool) -> None:
 
 
 async def test_a_type_holds_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_FRESH", 0.0)
+    monkeypatch.setattr(upstream, "_FRESH", 0.0)
     broker = Broker(tells=True)
     assert await broker.types(b"stream", b"stream") == [True, True]
     assert broker.asked == [b"stream"] * 2
 
 
 async def test_no_more_types_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_MAX_KNOWN", 2)
+    monkeypatch.setattr(upstream, "_MAX_KNOWN", 2)
     broker = Broker(tells=True)
     await broker.types(b"1", b"2", b"3", b"4")
-    assert len(broker.nodes._streams) <= 2
+    assert len(broker.access._streams) <= 2
