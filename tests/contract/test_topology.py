@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, UnroutableError
 
 from dtx.log.changes import DestinationKind, StoredMessage
-from dtx.store.postgres.copies import sender_selected
+from dtx.store.postgres.property_scan import sender_selected
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import Property

@@ -10,10 +10,8 @@ from pika import data
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Delivery
-from dtx.store.postgres.deadletter import Reason
 from dtx.store.postgres.exchanges import Queue, QueueSpec
-from dtx.store.postgres.host import Letter
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from dtx.store.postgres.topology import VirtualHost
 from dtx.xa.codes import ReplyCode, XaError
 

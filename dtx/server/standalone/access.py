@@ -5,11 +5,10 @@ from typing import Final
 
 from dtx.auth.accounts import Account, Accounts
 from dtx.auth.permissions import Permission
-from dtx.store.postgres.arguments import MAX_MILLISECONDS
+from dtx.store.postgres.arguments import MAX_MILLISECONDS, text
 from dtx.store.postgres.exchanges import describe
 from dtx.store.postgres.matching import ExchangeType
 from dtx.store.postgres.topology import VirtualHost
-from dtx.store.postgres.values import text
 from dtx.wire.amqp09.properties import Properties, Property
 from dtx.xa.codes import ReplyCode, XaError
 

@@ -12,10 +12,9 @@ from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
 from dtx.server.standalone.contexts import Settlement
 from dtx.server.standalone.direct import REPLY_TO
 from dtx.server.standalone.tags import Unsettled
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery
+from dtx.store.postgres.arguments import first_of_each, integer, kind_name, text
+from dtx.store.postgres.consumers import Consumer, Credit, Delivery, return_slowly
 from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.queue import return_slowly
-from dtx.store.postgres.values import first_of_each, integer, kind_name, text
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods

@@ -9,8 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.log.api import LogError
-from dtx.store.postgres.consumers import Delivery
-from dtx.store.postgres.queue import QueueIndex, return_slowly
+from dtx.store.postgres.consumers import Delivery, SourceQueue, return_slowly
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
@@ -60,9 +59,9 @@ class Context(Protocol):
         """The channel is gone: nothing more comes, and what is not decided is given back."""
 
 
-def by_queue(deliveries: Iterable[Delivery]) -> dict[QueueIndex, list[Delivery]]:
+def by_queue(deliveries: Iterable[Delivery]) -> dict[SourceQueue, list[Delivery]]:
     """The deliveries of each queue."""
-    found: dict[QueueIndex, list[Delivery]] = {}
+    found: dict[SourceQueue, list[Delivery]] = {}
     for delivery in deliveries:
         found.setdefault(delivery.queue, []).append(delivery)
     return found

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final
 from dtx.auth.permissions import Permission
 from dtx.log.changes import Define, DestinationKind
 from dtx.server.standalone.direct import REPLY_TO
-from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE
+from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, first_of_each
 from dtx.store.postgres.exchanges import describe
-from dtx.store.postgres.facts import binding_facts, exchange_facts
 from dtx.store.postgres.recording import Thing
-from dtx.store.postgres.refusals import check_not_default
-from dtx.store.postgres.values import first_of_each
+from dtx.store.postgres.topology import binding_facts, check_not_default, exchange_facts
 from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 

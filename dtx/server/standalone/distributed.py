@@ -16,7 +16,7 @@ from dtx.manager.entry import Entry
 from dtx.server.demarcation import Demarcation
 from dtx.server.standalone.contexts import Immediate, Settled, Settlement
 from dtx.store.postgres.consumers import Delivery as HandedOut
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.consumers import SourceQueue
 from dtx.store.work import Delivery, HeldPublish
 from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
@@ -34,7 +34,7 @@ class HeldDelivery(Delivery):
         index: where it is held.
     """
 
-    index: QueueIndex | None = None
+    index: SourceQueue | None = None
 
 
 class Distributed:
@@ -167,7 +167,7 @@ class Distributed:
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """The branch is rolled back before it voted: its deliveries return to their places."""
         now = self._channel.connection.now()
-        queues: dict[QueueIndex, list[int]] = {}
+        queues: dict[SourceQueue, list[int]] = {}
         for delivery in cast("Sequence[HeldDelivery]", deliveries):
             assert delivery.index is not None
             assert delivery.slot is not None

@@ -26,10 +26,9 @@ from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.consumers import Consumer, Credit, Delivery
-from dtx.store.postgres.copies import sender_selected
+from dtx.store.postgres.consumers import Consumer, Credit, Delivery, return_slowly
 from dtx.store.postgres.exchanges import Queue, describe
-from dtx.store.postgres.queue import return_slowly
+from dtx.store.postgres.property_scan import sender_selected
 from dtx.store.postgres.topology import Gone, VirtualHost
 from dtx.store.work import Decided, HeldPublish, HeldWork
 from dtx.store.work import Delivery as Held

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.auth.permissions import Permission
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.direct import REPLY_TO, is_address
-from dtx.store.postgres.copies import sender_selected
+from dtx.store.postgres.property_scan import sender_selected
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.errors import HardCode, WireError

@@ -11,11 +11,9 @@ from dtx.failpoint import Point
 from dtx.log.changes import Change, Slot, StoredMessage
 from dtx.store.api import Plan
 from dtx.store.postgres.cache import Contents
-from dtx.store.postgres.copies import without_blind
-from dtx.store.postgres.deadletter import expiry
+from dtx.store.postgres.property_scan import expiry, traits, without_blind
 from dtx.store.postgres.recording import Recorder
-from dtx.store.postgres.registry import Entry, Registry, by_queue
-from dtx.store.postgres.traits import traits
+from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -103,7 +101,7 @@ class Branches:
         """Why a queue would not take what *work* publishes to it; ``None`` where all do."""
         if not self._registry.some_refuse:
             return None
-        wanted: dict[Entry, tuple[int, int]] = {}
+        wanted: dict[QueueEntry, tuple[int, int]] = {}
         for item in work.items:
             if isinstance(item, HeldPublish):
                 for entry in map(self._registry.find, item.queues):

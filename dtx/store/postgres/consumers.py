@@ -6,22 +6,21 @@ A consumer that can take nothing (no credit, a slow socket) leaves the round; it
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from operator import attrgetter
+from typing import Final, Protocol
 
 from dtx.log.changes import Slot, StoredMessage
+from dtx.store.postgres.arguments import QueueArguments
 from dtx.xa.codes import ReplyCode, XaError
-
-if TYPE_CHECKING:
-    from dtx.store.postgres.queue import QueueIndex
 
 UNLIMITED: Final = 0
 """A prefetch of zero means "no specific limit" (AMQP 0-9-1, basic.qos)."""
-
-
 PASSED_AT_ONCE: Final = 1000
 """Consumers that can take nothing and leave the round in one step: a millisecond or two."""
+RETURN_MESSAGES: Final = 250
+"""Messages that :func:`return_slowly` gives back in one step, half a millisecond or more."""
 
 
 class DeliveryState(Enum):
@@ -30,6 +29,41 @@ class DeliveryState(Enum):
     UNACKED = "unacked"
     HELD = "held"
     SETTLED = "settled"
+
+
+class SourceQueue(Protocol):
+    """The index of a queue, as those see it who got its messages."""
+
+    id: int
+    name: str
+    arguments: QueueArguments
+
+    def ack(self, delivery: "Delivery") -> None:
+        """It is settled; the caller drops its slot, in its record. Raises ValueError unless it is unacknowledged."""
+
+    def hold(self, delivery: "Delivery") -> None:
+        """It was acknowledged within a branch: nobody sees it until the branch ends. Raises as :meth:`ack`."""
+
+    def unhold(self, delivery: "Delivery") -> None:
+        """The other end of :meth:`hold`: it is unacknowledged again. Raises KeyError unless it is held."""
+
+    def requeue(self, deliveries: Iterable["Delivery"], now: float) -> None:
+        """They are ready again, each in its old place. Raises as :meth:`ack`."""
+
+    def reject(self, deliveries: Iterable["Delivery"]) -> None:
+        """They are not wanted: to the dead letter exchange, or away. Raises as :meth:`ack`."""
+
+    def rollback(self, positions: Iterable[int], now: float) -> None:
+        """The branch that held these is rolled back: as :meth:`requeue`. Raises KeyError unless all are held."""
+
+    def suspend(self) -> None:
+        """Hand out nothing before as many calls of :meth:`proceed`."""
+
+    def proceed(self, now: float) -> None:
+        """The other end of :meth:`suspend`."""
+
+    def resume(self, consumer: "Consumer") -> None:
+        """See :meth:`Consumer.resume`."""
 
 
 class Delivery:
@@ -44,7 +78,7 @@ class Delivery:
 
     __slots__ = ("consumer", "position", "queue", "redelivered", "state")
 
-    def __init__(self, queue: "QueueIndex", position: int, redelivered: bool, consumer: "Consumer | None") -> None:
+    def __init__(self, queue: SourceQueue, position: int, redelivered: bool, consumer: "Consumer | None") -> None:
         self.queue = queue
         self.position = position
         self.redelivered = redelivered
@@ -80,6 +114,22 @@ class Sink(Protocol):
 
     def deliver(self, consumer: "Consumer", delivery: Delivery, message: StoredMessage) -> None:
         """Send a message. Must not call the queue's index, and must not raise."""
+
+
+class Getter(Protocol):
+    """One basic.get."""
+
+    @property
+    def no_ack(self) -> bool:
+        """The message is settled when it is sent."""
+
+    def got(self, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
+        """The answer: get-ok, or get-empty. As :meth:`Sink.deliver` it must not call the index, and must not raise.
+
+        Args:
+            found: the message, if there is one.
+            remaining: how many are ready after it.
+        """
 
 
 class Credit:
@@ -155,7 +205,7 @@ class Consumer:
         self.priority = priority
         self.credit = credit or Credit()
         self.shared = shared or Credit()
-        self.queue: QueueIndex | None = None
+        self.queue: SourceQueue | None = None
         """Set while it consumes."""
         self.waiting = False
         """It is out of the round."""
@@ -325,3 +375,31 @@ class Round:
             consumer.waiting = True
             passed += 1
         return None
+
+
+def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) -> Iterator[None]:
+    """As :meth:`SourceQueue.requeue`, in steps, of any queues: nothing is handed out of one before all is there again.
+
+    Args:
+        deliveries: unacknowledged, in order.
+        clock: seconds since the epoch.
+
+    Returns:
+        The steps; from the first one on nothing is handed out, before the second nothing is given back.
+    """
+    queues = dict.fromkeys(map(attrgetter("queue"), deliveries))
+    for queue in queues:
+        queue.suspend()
+    try:
+        yield
+        # From the last on, so that each is the least of all that is ready: the cheap case.
+        for end in range(len(deliveries), 0, -RETURN_MESSAGES):
+            groups: dict[SourceQueue, list[Delivery]] = {}
+            for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:
+                groups.setdefault(delivery.queue, []).append(delivery)
+            for queue, group in groups.items():
+                queue.requeue(group, clock())
+            yield
+    finally:
+        for queue in queues:
+            queue.proceed(clock())

@@ -1,12 +1,17 @@
-"""What a virtual host is made of: exchanges, queues, and the bindings between them, as they are in memory."""
+"""What a virtual host is made of: exchanges, queues, and the bindings between them, as a graph in memory.
 
-from dataclasses import dataclass
+There is no rule here about who may do what. What an operation changed of durable things is gathered in
+:class:`Changes`, for the log.
+"""
 
-from dtx.log.changes import BindingRow, ExchangeKey, ExchangeRow, QueueRow
-from dtx.store.postgres.arguments import QueueArguments
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dtx.log.changes import BindingRow, Define, DestinationKind, ExchangeKey, ExchangeRow, QueueRow
+from dtx.store.postgres.arguments import QueueArguments, text
 from dtx.store.postgres.matching import ExchangeType, Matcher, matcher
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.values import text
 
 Owner = object
 """The connection that an exclusive queue belongs to; only its identity counts."""
@@ -167,3 +172,200 @@ Destination = Queue | Exchange
 def describe(kind: str, name: bytes, vhost: str) -> str:
     """A thing in RabbitMQ's words: ``exchange 'x' in vhost '/'``."""
     return f"{kind} '{text(name)}' in vhost '{vhost}'"
+
+
+MAX_ROUTES: Final = 100_000
+"""Answers of :meth:`Graph.route` that are remembered, some 30 MB: clients choose routing keys, so there may be any
+number of them. When there are more, all are forgotten; one is found again in microseconds."""
+
+_PREDEFINED: Final = (
+    (b"", ExchangeType.DIRECT),
+    (b"amq.direct", ExchangeType.DIRECT),
+    (b"amq.fanout", ExchangeType.FANOUT),
+    (b"amq.topic", ExchangeType.TOPIC),
+    (b"amq.headers", ExchangeType.HEADERS),
+    (b"amq.match", ExchangeType.HEADERS),
+)
+
+
+@dataclass(slots=True)
+class Changes:
+    """Durable things that come and go in one operation, and queues that go."""
+
+    exchanges: list[ExchangeRow] = field(default_factory=list)
+    exchanges_gone: list[ExchangeKey] = field(default_factory=list)
+    queues: list[QueueRow] = field(default_factory=list)
+    queues_gone: list[int] = field(default_factory=list)
+    bindings: list[BindingRow] = field(default_factory=list)
+    bindings_gone: list[BindingRow] = field(default_factory=list)
+
+    def define(self) -> Define | None:
+        """For the log; ``None`` when nothing durable changed."""
+        found = {name: tuple(getattr(self, name)) for name in self.__slots__}
+        return Define(**found) if any(found.values()) else None
+
+
+class Graph:
+    """The graph.
+
+    Args:
+        name: of the virtual host.
+        index: makes the index of a new queue.
+    """
+
+    def __init__(self, name: str, index: Callable[[QueueSpec], QueueIndex]) -> None:
+        self.name = name
+        self.queues: dict[bytes, Queue] = {}
+        """By name; not to be changed from outside."""
+        self.exchanges = {key: Exchange(name, key, kind, durable=True) for key, kind in _PREDEFINED}
+        """By name; not to be changed from outside."""
+        self._index = index
+        self._owned: dict[Owner, dict[Queue, None]] = {}
+        self._routes: dict[tuple[bytes, bytes], tuple[Queue, ...]] = {}
+
+    def route(
+        self, exchange: bytes, routing_key: bytes, headers: bytes = b"", more: tuple[bytes, ...] = ()
+    ) -> tuple[Queue, ...]:
+        """The queues that a message goes to, each once.
+
+        Args:
+            exchange: where it is published to; none of that name leads nowhere, see ``VirtualHost.publishable``.
+            routing_key: as published.
+            headers: its headers table, without the length.
+            more: further keys, see :func:`~dtx.store.postgres.property_scan.sender_selected`.
+
+        Raises:
+            WireError: 502 when an exchange looks at headers, and they are malformed.
+        """
+        if more:
+            return self._route_all(exchange, (routing_key, *more), headers)
+        if not exchange:
+            queue = self.queues.get(routing_key)
+            return () if queue is None else (queue,)
+        found = self._routes.get((exchange, routing_key))
+        return self._look_up(exchange, routing_key, headers) if found is None else found
+
+    def _look_up(self, exchange: bytes, routing_key: bytes, headers: bytes) -> tuple[Queue, ...]:
+        """Find a route, and remember it if other headers would not change it."""
+        start = self.exchanges.get(exchange)
+        if start is None:
+            return ()
+        found, by_keys = _walk(start, (routing_key,), headers, self.exchanges)
+        if by_keys:
+            if len(self._routes) >= MAX_ROUTES:
+                self._routes.clear()
+            self._routes[exchange, routing_key] = found
+        return found
+
+    def _route_all(self, exchange: bytes, keys: tuple[bytes, ...], headers: bytes) -> tuple[Queue, ...]:
+        if not exchange:
+            found = (self.queues.get(key) for key in dict.fromkeys(keys))
+            return tuple(queue for queue in found if queue is not None)
+        start = self.exchanges.get(exchange)
+        return () if start is None else _walk(start, keys, headers, self.exchanges)[0]
+
+    def destination(self, kind: DestinationKind, name: bytes) -> Destination | None:
+        """The thing of that name, where there is one."""
+        return self.queues.get(name) if kind is DestinationKind.QUEUE else self.exchanges.get(name)
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        self._routes.clear()
+
+    def _add_queue(self, spec: QueueSpec, owner: Owner | None) -> Queue:
+        queue = self.queues[spec.name] = Queue(spec, self._index(spec), owner)
+        if owner is not None:
+            self._owned.setdefault(owner, {})[queue] = None
+        return queue
+
+    def _link(self, binding: BindingRow, source: Exchange, destination: Destination) -> None:
+        source.matcher.add(binding, destination)
+        source.bindings[binding] = destination
+        destination.into[binding] = source
+        self._routes.clear()
+
+    def _unlink(
+        self, binding: BindingRow, source: Exchange, destination: Destination, unused: list[Exchange], changes: Changes
+    ) -> None:
+        """Remove a binding. Its source goes to *unused* when it is one that deletes itself now."""
+        source.matcher.remove(binding)
+        del source.bindings[binding]
+        del destination.into[binding]
+        self._routes.clear()
+        if source.durable and destination.durable:
+            changes.bindings_gone.append(binding)
+        if source.auto_delete and not source.bindings:
+            unused.append(source)
+
+    def _drop_exchanges(self, waiting: list[Exchange], changes: Changes) -> None:
+        """Remove exchanges, and those that delete themselves since nothing leads out of them any more.
+
+        A list and no recursion: clients can make chains of any length.
+        """
+        while waiting:
+            exchange = waiting.pop()
+            if self.exchanges.get(exchange.name) is not exchange:
+                continue
+            del self.exchanges[exchange.name]
+            self._routes.clear()
+            if exchange.durable:
+                changes.exchanges_gone.append(exchange.key)
+            for binding, destination in list(exchange.bindings.items()):
+                self._unlink(binding, exchange, destination, waiting, changes)
+            for binding, source in list(exchange.into.items()):
+                self._unlink(binding, source, exchange, waiting, changes)
+
+    def _drop_queue(self, queue: Queue, changes: Changes) -> None:
+        """Remove a queue with its bindings, and exchanges that delete themselves then."""
+        del self.queues[queue.name]
+        if queue.owner is not None:
+            owned = self._owned[queue.owner]
+            del owned[queue]
+            if not owned:
+                del self._owned[queue.owner]
+        if queue.durable:
+            changes.queues_gone.append(queue.spec.id)
+        unused: list[Exchange] = []
+        for binding, source in list(queue.into.items()):
+            self._unlink(binding, source, queue, unused, changes)
+        self._drop_exchanges(unused, changes)
+
+
+def _walk(
+    start: Exchange, keys: Sequence[bytes], headers: bytes, exchanges: Mapping[bytes, Exchange]
+) -> tuple[tuple[Queue, ...], bool]:
+    """Follow the bindings from *start*. Each exchange is passed once, so bindings may form cycles.
+
+    Args:
+        start: where the message was published to.
+        keys: its routing keys.
+        headers: its headers table, without the length.
+        exchanges: by name, for the alternate exchange of one that matches nothing.
+
+    Returns:
+        The queues, each once, and whether the keys alone decided: no exchange on the way looks at headers.
+
+    Raises:
+        WireError: 502 when an exchange looks at headers, and they are malformed.
+    """
+    found: dict[Queue, None] = {}
+    seen = {start}
+    waiting = [start]
+    by_keys = True
+    while waiting:
+        exchange = waiting.pop()
+        by_keys = by_keys and exchange.kind is not ExchangeType.HEADERS
+        matched = False
+        for destination in exchange.matcher.match(keys, headers):
+            matched = True
+            if isinstance(destination, Queue):
+                found[destination] = None
+            elif destination not in seen:
+                seen.add(destination)
+                waiting.append(destination)
+        if not matched and exchange.alternate is not None:
+            alternate = exchanges.get(exchange.alternate)
+            if alternate is not None and alternate not in seen:
+                seen.add(alternate)
+                waiting.append(alternate)
+    return tuple(found), by_keys

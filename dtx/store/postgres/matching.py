@@ -9,7 +9,7 @@ from enum import Enum, StrEnum
 from typing import Final, Generic, Protocol, TypeVar, assert_never
 
 from dtx.log.changes import BindingRow
-from dtx.store.postgres.values import Value, first_of_each, text, value
+from dtx.store.postgres.arguments import Value, first_of_each, text, value
 from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import ReplyCode, XaError
 

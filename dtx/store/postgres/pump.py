@@ -4,13 +4,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from dtx.log.api import LeaseLost, LogError, MessageLog
 from dtx.log.changes import Slot
-from dtx.store.postgres.deadletter import Reason
-from dtx.store.postgres.host import Letter
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.dead_letters import DeadLetters
+from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from dtx.store.postgres.recording import Recorder
 from dtx.store.slices import SLICE_SECONDS
 from dtx.telemetry import get_logger
@@ -23,15 +22,8 @@ _RETRY_SECONDS: Final = 0.5
 log = get_logger(part="store")
 
 
-class Letters(Protocol):
-    """Takes dead letters."""
-
-    def post(self, queue: QueueIndex, letters: Sequence[Letter], reason: Reason) -> None:
-        """They leave *queue* for its dead letter exchange."""
-
-
 class Pump:
-    """See :class:`dtx.store.postgres.host.Host`.
+    """See :class:`dtx.store.postgres.queue.Host`.
 
     Args:
         log_: open.
@@ -40,7 +32,7 @@ class Pump:
         clock: seconds since the epoch.
     """
 
-    def __init__(self, log_: MessageLog, recorder: Recorder, letters: Letters, clock: Callable[[], float]) -> None:
+    def __init__(self, log_: MessageLog, recorder: Recorder, letters: DeadLetters, clock: Callable[[], float]) -> None:
         self._log = log_
         self._recorder = recorder
         self._letters = letters

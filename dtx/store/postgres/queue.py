@@ -12,56 +12,59 @@ when it was asked to, and at the time that this returned. A message is put here 
 is dropped after it was settled here: what dies in between is handed out again, never lost.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
-from typing import Final
+from array import array
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final, Protocol
 
 from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.cache import MessageCache
-from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Round, all_in, wrong_state
-from dtx.store.postgres.copies import visible
-from dtx.store.postgres.deadletter import Reason
-from dtx.store.postgres.host import Getter, Host, Letter
-from dtx.store.postgres.limits import NEVER
-from dtx.store.postgres.waiting import Waiting
+from dtx.store.postgres.cache import FETCH_MESSAGES, Bodies, MessageCache
+from dtx.store.postgres.consumers import Consumer, Delivery, DeliveryState, Getter, Round, all_in, wrong_state
+from dtx.store.postgres.property_scan import visible
+from dtx.store.postgres.ready import NEVER, Limits, PriorityReady, Ready
 
 DISPATCH_MESSAGES: Final = 100
 """Messages that one call hands out at most, a millisecond, or ten where AMQP 1.0 takes them: others want their turn."""
-RETURN_MESSAGES: Final = 250
-"""Messages that :func:`return_slowly` gives back in one step, half a millisecond or more."""
+LEAVE_MESSAGES: Final = 1000
+"""Messages that expire, or are too many, in one step at most: what the host then has to drop in one statement."""
 
 
-def return_slowly(deliveries: Sequence[Delivery], clock: Callable[[], float]) -> Iterator[None]:
-    """As :meth:`QueueIndex.requeue`, in steps, of any queues: nothing is handed out of one before all is there again.
+class Reason(StrEnum):
+    """Why a message left its queue without being acknowledged."""
 
-    Args:
-        deliveries: unacknowledged, in order.
-        clock: seconds since the epoch.
-
-    Returns:
-        The steps; from the first one on nothing is handed out, before the second nothing is given back.
-    """
-    queues = dict.fromkeys(map(attrgetter("queue"), deliveries))
-    for queue in queues:
-        queue.suspend()
-    try:
-        yield
-        for end in range(
-            len(deliveries), 0, -RETURN_MESSAGES
-        ):  # each is the least of all that is ready: the cheap case
-            groups: dict[QueueIndex, list[Delivery]] = {}
-            for delivery in deliveries[max(0, end - RETURN_MESSAGES) : end]:
-                groups.setdefault(delivery.queue, []).append(delivery)
-            for queue, group in groups.items():
-                queue.requeue(group, clock())
-            yield
-    finally:
-        for queue in queues:
-            queue.proceed(clock())
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAXLEN = "maxlen"
 
 
-class QueueIndex(Waiting):
+Letter = tuple[int, StoredMessage | None]
+"""A position, and its message where that was in memory."""
+
+
+class Host(Protocol):
+    """The store around the indexes. Its methods only take note: none calls the index, and none raises."""
+
+    def schedule(self, queue: "QueueIndex") -> None:
+        """Call ``queue.dispatch(now)`` soon; once for any number of reasons."""
+
+    def handed_out(self, queue: "QueueIndex") -> None:
+        """Messages may have left *queue* without a dispatch that was scheduled."""
+
+    def fetch(self, queue: "QueueIndex", positions: list[int]) -> None:
+        """Read these messages, as many from the first on as are reasonable to have in memory at once, at least one.
+
+        Then call :meth:`QueueIndex.arrived` with *positions* and what was read; also after a failure, in good time.
+        """
+
+    def drop(self, queue: "QueueIndex", positions: list[int]) -> None:
+        """These messages are settled (sent without acknowledgement, expired, beyond the length): remove their rows."""
+
+    def dead_letter(self, queue: "QueueIndex", letters: list[Letter], reason: Reason) -> None:
+        """As :meth:`drop`, but they go to the dead letter exchange, in the same transaction."""
+
+
+class QueueIndex:
     """The messages and consumers of one queue.
 
     Args:
@@ -73,7 +76,30 @@ class QueueIndex(Waiting):
         now: it begins to be unused.
     """
 
-    __slots__ = ("_automatic", "_held", "_host", "_preferred", "name", "unacked")
+    __slots__ = (
+        "_again",
+        "_automatic",
+        "_bodies",
+        "_detailed",
+        "_getters",
+        "_held",
+        "_host",
+        "_limits",
+        "_mark",
+        "_preferred",
+        "_ready",
+        "_round",
+        "_scheduled",
+        "_suspended",
+        "_used_at",
+        "arguments",
+        "closed",
+        "delivered",
+        "id",
+        "name",
+        "ready",
+        "unacked",
+    )
 
     def __init__(
         self,
@@ -84,16 +110,236 @@ class QueueIndex(Waiting):
         arguments: QueueArguments,
         now: float,
     ) -> None:
-        super().__init__(id, cache, arguments, now)
-        self._host = host
+        self.id = id
         self.name = name
+        self.arguments = arguments
+        self.closed = False
+        self.ready = 0
+        """Messages that wait: the message-count of declare-ok."""
         self.unacked = 0
         """Messages that are handed out and not settled, those held for branches included."""
+        self.delivered = 0
+        """The greatest position that was ever handed out."""
+        self._host = host
+        self._used_at = now
+        self._ready = PriorityReady(arguments.max_priority) if arguments.max_priority else Ready()
+        self._round = Round(single=arguments.single_active)
+        self._getters: list[Getter] = []  # hardly ever more than one
+        self._scheduled = False
+        self._suspended = 0
+        """Those who give messages back in several steps: nothing is handed out before the last, for the order."""
+        self._bodies = Bodies(cache, self._round, self._getters)
         self._held: dict[int, Delivery] = {}
+        # Redelivered: what was given back, and what may have been handed out before a restart.
+        self._again: set[int] = set()
+        self._mark = 0
+        self._limits = Limits(arguments)
+        # Something has to be forgotten of each message that is settled.
+        self._detailed = arguments.max_priority > 0 or self._limits.weighs
         # Sent without acknowledgement in this dispatch.
         self._automatic: list[int] = []
         self._preferred = 0
         """Messages that consumers got while a basic.get waited."""
+
+    # -- messages come ------------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        positions: "array[int]",
+        *,
+        delivered: int = 0,
+        expiries: Mapping[int, float] | None = None,
+        octets: Mapping[int, int] | None = None,
+        priorities: Mapping[int, int] | None = None,
+    ) -> None:
+        """What the database has at start, before anything else happens to the queue.
+
+        Args:
+            positions: ready messages, in order.
+            delivered: up to here they may have been handed out before.
+            expiries: when those expire that do.
+            octets: of the bodies, where :attr:`QueueArguments.max_length_bytes` is set.
+            priorities: of those that have one, where the queue has priorities.
+        """
+        self._ready.restore(positions, priorities or {})
+        self.ready += len(positions)
+        self._mark = delivered
+        self.delivered = max(self.delivered, delivered)
+        self._limits.restore(expiries or {}, octets or {})
+        self._detailed |= bool(expiries)
+        if self._limits.drops and self._limits.over(self.ready):  # that they left was not written any more
+            self._overflow(self._used_at)
+        if self.ready:
+            self._schedule()
+
+    def put(self, message: StoredMessage, now: float) -> None:
+        """A message whose row is committed, and that everybody may see."""
+        if self.closed:
+            return
+        position = message.position
+        expires_at = message.expires_at
+        if self._detailed or expires_at is not None:
+            self._note(position, len(message.body), expires_at)
+            if expires_at is not None and expires_at <= now and self._hand_over(message):
+                return
+            self._limits.came(position)
+        self._ready.append(position, message.priority)
+        self.ready += 1
+        # In a long queue that is not in memory anyway, those at the end would be the first to be let go.
+        if self.ready - len(self._bodies) <= FETCH_MESSAGES:
+            self._bodies.keep(message)
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        if not self._scheduled and (self._round.active or expires_at is not None):
+            self._schedule()
+
+    def reveal(
+        self, position: int, now: float, *, priority: int = 0, octets: int = 0, expires_at: float | None = None
+    ) -> None:
+        """As :meth:`put`, of a message whose body is not in memory.
+
+        Args:
+            position: where it is.
+            now: seconds since the epoch.
+            priority: as in :meth:`restore_held`.
+            octets: as in :meth:`restore_held`.
+            expires_at: when it expires, if it does.
+        """
+        if self.closed:
+            return
+        self._note(position, octets, expires_at)
+        self._limits.came(position)
+        self._ready.append(position, priority)
+        self.ready += 1
+        if self._limits.drops and self._limits.over(self.ready):
+            self._overflow(now)
+        self._schedule()
+
+    def reappear(self, messages: Iterable[StoredMessage], now: float) -> None:
+        """Messages that were settled here, and whose rows are still there: the write of that failed."""
+        for message in messages:
+            if not self.closed:
+                self._again.add(message.position)
+                self.put(message, now)
+
+    def admit(self, octets: int) -> bool:
+        """Whether the queue takes one more message, with what is on its way to it (reject-publish).
+
+        A message that was admitted counts until :meth:`withdraw`, which is called when it is put, or will not be.
+
+        Args:
+            octets: of its body.
+        """
+        return self._limits.admit(self.ready, octets)
+
+    def fits(self, count: int, octets: int) -> bool:
+        """Whether the queue would take *count* more messages with bodies of *octets* together (reject-publish)."""
+        return self._limits.fits(self.ready, count, octets)
+
+    def withdraw(self, octets: int) -> None:
+        """The other end of :meth:`admit`."""
+        self._limits.withdraw(octets)
+
+    def _note(self, position: int, octets: int, expires_at: float | None) -> None:
+        self._limits.note(position, octets, expires_at)
+        self._detailed |= expires_at is not None
+
+    # -- bodies -------------------------------------------------------------------------------------------------------
+
+    def arrived(self, positions: Iterable[int], messages: Iterable[StoredMessage]) -> None:
+        """The answer to :meth:`Host.fetch`.
+
+        Args:
+            positions: as they were asked for.
+            messages: what was read of them, perhaps not all, perhaps none; the rest is asked for again. A message that
+                is known to have no row must be named to :meth:`vanished` as well.
+        """
+        self._bodies.arrived(positions, messages)
+        if not self.closed:
+            self._schedule()
+
+    def vanished(self, positions: Iterable[int]) -> int:
+        """These messages have no rows: they have left meanwhile, or somebody removed them behind our back.
+
+        Returns:
+            How many of them were still waited for.
+        """
+        missed = [position for position in positions if self._ready.discard(position)]
+        for position in missed:
+            self._gone(position)
+        if self.ready:
+            self._schedule()
+        return len(missed)
+
+    # -- messages that leave without a consumer -----------------------------------------------------------------------
+
+    def _overflow(self, now: float) -> None:
+        """Drop from the head what is too much; but first let consumers have what they can take."""
+        if self._suspended:
+            return
+        if self._round.active:
+            self._run(now)
+        self._drop_excess()
+
+    def _drop_excess(self) -> None:
+        """Drop from the head what is too much, up to a limit: there is more of it when much comes back at once."""
+        letters: list[Letter] = []
+        while self.ready and len(letters) < LEAVE_MESSAGES and self._limits.over(self.ready):
+            position = self._ready.pop()
+            letters.append((position, self._gone(position)))
+        if letters:
+            self._leave(letters, Reason.MAXLEN)
+            if self._limits.expiries or len(letters) == LEAVE_MESSAGES:
+                # What is at the head now may have expired long ago.
+                self._schedule()
+
+    def _expire(self, now: float) -> None:
+        """Remove what has expired at the head, up to a limit.
+
+        RabbitMQ: "messages which should expire will still only expire from the head of the queue"; so in one with
+        priorities those of lower ones wait behind those of higher ones that do not expire.
+        """
+        letters: list[Letter] = []
+        ready, expiries = self._ready, self._limits.expiries
+        while len(letters) < LEAVE_MESSAGES:
+            head = ready.head()
+            if head is None or expiries.get(head, NEVER) > now:
+                break
+            letters.append((ready.pop(), self._gone(head)))
+        if letters:
+            self._leave(letters, Reason.EXPIRED)
+
+    def _gone(self, position: int) -> StoredMessage | None:
+        """What was just taken out of what is ready leaves for good; its message where that was in memory."""
+        self.ready -= 1
+        self._again.discard(position)
+        if self._detailed:
+            self._limits.went(position)
+        self._forget(position)
+        return self._bodies.take(position)
+
+    def _forget(self, position: int) -> None:
+        self._limits.forget(position)
+        self._ready.forget(position)
+
+    def purge(self) -> "array[int]":
+        """Remove all that is ready (AMQP 0-9-1, queue.purge: "not awaiting acknowledgment").
+
+        Returns:
+            Their positions; the caller drops the slots, and calls :meth:`purged`.
+        """
+        positions = self._ready.drain()
+        self.ready = 0
+        self._limits.emptied()
+        self._again.clear()  # of what is ready, all of it
+        self._bodies.clear()
+        return positions
+
+    def purged(self, positions: Iterable[int]) -> None:
+        """Forget what is particular about messages of :meth:`purge`: with very many, a piece at a time."""
+        if self._detailed:
+            for position in positions:
+                self._forget(position)
 
     # -- messages go to consumers --------------------------------------------------------------------------------------
 

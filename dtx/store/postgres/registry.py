@@ -8,11 +8,9 @@ from typing import Final
 
 from dtx.log.changes import PRIORITY_SHIFT, SHARED_BYTES, MessageFlag, Slot, StoredMessage
 from dtx.store.postgres.arguments import Overflow
-from dtx.store.postgres.copies import without_blind
-from dtx.store.postgres.deadletter import expiry
 from dtx.store.postgres.exchanges import QueueSpec
+from dtx.store.postgres.property_scan import Traits, expiry, without_blind
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.traits import Traits
 from dtx.store.work import HeldPublish
 
 _PERSISTENT: Final = int(MessageFlag.PERSISTENT)
@@ -20,7 +18,7 @@ _BLIND: Final = int(MessageFlag.BLIND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class QueueEntry:
     """One queue.
 
     Args:
@@ -52,7 +50,7 @@ class Registry:
     """
 
     def __init__(self, position: int = 0) -> None:
-        self.queues: Final[dict[int, Entry]] = {}
+        self.queues: Final[dict[int, QueueEntry]] = {}
         self.some_refuse = False
         """Whether there has been a queue that refuses messages."""
         self.position = position
@@ -64,9 +62,9 @@ class Registry:
         refuses = settings.overflow is not Overflow.DROP_HEAD
         keeps_blind = settings.dead_letter_exchange is not None and settings.dead_letter_routing_key is None
         self.some_refuse = self.some_refuse or refuses
-        self.queues[spec.id] = Entry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
+        self.queues[spec.id] = QueueEntry(spec, index, refuses, settings.message_ttl is not None, keeps_blind)
 
-    def find(self, queue: int) -> Entry | None:
+    def find(self, queue: int) -> QueueEntry | None:
         """The queue with this id, unless it is gone."""
         return self.queues.get(queue)
 
@@ -75,7 +73,7 @@ class Registry:
         return next(self._bodies) if queues > 1 and len(body) >= SHARED_BYTES else None
 
     def stored(
-        self, entry: Entry, publish: HeldPublish, traits: Traits, now: float, shared: int | None = None
+        self, entry: QueueEntry, publish: HeldPublish, traits: Traits, now: float, shared: int | None = None
     ) -> StoredMessage:
         """A message in a new slot of a queue.
 

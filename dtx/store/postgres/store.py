@@ -12,28 +12,134 @@ come from one counter, which begins ahead of the clock's microseconds at each st
 import asyncio
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
-from dtx.log.changes import Change, Define, Slot, Store, StoredMessage
+from dtx.log.changes import PRIORITY_SHIFT, Change, Define, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import BranchRecord
 from dtx.store.api import Plan
-from dtx.store.postgres.branches import Branches
+from dtx.store.postgres.branches import Branches, Hidden
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Delivery
-from dtx.store.postgres.deadletter import Reason
+from dtx.store.postgres.dead_letters import DeadLetters
 from dtx.store.postgres.exchanges import Queue, QueueSpec
-from dtx.store.postgres.letters import DeadLetters
-from dtx.store.postgres.loading import Loading
+from dtx.store.postgres.property_scan import traits
 from dtx.store.postgres.pump import Pump
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.queue import QueueIndex, Reason
 from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
-from dtx.store.postgres.registry import Entry, Registry, by_queue
+from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.postgres.traits import traits
 from dtx.store.work import HeldPublish, HeldWork
 from dtx.telemetry import get_logger
+
+
+class Loading:
+    """What was loaded, until all branches have said what they hold.
+
+    Args:
+        registry: of queues, all durable ones.
+        branches: hears of messages that expire after their branch has committed.
+    """
+
+    def __init__(self, registry: Registry, branches: Branches) -> None:
+        self._registry = registry
+        self._branches = branches
+        self._contents: Final[dict[int, QueueContents]] = {}
+        self._reserved: Final[dict[int, set[int]]] = {}
+        self._expiries: Final[dict[int, dict[int, float]]] = {}
+
+    def add(self, contents: QueueContents) -> None:
+        """What a queue has."""
+        self._expiries[contents.queue] = dict(contents.expiries)
+        self._contents[contents.queue] = replace(contents, expiries=())  # once is enough
+
+    def restore(self, record: BranchRecord) -> None:
+        """A branch: what it has published is hidden, what it has consumed is held."""
+        for slot in record.published or ():
+            self._reserved.setdefault(slot.queue, set()).add(slot.position)
+            if slot.queue not in self._contents:
+                continue  # the queue has not survived
+            priority, octets = self._details(slot)
+            expires_at = self._expiries[slot.queue].get(slot.position)
+            lifetime = None
+            if expires_at is not None:
+                # it was written with the vote, as if it could be seen from then on
+                voted = record.started_at if record.prepared_at is None else record.prepared_at
+                lifetime = max(0.0, expires_at - voted)
+            self._branches.restored(slot, Hidden(priority, octets, lifetime))
+        for slot in record.consumed or ():
+            self._reserved.setdefault(slot.queue, set()).add(slot.position)
+            entry = self._registry.find(slot.queue)
+            if entry is not None:
+                self._hold(entry, slot)
+
+    def _hold(self, entry: QueueEntry, slot: Slot) -> None:
+        priority, octets = self._details(slot)
+        entry.index.restore_held(
+            slot.position,
+            priority=priority,
+            octets=octets,
+            expires_at=self._expiries[slot.queue].get(slot.position),
+        )
+
+    def _details(self, slot: Slot) -> tuple[int, int]:
+        """Priority and octets of a message, in a queue that wants to know."""
+        contents = self._contents[slot.queue]
+        if contents.flags is None or contents.sizes is None:
+            return 0, 0
+        at = bisect_left(contents.positions, slot.position)
+        if at == len(contents.positions) or contents.positions[at] != slot.position:
+            return 0, 0  # somebody removed it behind our back
+        return contents.flags[at] >> PRIORITY_SHIFT & 0xFF, contents.sizes[at]
+
+    def finish(self, delivered: Mapping[int, int]) -> "dict[int, array[int]]":
+        """Fill the indexes.
+
+        Args:
+            delivered: by queue id, up to where messages may have been delivered before.
+
+        Returns:
+            Positions by queue of messages that do not survive a restart, and that no branch is concerned with.
+        """
+        dropped: dict[int, array[int]] = {}
+        for queue, contents in self._contents.items():
+            entry = self._registry.find(queue)
+            if entry is None:
+                continue
+            reserved = self._reserved.get(queue, set())
+            transient = array("q", [position for position in contents.transient if position not in reserved])
+            if transient:
+                dropped[queue] = transient
+            self._fill(entry, contents, reserved.union(transient), delivered.get(queue, 0))
+        self._contents.clear()
+        return dropped
+
+    def _fill(self, entry: QueueEntry, contents: QueueContents, without: set[int], delivered: int) -> None:
+        positions = contents.positions
+        expiries = self._expiries.pop(contents.queue)
+        octets: dict[int, int] = {}
+        priorities: dict[int, int] = {}
+        if contents.flags is not None and contents.sizes is not None:
+            octets = dict(zip(positions, contents.sizes, strict=True))
+            priorities = {
+                position: flags >> PRIORITY_SHIFT & 0xFF
+                for position, flags in zip(positions, contents.flags, strict=True)
+                if flags >> PRIORITY_SHIFT & 0xFF
+            }
+        if without:
+            positions = array("q", [position for position in positions if position not in without])
+            for table in (expiries, octets, priorities):
+                _remove(table, without)
+        entry.index.restore(positions, delivered=delivered, expiries=expiries, octets=octets, priorities=priorities)
+
+
+def _remove(table: "dict[int, int] | dict[int, float]", keys: Iterable[int]) -> None:
+    for key in keys:
+        table.pop(key, None)
+
 
 CACHE_BYTES: Final = 128 << 20
 """Default of ``--message-cache-bytes``."""
@@ -47,7 +153,7 @@ JUMP_SECONDS: Final = 1.0
 """What the clock may gain between two of them: it is slewed by less."""
 
 Done = Callable[[LogError | None], None]
-Put = tuple[Entry, StoredMessage]
+Put = tuple[QueueEntry, StoredMessage]
 
 log = get_logger(part="store")
 
@@ -302,7 +408,7 @@ class PostgresStore:
         self._recorder.submit(Change(puts=[message for _, message in puts], drops=drops), written)
         return refused
 
-    def _buried(self, entries: Sequence[Entry], publish: HeldPublish, now: float) -> list[Put]:
+    def _buried(self, entries: Sequence[QueueEntry], publish: HeldPublish, now: float) -> list[Put]:
         """The dead letters of a publish that some of *entries* refuse (reject-publish-dlx)."""
         letters: list[Put] = []
         for entry in entries:
@@ -329,8 +435,8 @@ class PostgresStore:
         asyncio.get_running_loop().call_soon(done, LogUnavailable(NO_QUEUE_YET))
 
     @staticmethod
-    def _admit(entries: Sequence[Entry], octets: int) -> bool:
-        admitted: list[Entry] = []
+    def _admit(entries: Sequence[QueueEntry], octets: int) -> bool:
+        admitted: list[QueueEntry] = []
         for entry in entries:
             if entry.refuses:
                 if not entry.index.admit(octets):

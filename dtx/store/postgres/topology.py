@@ -16,19 +16,146 @@ from secrets import token_bytes
 from typing import Final
 
 from dtx.log.changes import BindingRow, Define, DestinationKind, ExchangeRow, QueueRow
-from dtx.store.postgres.arguments import ALTERNATE, check_equivalent, check_field, exchange_name, queue_arguments
-from dtx.store.postgres.exchanges import Exchange, Owner, Queue, QueueSpec, describe
-from dtx.store.postgres.graph import Changes, Graph
+from dtx.store.facts import BindingFacts, ExchangeFacts, search
+from dtx.store.postgres.arguments import (
+    ALTERNATE,
+    check_equivalent,
+    check_field,
+    exchange_name,
+    first_of_each,
+    in_order,
+    queue_arguments,
+    text,
+)
+from dtx.store.postgres.exchanges import Changes, Exchange, Graph, Owner, Queue, QueueSpec, describe
 from dtx.store.postgres.matching import ExchangeType
 from dtx.store.postgres.queue import QueueIndex
-from dtx.store.postgres.refusals import RESERVED, check_name, check_not_default, check_owner, failed, refused
-from dtx.store.postgres.values import first_of_each, in_order, text
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.xa.codes import ReplyCode, XaError
 
+RESERVED: Final = b"amq."
+"""Names that start so are the server's own."""
 
-class ExchangeRules(Graph):
-    """The half of a virtual host that is about exchanges and bindings."""
+
+def refused(reason: str) -> XaError:
+    """403."""
+    return XaError(ReplyCode.ACCESS_REFUSED, reason)
+
+
+def failed(reason: str) -> XaError:
+    """406."""
+    return XaError(ReplyCode.PRECONDITION_FAILED, reason)
+
+
+def check_not_default(name: bytes) -> None:
+    """Refuse (403) the default exchange."""
+    if not name:
+        raise refused("operation not permitted on the default exchange")
+
+
+def check_name(kind: str, name: bytes) -> None:
+    """Refuse (403) a new name in ``amq.*``."""
+    if name.startswith(RESERVED):
+        raise refused(f"{kind} name '{text(name)}' contains reserved prefix 'amq.*'")
+
+
+def check_owner(queue: Queue, owner: Owner | None, *, strict: bool = False) -> None:
+    """Refuse (405) the exclusive queue of another; with *strict* also one's own claim to what is not exclusive."""
+    if queue.owner is owner or (queue.owner is None and not strict):
+        return
+    raise XaError(
+        ReplyCode.RESOURCE_LOCKED,
+        f"cannot obtain exclusive access to locked {queue.spec.where}. It could be originally declared on another "
+        "connection or the exclusive property value does not match that of the original declaration.",
+    )
+
+
+_GENERATED: Final = b"amq.gen-"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The answer to queue.declare.
+
+    Args:
+        queue: the one that is there now.
+        created: it was not there before.
+        define: for the log.
+    """
+
+    queue: Queue
+    created: bool
+    define: Define | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What went.
+
+    Args:
+        queues: their consumers are to be cancelled, and their messages removed.
+        define: for the log.
+    """
+
+    queues: tuple[Queue, ...] = ()
+    define: Define | None = None
+
+
+class VirtualHost(Graph):
+    """A virtual host.
+
+    Args:
+        name: what clients call it.
+        index: makes the index of a new queue.
+        entropy: random octets, as many as asked for.
+    """
+
+    def __init__(
+        self, name: str, index: Callable[[QueueSpec], QueueIndex], entropy: Callable[[int], bytes] = token_bytes
+    ) -> None:
+        super().__init__(name, index)
+        self._entropy = entropy
+
+    def restore(
+        self, exchanges: Iterable[ExchangeRow], queues: Iterable[QueueRow], bindings: Iterable[BindingRow]
+    ) -> Define | None:
+        """Take over what the log has kept of this virtual host; nothing else has happened to it yet.
+
+        Returns:
+            What the log should lose: bindings of which an end is not there.
+
+        Raises:
+            XaError: arguments that nothing could have been declared with.
+        """
+        for row in exchanges:
+            self._add_exchange(
+                self._exchange(
+                    row.name,
+                    ExchangeType(row.type),
+                    durable=True,
+                    auto_delete=row.auto_delete,
+                    internal=row.internal,
+                    arguments=row.arguments,
+                )
+            )
+        for queue in queues:
+            self._add_queue(
+                self._spec(
+                    queue.name, queue.id, durable=True, auto_delete=queue.auto_delete, arguments=queue.arguments
+                ),
+                None,
+            )
+        changes = Changes()
+        for binding in bindings:
+            source = self.exchanges.get(binding.source)
+            destination = self.destination(binding.destination_kind, binding.destination)
+            if source is None or destination is None:
+                changes.bindings_gone.append(binding)
+            else:
+                self._link(binding, source, destination)
+        return changes.define()
+
+    # -- exchanges ----------------------------------------------------------------------------------------------------
 
     def _exchange(
         self,
@@ -207,91 +334,7 @@ class ExchangeRules(Graph):
         self._drop_exchanges(unused, changes)
         return changes.define()
 
-
-_GENERATED: Final = b"amq.gen-"
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """The answer to queue.declare.
-
-    Args:
-        queue: the one that is there now.
-        created: it was not there before.
-        define: for the log.
-    """
-
-    queue: Queue
-    created: bool
-    define: Define | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """What went.
-
-    Args:
-        queues: their consumers are to be cancelled, and their messages removed.
-        define: for the log.
-    """
-
-    queues: tuple[Queue, ...] = ()
-    define: Define | None = None
-
-
-class VirtualHost(ExchangeRules):
-    """A virtual host.
-
-    Args:
-        name: what clients call it.
-        index: makes the index of a new queue.
-        entropy: random octets, as many as asked for.
-    """
-
-    def __init__(
-        self, name: str, index: Callable[[QueueSpec], QueueIndex], entropy: Callable[[int], bytes] = token_bytes
-    ) -> None:
-        super().__init__(name, index)
-        self._entropy = entropy
-
-    def restore(
-        self, exchanges: Iterable[ExchangeRow], queues: Iterable[QueueRow], bindings: Iterable[BindingRow]
-    ) -> Define | None:
-        """Take over what the log has kept of this virtual host; nothing else has happened to it yet.
-
-        Returns:
-            What the log should lose: bindings of which an end is not there.
-
-        Raises:
-            XaError: arguments that nothing could have been declared with.
-        """
-        for row in exchanges:
-            self._add_exchange(
-                self._exchange(
-                    row.name,
-                    ExchangeType(row.type),
-                    durable=True,
-                    auto_delete=row.auto_delete,
-                    internal=row.internal,
-                    arguments=row.arguments,
-                )
-            )
-        for queue in queues:
-            self._add_queue(
-                self._spec(
-                    queue.name, queue.id, durable=True, auto_delete=queue.auto_delete, arguments=queue.arguments
-                ),
-                None,
-            )
-        changes = Changes()
-        for binding in bindings:
-            source = self.exchanges.get(binding.source)
-            destination = self.destination(binding.destination_kind, binding.destination)
-            if source is None or destination is None:
-                changes.bindings_gone.append(binding)
-            else:
-                self._link(binding, source, destination)
-        return changes.define()
+    # -- queues -------------------------------------------------------------------------------------------------------
 
     def _spec(
         self,
@@ -397,3 +440,46 @@ class VirtualHost(ExchangeRules):
         for queue in queues:
             self._drop_queue(queue, changes)
         return Gone(tuple(queues), changes.define())
+
+
+def exchange_facts(vhost: VirtualHost, name: bytes) -> ExchangeFacts:
+    """exchange.query: "If not specified explicitly the default exchange is implied"."""
+    exchange = vhost.exchanges.get(name)
+    if exchange is None:
+        return ExchangeFacts(not_found=True)
+    return ExchangeFacts(type=exchange.kind.encode(), durable=exchange.durable, arguments=exchange.arguments)
+
+
+def _bound(vhost: VirtualHost, exchange: bytes) -> list[BindingRow]:
+    """What leads out of *exchange*; out of the default exchange to each queue, by its name."""
+    if exchange:
+        return list(vhost.exchanges[exchange].bindings)
+    return [BindingRow(vhost.name, exchange, DestinationKind.QUEUE, name, name) for name in vhost.queues]
+
+
+def binding_facts(
+    vhost: VirtualHost, exchange: bytes, queue: bytes, routing_key: bytes, arguments: bytes
+) -> BindingFacts:
+    """binding.query; see :func:`dtx.store.facts.search`.
+
+    Args:
+        vhost: where.
+        exchange: the source; empty for the default exchange.
+        queue: the destination; empty for any.
+        routing_key: empty for any.
+        arguments: as on the wire, without the length; empty for any.
+
+    Raises:
+        WireError: 502 when *arguments* are malformed.
+    """
+    wanted = in_order(arguments)
+    exchange_found = exchange in vhost.exchanges
+    queue_found = not queue or queue in vhost.queues
+    if not exchange_found or not queue_found:
+        return BindingFacts(exchange_not_found=not exchange_found, queue_not_found=not queue_found)
+    return search(
+        _bound(vhost, exchange),
+        (lambda each: each.destination_kind is DestinationKind.QUEUE and each.destination == queue) if queue else None,
+        (lambda each: each.routing_key == routing_key) if routing_key else None,
+        (lambda each: each.arguments == wanted) if wanted else None,
+    )

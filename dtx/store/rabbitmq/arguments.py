@@ -9,7 +9,7 @@ import struct
 from binascii import Error as Base64Error
 from typing import Any, Final
 
-from dtx.store.postgres.values import value
+from dtx.store.postgres.arguments import value
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.tables import Entry
 

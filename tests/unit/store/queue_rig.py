@@ -6,9 +6,7 @@ from dtx.log.changes import PRIORITY_SHIFT, StoredMessage
 from dtx.store.postgres.arguments import QueueArguments
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery
-from dtx.store.postgres.deadletter import Reason
-from dtx.store.postgres.host import Letter
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 
 QUEUE = 7
 NOW = 1_000.0

@@ -1,8 +1,7 @@
 """Messages in memory, of several queues: what they share counts once, and is let go by all."""
 
 from dtx.log.changes import StoredMessage
-from dtx.store.postgres.bodies import Bodies
-from dtx.store.postgres.cache import OVERHEAD, SLACK, MessageCache
+from dtx.store.postgres.cache import OVERHEAD, SLACK, Bodies, MessageCache
 from dtx.store.postgres.consumers import Round
 
 SIZE = 5000

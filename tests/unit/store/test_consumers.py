@@ -3,9 +3,8 @@
 import pytest
 
 from dtx.store.postgres.arguments import QueueArguments
-from dtx.store.postgres.consumers import PASSED_AT_ONCE, Consumer, Credit, Round
-from dtx.store.postgres.queue import RETURN_MESSAGES, return_slowly
-from dtx.store.postgres.waiting import LEAVE_MESSAGES
+from dtx.store.postgres.consumers import PASSED_AT_ONCE, RETURN_MESSAGES, Consumer, Credit, Round, return_slowly
+from dtx.store.postgres.queue import LEAVE_MESSAGES
 from tests.unit.store.queue_rig import Channel, Rig
 
 MANY = 2000

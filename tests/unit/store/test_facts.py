@@ -3,8 +3,8 @@
 import pytest
 
 from dtx.log.changes import DestinationKind
-from dtx.store.postgres.facts import BindingFacts, ExchangeFacts, binding_facts, exchange_facts
-from dtx.store.postgres.topology import VirtualHost
+from dtx.store.facts import BindingFacts, ExchangeFacts
+from dtx.store.postgres.topology import VirtualHost, binding_facts, exchange_facts
 from tests.support.topology import table, virtual_host
 
 ME = object()

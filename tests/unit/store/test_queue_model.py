@@ -15,9 +15,7 @@ from dtx.log.changes import StoredMessage
 from dtx.store.postgres.arguments import Overflow, QueueArguments
 from dtx.store.postgres.cache import cost
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery, DeliveryState
-from dtx.store.postgres.deadletter import Reason
-from dtx.store.postgres.host import Letter
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from tests.unit.store.queue_rig import Channel, Get, Rig, message
 
 ARGUMENTS = (

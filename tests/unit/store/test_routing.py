@@ -6,8 +6,8 @@ import pika
 import pytest
 
 from dtx.log.changes import DestinationKind
-from dtx.store.postgres import graph
-from dtx.store.postgres.copies import sender_selected
+from dtx.store.postgres import exchanges
+from dtx.store.postgres.property_scan import sender_selected
 from dtx.store.postgres.topology import VirtualHost
 from dtx.wire.amqp09 import properties
 from dtx.wire.amqp09.errors import WireError
@@ -143,7 +143,7 @@ def test_a_route_by_headers_is_found_for_each_message(vhost: VirtualHost) -> Non
 
 
 def test_only_so_many_routes_are_remembered(vhost: VirtualHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "MAX_ROUTES", 3)
+    monkeypatch.setattr(exchanges, "MAX_ROUTES", 3)
     vhost.bind(b"x", QUEUE, b"a", b"")
     for number in range(10):
         assert names(vhost.route(b"x", str(number).encode())) == ["a"]

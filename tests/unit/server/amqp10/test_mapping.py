@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.server.amqp10.mapping import MAX_HEAD, Content, from_basic, to_basic
-from dtx.store.postgres.traits import Traits, traits
+from dtx.store.postgres.property_scan import Traits, traits
 from dtx.wire.amqp09 import properties as basic
 from dtx.wire.amqp09 import tables
 from dtx.wire.amqp09.properties import Property

@@ -1,4 +1,10 @@
-"""The way of dead letters: out of one queue and into others, in one transaction."""
+"""Dead letters: how RabbitMQ writes them, and their way out of one queue and into others, in one transaction.
+
+The header ``x-death`` is an array with one table for each queue and reason, the latest first; a message that dies in
+the same way again raises the count of its table, whose other fields stay those of the first time. ``x-first-death-*``
+stay what they were. The expiration goes, so that the message does not expire again (it is kept in ``x-death``).
+RabbitMQ, "Dead Letter Exchanges".
+"""
 
 import asyncio
 from collections import deque
@@ -9,21 +15,147 @@ from typing import Final, NamedTuple
 from dtx.log.api import LeaseLost, LogConflict, LogError, MessageLog
 from dtx.log.changes import Change, Slot, Store, StoredMessage
 from dtx.store.postgres.cache import cost
-from dtx.store.postgres.copies import sender_selected
-from dtx.store.postgres.deadletter import Death, Reason, dead_letter, would_cycle
 from dtx.store.postgres.exchanges import QueueSpec
-from dtx.store.postgres.host import Letter
-from dtx.store.postgres.queue import QueueIndex
+from dtx.store.postgres.property_scan import BCC, CC, sender_selected, traits
+from dtx.store.postgres.queue import Letter, QueueIndex, Reason
 from dtx.store.postgres.recording import Recorder
-from dtx.store.postgres.registry import Entry, Registry
+from dtx.store.postgres.registry import QueueEntry, Registry
 from dtx.store.postgres.topology import VirtualHost
-from dtx.store.postgres.traits import traits
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import properties
+from dtx.wire.amqp09 import properties, tables
 from dtx.wire.amqp09.errors import WireError
 from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.tables import Entry
 from dtx.xa.codes import XaError
+
+X_DEATH: Final = b"x-death"
+_FIRST: Final = b"x-first-death-"
+_COUNT: Final = b"count"
+_QUEUE: Final = b"queue"
+_REASON: Final = b"reason"
+_MAX_COUNT: Final = 2**63 - 1
+
+
+class Death(NamedTuple):
+    """How a message died.
+
+    Args:
+        queue: the name of the queue that it was in.
+        reason: why.
+        exchange, routing_key: as it was published to that queue.
+        at: seconds since the epoch.
+    """
+
+    queue: bytes
+    reason: Reason
+    exchange: bytes
+    routing_key: bytes
+    at: float
+
+
+def dead_letter(raw: bytes, death: Death, *, new_key: bool) -> bytes:
+    """The properties of a message that goes to the dead letter exchange.
+
+    Args:
+        raw: its properties.
+        death: how it died.
+        new_key: the queue has x-dead-letter-routing-key: the message goes by that alone, without its CC and BCC.
+
+    Raises:
+        WireError: 502 when *raw* is malformed.
+    """
+    view = properties.read(raw)
+    headers = {entry.key: entry for entry in reversed(view.headers)}
+    values: dict[bytes, tuple[bytes, bytes]] = {}
+    found = headers.get(X_DEATH)
+    if found is None:
+        values |= {
+            _FIRST + name: (b"S", value)
+            for name, value in (
+                (b"reason", death.reason.value.encode()),
+                (b"queue", death.queue),
+                (b"exchange", death.exchange),
+            )
+        }
+    values[X_DEATH] = b"A", _deaths(found, death, _keys(headers.get(CC), death.routing_key), view.expiration)
+    raw = properties.set_headers(raw, values)
+    if new_key:
+        raw = properties.remove_headers(raw, (CC, BCC))
+    return properties.without(raw, Property.EXPIRATION)
+
+
+def would_cycle(raw: bytes, queue: bytes) -> bool:
+    """Whether a message has come round to *queue* all by itself: it was there before and nobody rejected it since.
+
+    RabbitMQ drops such a message. It is not asked of one that has just been rejected.
+
+    Args:
+        raw: properties with the latest death.
+        queue: the name of a queue that it would be routed to.
+
+    Raises:
+        WireError: 502 when *raw* is malformed.
+    """
+    found = properties.read(raw).header(X_DEATH)
+    if found is None or found.kind != b"A":
+        return False
+    for item in tables.items(found.value):
+        # What is no table has been put there by a client, and so the round was not automatic.
+        if item.kind != b"F" or _said(item, _REASON) == Reason.REJECTED.value.encode():
+            return False
+        if _said(item, _QUEUE) == queue:
+            return True
+    return False
+
+
+def _deaths(found: Entry | None, death: Death, keys: list[bytes], expiration: bytes | None) -> bytes:
+    """The array, with *death* first. What a client put in place of an array is replaced, as RabbitMQ does."""
+    others: list[bytes] = []
+    same: Entry | None = None
+    for item in tables.items(found.value) if found is not None and found.kind == b"A" else ():
+        if item.kind != b"F" or (_said(item, _QUEUE), _said(item, _REASON)) != (death.queue, death.reason.encode()):
+            others.append(item.raw)
+        else:
+            same = same or item
+    table = _first_time(death, keys, expiration) if same is None else _once_more(same)
+    return b"".join((b"F", tables.put_long(table), *others))
+
+
+def _first_time(death: Death, keys: list[bytes], expiration: bytes | None) -> bytes:
+    table = [
+        tables.entry(_COUNT, b"l", (1).to_bytes(8, "big")),
+        tables.entry(_REASON, b"S", death.reason.value.encode()),
+        tables.entry(_QUEUE, b"S", death.queue),
+        tables.entry(b"time", b"T", int(death.at).to_bytes(8, "big")),
+        tables.entry(b"exchange", b"S", death.exchange),
+        tables.entry(b"routing-keys", b"A", b"".join(b"S" + tables.put_long(key) for key in keys)),
+    ]
+    if expiration is not None:
+        table.append(tables.entry(b"original-expiration", b"S", expiration))
+    return b"".join(table)
+
+
+def _once_more(item: Entry) -> bytes:
+    """The table of a death that happens again."""
+    entries = tables.entries(item.value)
+    count = next((entry.value for entry in entries if entry.key == _COUNT and entry.kind == b"l"), bytes(8))
+    times = min(int.from_bytes(count, "big", signed=True) + 1, _MAX_COUNT)
+    rest = (entry.raw for entry in entries if entry.key != _COUNT)
+    return b"".join((tables.entry(_COUNT, b"l", times.to_bytes(8, "big", signed=True)), *rest))
+
+
+def _said(item: Entry, key: bytes) -> bytes | None:
+    """The string *key* of a table in x-death."""
+    return next((entry.value for entry in tables.entries(item.value) if entry.key == key and entry.kind == b"S"), None)
+
+
+def _keys(copies: Entry | None, routing_key: bytes) -> list[bytes]:
+    """The routing keys of a message, those of CC included."""
+    if copies is None or copies.kind != b"A":
+        return [routing_key]
+    return [routing_key, *(item.value for item in tables.items(copies.value) if item.kind == b"S")]
+
 
 LETTERS_AT_ONCE: Final = 50
 """Dead letters in one record: they are addressed in one step, some milliseconds."""
@@ -52,7 +184,7 @@ class _Sealed(NamedTuple):
     key: bytes
     raw: bytes
     blind: bool
-    targets: Sequence[Entry]
+    targets: Sequence[QueueEntry]
 
 
 class DeadLetters:
@@ -211,13 +343,15 @@ class DeadLetters:
         ids = tuple(target.spec.id for target in sealed.targets)
         return HeldPublish(sealed.exchange, sealed.key, False, sealed.raw, message.body, queues=ids, blind=sealed.blind)
 
-    def address(self, spec: QueueSpec, message: StoredMessage, reason: Reason) -> list[tuple[Entry, StoredMessage]]:
+    def address(
+        self, spec: QueueSpec, message: StoredMessage, reason: Reason
+    ) -> list[tuple[QueueEntry, StoredMessage]]:
         """Where *message* goes from the queue *spec*, and as what; nowhere when it cannot be routed, as in RabbitMQ."""
         exchange, key, raw, blind, targets = self._seal(spec, message, reason)
         letter, facts = HeldPublish(exchange, key, False, raw, message.body, blind=blind), traits(raw)
         now = self._clock()
         shared = self._registry.share(message.body, len(targets))
-        found: list[tuple[Entry, StoredMessage]] = []
+        found: list[tuple[QueueEntry, StoredMessage]] = []
         for entry in targets:
             if entry.refuses and not entry.index.admit(len(message.body)):
                 continue
@@ -248,13 +382,13 @@ class DeadLetters:
         )
         return _Sealed(exchange, key, raw, seen is not raw, found)
 
-    def _show(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:
+    def _show(self, moved: Sequence[tuple[QueueEntry, StoredMessage]]) -> None:
         self._withdraw(moved)
         now = self._clock()
         for entry, message in moved:
             entry.index.put(message, now)
 
-    def _withdraw(self, moved: Sequence[tuple[Entry, StoredMessage]]) -> None:
+    def _withdraw(self, moved: Sequence[tuple[QueueEntry, StoredMessage]]) -> None:
         for entry, message in moved:
             if entry.refuses:
                 entry.index.withdraw(len(message.body))
