@@ -4,8 +4,8 @@ import importlib
 from typing import Final
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, Connection, frame
-from dtx.wire.amqp10.endpoint import Delivered, Settings
+from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
+from dtx.wire.amqp10.endpoint import AMQP, Delivered, Settings, frame
 from dtx.wire.amqp10.message import data
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,

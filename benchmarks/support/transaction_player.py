@@ -14,7 +14,8 @@ from benchmarks.support.dialogue import STAMP, Phase
 from benchmarks.support.load import LoadError
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.endpoint import AMQP, SASL, frame
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,

@@ -1,4 +1,4 @@
-"""What branches do to messages: hidden until the branch commits, held until it ends. See :class:`LocalStore`."""
+"""What branches do to messages: hidden until the branch commits, held until it ends."""
 
 import asyncio
 from collections import OrderedDict
@@ -38,7 +38,7 @@ _PLAIN: Final = Hidden()
 
 
 class Branches:
-    """The messages of branches.
+    """The messages of branches: that half of :class:`dtx.store.api.LocalStore` which is told how they end.
 
     A branch commits soon after its vote, mostly: so what it has put is kept in memory for that moment, the latest
     messages up to a limit. Of others the queue reads the body when it is their turn.
@@ -113,7 +113,7 @@ class Branches:
                 return f"{entry.spec.where} is full (reject-publish)"
         return None
 
-    def plan(self, work: HeldWork) -> Plan:
+    def plan(self, vhost: str, work: HeldWork) -> Plan:  # noqa: ARG002 - ids of queues are the resource manager's
         """See :class:`dtx.store.api.LocalStore`.
 
         Raises:

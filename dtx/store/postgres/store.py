@@ -20,7 +20,6 @@ from typing import Final
 from dtx.log.api import LogConflict, LogError, LogUnavailable, MessageLog
 from dtx.log.changes import PRIORITY_SHIFT, Change, Define, QueueContents, Slot, Store, StoredMessage
 from dtx.log.records import BranchRecord
-from dtx.store.api import Plan
 from dtx.store.postgres.branches import Branches, Hidden
 from dtx.store.postgres.cache import MessageCache
 from dtx.store.postgres.consumers import Consumer, Delivery
@@ -32,7 +31,7 @@ from dtx.store.postgres.queue import QueueIndex, Reason
 from dtx.store.postgres.recording import DROPS_AT_ONCE, NO_QUEUE_YET, Recorder, Thing
 from dtx.store.postgres.registry import QueueEntry, Registry, by_queue
 from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.work import HeldPublish, HeldWork
+from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
 
 
@@ -158,7 +157,7 @@ Put = tuple[QueueEntry, StoredMessage]
 log = get_logger(part="store")
 
 
-class PostgresStore:
+class PostgresStore(Branches):
     """Messages live in the log's database; see :class:`dtx.store.api.LocalStore`.
 
     Args:
@@ -176,22 +175,19 @@ class PostgresStore:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(Recorder(log_), Registry(int(clock() * 1_000_000)), clock, limit=cache_bytes // HIDDEN_SHARE)
         self._log = log_
-        self._clock = clock
         self._steady = steady
         self._ahead = clock() - steady()
         """How far the one is ahead of the other."""
         self._cache = MessageCache(cache_bytes - cache_bytes // HIDDEN_SHARE)
         self._hosts: dict[str, VirtualHost] = {}
-        self._registry = Registry(int(clock() * 1_000_000))
         self._delivered: dict[int, int] = {}
         self._loading: Loading | None = None
         self._strays: list[int] = []
         self._upkeep: asyncio.Task[None] | None = None
-        self._recorder = Recorder(log_)
         self._letters = letters = DeadLetters(log_, self._recorder, self._registry, self._host, clock)
         self._pump = Pump(log_, self._recorder, letters, clock)
-        self._branches = Branches(self._recorder, self._registry, clock, cache_bytes // HIDDEN_SHARE)
 
     async def open(self) -> None:
         """Load topology and positions; branches come next, by :meth:`restore`.
@@ -210,7 +206,7 @@ class PostgresStore:
             if dangling is not None:
                 await self._recorder.define(dangling)
         self._delivered = {row.id: row.delivered for row in found.queues}
-        self._loading = loading = Loading(self._registry, self._branches)
+        self._loading = loading = Loading(self._registry, self)
         queues = [row.id for row in found.queues]
         detailed = [
             entry.spec.id
@@ -505,39 +501,15 @@ class PostgresStore:
         assert self._loading is not None, "branches are restored before clients come"
         self._loading.restore(record)
 
-    def defined_for(self, work: HeldWork) -> Awaitable[None] | None:
-        """See :class:`dtx.store.api.LocalStore`."""
-        return self._branches.defined_for(work)
-
-    def refusal(self, work: HeldWork) -> str | None:
-        """See :meth:`Branches.refusal`."""
-        return self._branches.refusal(work)
-
-    def plan(self, vhost: str, work: HeldWork) -> Plan:  # noqa: ARG002 - ids of queues are the resource manager's
-        """See :class:`dtx.store.api.LocalStore`.
-
-        Raises:
-            XaError: 541: see :meth:`Branches.plan`.
-        """
-        return self._branches.plan(work)
-
-    def committing(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """See :class:`dtx.store.api.LocalStore`."""
-        return self._branches.committing(published, consumed)
-
-    def rolling_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> Change:
-        """See :class:`dtx.store.api.LocalStore`."""
-        return self._branches.rolling_back(published, consumed)
-
     def committed(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
         self.begin()
-        self._branches.committed(published, consumed)
+        super().committed(published, consumed)
 
     def rolled_back(self, published: Sequence[Slot], consumed: Sequence[Slot]) -> None:
         """See :class:`dtx.store.api.LocalStore`."""
         self.begin()
-        self._branches.rolled_back(published, consumed)
+        super().rolled_back(published, consumed)
 
     # -- upkeep -------------------------------------------------------------------------------------------------------
 
@@ -578,7 +550,7 @@ class PostgresStore:
         """Remove queues that nobody has used for as long as they were declared to live without (x-expires)."""
         now = self._clock()
         for entry in [entry for entry in self._registry.queues.values() if entry.spec.settings.expires is not None]:
-            until = None if self._branches.awaits(entry.spec.id) else entry.index.unused_until()
+            until = None if self.awaits(entry.spec.id) else entry.index.unused_until()
             if until is not None and until <= now:
                 host = self._host(entry.spec.vhost)
                 queue = host.queues.get(entry.spec.name)

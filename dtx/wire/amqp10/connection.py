@@ -1,4 +1,4 @@
-"""A connection: frames, headers, login, open, and which session a frame belongs to (AMQP 1.0, 2.2 to 2.4, 5.3).
+"""A connection: headers, login, open, and which session a frame belongs to (AMQP 1.0, 2.2 to 2.4, 5.3).
 
 Bytes go in by :meth:`Connection.receive`, which returns what they mean; the calls of connection, sessions and links
 make bytes, which :meth:`Connection.data_to_send` hands out. It is the server's end, or, as the other side of a test,
@@ -6,32 +6,37 @@ a client's without SASL. The shell handles events in their order. Mistakes of th
 condition that the text names for them, and told as the end of what they end.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
-from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dtx.wire.amqp09.frames import Protocol
 from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import (
+    AMQP,
     DEAF,
+    EMPTY_FRAME,
     FRAME_EFFORT,
     MAX_EARLY,
     MAX_EFFORT,
     MAX_SASL,
     MIN_IDLE_SECONDS,
-    SENDING,
+    MIN_MAX_FRAME,
+    SASL,
     Closed,
     Event,
+    Frame,
+    FrameSplitter,
     LoginAsked,
     Opened,
     Settings,
     State,
     Step,
+    frame,
     step,
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError, malformed
-from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.link import Carrier
 from dtx.wire.amqp10.performatives import (
     ANONYMOUS,
     Begin,
@@ -39,7 +44,6 @@ from dtx.wire.amqp10.performatives import (
     End,
     Error,
     Open,
-    Role,
     SaslChallenge,
     SaslCode,
     SaslFrame,
@@ -47,121 +51,12 @@ from dtx.wire.amqp10.performatives import (
     SaslMechanisms,
     SaslOutcome,
     SaslResponse,
-    TransactionalState,
     Transfer,
     read_performative,
     read_sasl,
     told,
 )
 from dtx.wire.amqp10.session import Session
-
-AMQP: Final = 0
-SASL: Final = 1
-MIN_MAX_FRAME: Final = 512
-"""MIN-MAX-FRAME-SIZE: what either peer must be able to take, and all that may be sent before open says more."""
-HEAD: Final = 8
-"""Octets of a frame header."""
-EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-"""A frame without a body: it only keeps the connection from being idle (2.4.5)."""
-
-_HEAD: Final = Struct(">IBBH")
-_SMALL: Final = 4096
-
-Frame = tuple[int, int, int, int]
-"""Type, channel, start, end: a body in a buffer."""
-
-
-class FrameSplitter:
-    """Cuts a stream of octets into frames.
-
-    Args:
-        max_frame: the max-frame-size that the peer was told, octets.
-    """
-
-    __slots__ = ("_have", "_need", "_parts", "max_frame")
-
-    def __init__(self, max_frame: int) -> None:
-        self._parts: list[bytes | bytearray] = []
-        self._have = 0
-        self._need = 0
-        self.max_frame = max_frame
-
-    @property
-    def pending(self) -> int:
-        """Octets of an incomplete frame that are held, at most one frame."""
-        return self._have
-
-    def feed(self, chunk: bytes) -> tuple[bytes, list[Frame]]:
-        """Take what was read from the peer.
-
-        Args:
-            chunk: any number of octets.
-
-        Returns:
-            A buffer and the whole frames in it; *chunk* itself when it starts with a frame.
-
-        Raises:
-            FrameError: a bad size, data offset or type; it carries the frames before the bad one.
-        """
-        if self._parts:
-            self._keep(chunk)
-            if self._have < self._need:
-                return b"", []
-            chunk = b"".join(self._parts)
-            self._parts.clear()
-        return chunk, self._split(chunk)
-
-    def _keep(self, chunk: bytes) -> None:
-        """Add to the pieces of the incomplete frame; small pieces share one, else each octet could cost fifty."""
-        self._have += len(chunk)
-        last = self._parts[-1]
-        if type(last) is bytearray and len(chunk) < _SMALL:
-            last += chunk
-        else:
-            self._parts.append(bytearray(chunk) if len(chunk) < _SMALL else chunk)
-
-    def _split(self, buffer: bytes) -> list[Frame]:
-        frames: list[Frame] = []
-        length = len(buffer)
-        last = length - HEAD
-        position = 0
-        need = HEAD
-        while position <= last:
-            size, offset, kind, channel = _HEAD.unpack_from(buffer, position)
-            body = position + 4 * offset
-            end = position + size
-            if offset < 2 or body > end or size > self.max_frame or kind > SASL:
-                raise FrameError(self._problem(size, offset, kind), buffer, frames)
-            if end > length:
-                need = size
-                break
-            frames.append((kind, channel, body, end))
-            position = end
-        self._have = length - position
-        self._need = need
-        if self._have:
-            rest = buffer[position:]
-            self._parts.append(bytearray(rest) if self._have < _SMALL else rest)
-        return frames
-
-    def _problem(self, size: int, offset: int, kind: int) -> str:
-        """What is wrong with a frame header."""
-        if kind > SASL:
-            return f"frame of unknown type {kind}"
-        if size > self.max_frame:
-            return f"frame of {size} octets, max-frame-size is {self.max_frame}"
-        return f"frame of {size} octets with a data offset of {offset}"
-
-
-def frame(kind: int, channel: int, body: bytes | bytearray) -> bytes:
-    """A whole frame."""
-    return _HEAD.pack(HEAD + len(body), 2, kind, channel) + body
-
-
-def head(channel: int, size: int) -> bytes:
-    """The header of an AMQP frame whose body has *size* octets."""
-    return _HEAD.pack(HEAD + size, 2, AMQP, channel)
-
 
 AMQP_HEADER: Final = Protocol.AMQP_1_0.value
 SASL_HEADER: Final = Protocol.AMQP_1_0_SASL.value
@@ -199,36 +94,20 @@ class _Rest(NamedTuple):
     failure: FrameError | None
 
 
-def _transactions(link: Link) -> list[bytes]:
-    """Those that the frames of an unfinished delivery have named so far."""
-    states = () if link.partial is None else link.partial.states
-    return [state.txn_id for state in states if isinstance(state, TransactionalState)]
-
-
-class Connection:
+class Connection(Carrier):
     """One end of a connection.
 
     Args:
         settings: what this end allows and says.
         now: seconds, of any clock that never goes back.
         client: this end is a client; it has no SASL layer.
-
-    Attributes:
-        names: the links that are attached, by name and our role.
-        due: the sessions whose window is half used.
-        unfinished: octets of messages of which the end has not come.
-        backlog: octets of messages that wait for the peer's windows, all sessions together.
-        effort: deliveries and links that were looked at since the last octets were taken, and frames, which are more.
     """
 
     def __init__(self, settings: Settings, now: float, *, client: bool = False) -> None:
-        self.settings = settings
-        self.state = State.UNUSED
-        self.names: dict[tuple[str, Role], Link] = {}
-        self.due: set[Session] = set()
+        super().__init__(settings)
         self._phase = _Phase.AMQP_HEADER if client else _Phase.FIRST_HEADER
-        self._events: list[Event] = []
-        self._out: list[bytes | memoryview] = [AMQP_HEADER] if client else []
+        if client:
+            self._out.append(AMQP_HEADER)
         self._header_sent = client
         self._held = b""
         self._init: SaslInit | None = None
@@ -236,16 +115,8 @@ class Connection:
         self._sessions: dict[int, Session] = {}
         self._by_remote: dict[int, Session] = {}
         self._rest: _Rest | None = None
-        self._work: Iterator[None] | None = None
-        """What is left of the frame that was looked at last."""
-        self._partial: dict[bytes, set[Link]] = {}
-        """Links of which a delivery has come in part that belongs to a transaction, by the id of that."""
         self._unread = b""
-        self.unfinished = 0
-        self.backlog = 0
-        self.effort = 0
         self._received_at = self._sent_at = now
-        self._remote_frame = MIN_MAX_FRAME
         self._remote_channel_max = 0xFFFF
         self._beat: float | None = None
 
@@ -254,18 +125,9 @@ class Connection:
         """Whether nothing is to come or to go any more, but what ``data_to_send`` still has."""
         return self._phase is _Phase.OVER or self.state is State.CLOSED
 
-    @property
-    def sending(self) -> bool:
-        """Whether more than a close may be sent."""
-        return self.state in SENDING
-
     def session(self, channel: int) -> Session | None:
         """The session that has this channel here, while there is one."""
         return self._sessions.get(channel)
-
-    def is_partial(self, txn_id: bytes) -> bool:
-        """Whether a delivery has come in part that belongs to this transaction."""
-        return txn_id in self._partial
 
     def data_to_send(self, now: float) -> list[bytes | memoryview]:
         """What is to be written to the peer, in pieces; payloads are slices of what they were given as."""
@@ -470,78 +332,11 @@ class Connection:
         self.state = following
         self._release()
 
-    # What sessions and links say.
+    # What sessions say.
 
-    def tell(self, event: Event) -> None:
-        """Tell the shell."""
-        self._events.append(event)
-
-    def forget(self, session: Session) -> None:
-        """The session has been ended from both ends."""
-        del self._sessions[session.channel]
-
-    def release_name(self, link: Link) -> None:
-        """The name of a link is free, unless another link has it by now."""
-        if self.names.get((link.name, link.role)) is link:
-            del self.names[link.name, link.role]
-
-    def hold(self, octets: int) -> None:
-        """Hold so many more octets of unfinished messages.
-
-        Raises:
-            AmqpError: resource-limit-exceeded.
-        """
-        if octets > 0 and self.unfinished + octets > self.settings.max_partial:
-            raise AmqpError(
-                Condition.RESOURCE_LIMIT_EXCEEDED,
-                f"unfinished messages of more than {self.settings.max_partial} octets",
-            )
-        self.unfinished += octets
-
-    def mark_partial(self, link: Link) -> None:
-        """What has come on *link* is a part; more of it, or of its states, may have come before. Idempotent."""
-        for txn_id in _transactions(link):
-            self._partial.setdefault(txn_id, set()).add(link)
-
-    def unmark_partial(self, link: Link) -> None:
-        """That part is one no more. Idempotent."""
-        if not self._partial:
-            return  # as for nearly all messages, which come in one frame
-        for txn_id in _transactions(link):
-            links = self._partial.get(txn_id)
-            if links is not None:
-                links.discard(link)
-                if not links:
-                    del self._partial[txn_id]
-
-    def send(self, channel: int, performative: Composite) -> None:
-        """Send a frame.
-
-        Raises:
-            AmqpError: frame-size-too-small: it is larger than what the peer takes.
-        """
-        body = encode(performative)
-        if HEAD + len(body) > self._remote_frame:
-            name = performative.layout.name
-            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, f"{name} of {HEAD + len(body)} octets")
-        self._out.append(frame(AMQP, channel, body))
-
-    def send_transfer(self, channel: int, fields: dict[str, Any], payload: memoryview) -> memoryview:
-        """Send as much of a message as one frame takes.
-
-        Returns:
-            The rest.
-        """
-        body = encode(Transfer(**fields))
-        room = self._remote_frame - HEAD - len(body)
-        if len(payload) > room:
-            body = encode(Transfer(more=True, **fields))
-            room = self._remote_frame - HEAD - len(body)
-        part = payload[:room]
-        self._out.append(head(channel, len(body) + len(part)) + body)
-        if part:
-            self._out.append(part)
-        return payload[len(part) :]
+    def forget(self, channel: int) -> None:
+        """The session of that channel has been ended from both ends."""
+        del self._sessions[channel]
 
     # What the peer says.
 
@@ -575,20 +370,7 @@ class Connection:
             self._fail(failure)
         # Not sooner: the peer cannot have heard of it when it sent what was read just now.
         while self.due:
-            self.due.pop().open_window()
-
-    def go_on_later(self, work: Iterator[None]) -> None:
-        """What is left of *work*, of a frame that means much of it, comes before the next frame, others' turns between.
-
-        Args:
-            work: raises nothing.
-        """
-        self._work = work
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._work is not None and next(self._work, self) is self:
-            self._work = None
+            self.due.pop()()
 
     def _on_frame(self, buffer: bytes, view: memoryview, channel: int, start: int, end: int) -> None:
         if self.state is State.CLOSED:
@@ -613,7 +395,7 @@ class Connection:
                     del self._by_remote[channel]
                     session.on_end(performative)
                     if session.state is State.CLOSED:
-                        self.forget(session)
+                        self.forget(session.channel)
                 elif session.state not in DEAF:
                     session.on_frame(performative, view[position:end] if position < end else _NOTHING)
                 elif isinstance(performative, Transfer):

@@ -3,20 +3,29 @@
 What is said on a link or session that is closed goes nowhere: the peer has been told of the end already.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
+from dtx.wire.amqp10.composite import Composite, encode
 from dtx.wire.amqp10.endpoint import (
+    AMQP,
     DEAF,
+    HEAD,
     MAX_TAG,
+    MIN_MAX_FRAME,
     SENDING,
     Attached,
     Delivered,
     Detached,
     Dropped,
+    Event,
     Flowed,
+    Settings,
     State,
     Step,
+    frame,
+    head,
     serial_add,
     serial_distance,
     step,
@@ -34,13 +43,55 @@ from dtx.wire.amqp10.performatives import (
     SenderSettles,
     Source,
     Target,
+    TransactionalState,
     Transfer,
     told,
 )
 from dtx.wire.amqp10.values import Described
 
-if TYPE_CHECKING:
-    from dtx.wire.amqp10.session import Session
+
+class LinkSession(Protocol):
+    """The session, as its links see it."""
+
+    connection: "Carrier"
+    channel: int
+    incoming: dict[int, int]
+
+    @property
+    def sending(self) -> bool:
+        """Whether more than an end may be sent."""
+
+    def send(self, performative: Composite) -> None:
+        """Send a frame on this session."""
+
+    def send_flow(self, **link: Any) -> None:
+        """Send the state of the windows, and of a link."""
+
+    def tell(self, event: Event) -> None:
+        """Tell the shell."""
+
+    def miss(self, *states: DeliveryState | None) -> None:
+        """A transfer of these states comes to nothing, because this end has ended its link or this session."""
+
+    def fail(self, error: AmqpError) -> None:
+        """End the session because of the peer's mistake."""
+
+    def queue(
+        self,
+        link: "Link",
+        tag: bytes,
+        payload: memoryview,
+        settled: bool,
+        state: DeliveryState | None,
+        message_format: int,
+    ) -> int:
+        """Send a message as far as the window lets it; its number."""
+
+    def dispose(self, role: Role, deliveries: Iterable[int], state: DeliveryState | None, *, settled: bool) -> None:
+        """Tell the peer the state of deliveries."""
+
+    def release_link(self, link: "Link") -> None:
+        """Forget what belongs to a link that is detached, from one end or from both."""
 
 
 class Partial:
@@ -120,7 +171,7 @@ class Link:
         "unsettled",
     )
 
-    def __init__(self, session: "Session", handle: int, name: str, role: Role) -> None:
+    def __init__(self, session: LinkSession, handle: int, name: str, role: Role) -> None:
         self._session = session
         self.handle = handle
         self.remote_handle: int | None = None
@@ -449,3 +500,133 @@ class Link:
         self._session.tell(
             Detached(session=self._session.channel, link=self.handle, error=error, closed=closed, by_peer=by_peer)
         )
+
+
+class Carrier(ABC):
+    """The connection, as its sessions and links use it: what goes to the peer, and what is counted of all of them.
+
+    Args:
+        settings: what this end allows and says.
+
+    Attributes:
+        names: the links that are attached, by name and our role.
+        due: opens the windows of the sessions whose window is half used.
+        unfinished: octets of messages of which the end has not come.
+        backlog: octets of messages that wait for the peer's windows, all sessions together.
+        effort: deliveries and links that were looked at since the last octets were taken, and frames, which are more.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = State.UNUSED
+        self.names: dict[tuple[str, Role], Link] = {}
+        self.due: set[Callable[[], None]] = set()
+        self.unfinished = 0
+        self.backlog = 0
+        self.effort = 0
+        self._events: list[Event] = []
+        self._out: list[bytes | memoryview] = []
+        self._work: Iterator[None] | None = None
+        """What is left of the frame that was looked at last."""
+        self._partial: dict[bytes, set[Link]] = {}
+        """Links of which a delivery has come in part that belongs to a transaction, by the id of that."""
+        self._remote_frame = MIN_MAX_FRAME
+
+    @property
+    def sending(self) -> bool:
+        """Whether more than a close may be sent."""
+        return self.state in SENDING
+
+    def is_partial(self, txn_id: bytes) -> bool:
+        """Whether a delivery has come in part that belongs to this transaction."""
+        return txn_id in self._partial
+
+    @abstractmethod
+    def forget(self, channel: int) -> None:
+        """The session of that channel has been ended from both ends."""
+
+    def tell(self, event: Event) -> None:
+        """Tell the shell."""
+        self._events.append(event)
+
+    def release_name(self, link: Link) -> None:
+        """The name of a link is free, unless another link has it by now."""
+        if self.names.get((link.name, link.role)) is link:
+            del self.names[link.name, link.role]
+
+    def hold(self, octets: int) -> None:
+        """Hold so many more octets of unfinished messages.
+
+        Raises:
+            AmqpError: resource-limit-exceeded.
+        """
+        if octets > 0 and self.unfinished + octets > self.settings.max_partial:
+            raise AmqpError(
+                Condition.RESOURCE_LIMIT_EXCEEDED,
+                f"unfinished messages of more than {self.settings.max_partial} octets",
+            )
+        self.unfinished += octets
+
+    def mark_partial(self, link: Link) -> None:
+        """What has come on *link* is a part; more of it, or of its states, may have come before. Idempotent."""
+        for txn_id in _transactions(link):
+            self._partial.setdefault(txn_id, set()).add(link)
+
+    def unmark_partial(self, link: Link) -> None:
+        """That part is one no more. Idempotent."""
+        if not self._partial:
+            return  # as for nearly all messages, which come in one frame
+        for txn_id in _transactions(link):
+            links = self._partial.get(txn_id)
+            if links is not None:
+                links.discard(link)
+                if not links:
+                    del self._partial[txn_id]
+
+    def send(self, channel: int, performative: Composite) -> None:
+        """Send a frame.
+
+        Raises:
+            AmqpError: frame-size-too-small: it is larger than what the peer takes.
+        """
+        body = encode(performative)
+        if HEAD + len(body) > self._remote_frame:
+            name = performative.layout.name
+            raise AmqpError(Condition.FRAME_SIZE_TOO_SMALL, f"{name} of {HEAD + len(body)} octets")
+        self._out.append(frame(AMQP, channel, body))
+
+    def send_transfer(self, channel: int, fields: dict[str, Any], payload: memoryview) -> memoryview:
+        """Send as much of a message as one frame takes.
+
+        Returns:
+            The rest.
+        """
+        body = encode(Transfer(**fields))
+        room = self._remote_frame - HEAD - len(body)
+        if len(payload) > room:
+            body = encode(Transfer(more=True, **fields))
+            room = self._remote_frame - HEAD - len(body)
+        part = payload[:room]
+        self._out.append(head(channel, len(body) + len(part)) + body)
+        if part:
+            self._out.append(part)
+        return payload[len(part) :]
+
+    def go_on_later(self, work: Iterator[None]) -> None:
+        """What is left of *work*, of a frame that means much of it, comes before the next frame, others' turns between.
+
+        Args:
+            work: raises nothing.
+        """
+        self._work = work
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._work is not None and next(self._work, self) is self:
+            self._work = None
+
+
+def _transactions(link: Link) -> list[bytes]:
+    """Those that the frames of an unfinished delivery have named so far."""
+    states = () if link.partial is None else link.partial.states
+    return [state.txn_id for state in states if isinstance(state, TransactionalState)]

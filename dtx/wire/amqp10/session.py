@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dtx.wire.amqp10.composite import Composite
 from dtx.wire.amqp10.endpoint import (
@@ -25,7 +25,7 @@ from dtx.wire.amqp10.endpoint import (
     step,
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition, FrameError
-from dtx.wire.amqp10.link import Link, Outgoing
+from dtx.wire.amqp10.link import Carrier, Link, Outgoing
 from dtx.wire.amqp10.performatives import (
     NO_LIMIT,
     Attach,
@@ -42,9 +42,6 @@ from dtx.wire.amqp10.performatives import (
     bare,
     told,
 )
-
-if TYPE_CHECKING:
-    from dtx.wire.amqp10.connection import Connection
 
 _OUTGOING_WINDOW: Final = 0x7FFF_FFFF
 """What the peer is told of ours: that it waits for nothing."""
@@ -63,7 +60,7 @@ class Session:
         outgoing: what was sent, at least in part, and is not settled, by delivery id.
     """
 
-    def __init__(self, connection: "Connection", channel: int) -> None:
+    def __init__(self, connection: Carrier, channel: int) -> None:
         self.connection = connection
         self.channel = channel
         self.remote_channel: int | None = None
@@ -200,7 +197,7 @@ class Session:
         self.state = following
         self.release()
         if self.state is State.CLOSED:
-            self.connection.forget(self)
+            self.connection.forget(self.channel)
 
     # What the connection and the links say.
 
@@ -443,7 +440,7 @@ class Session:
                 link.fail(error)
                 self.miss(transfer.state)
         if self._window <= self.connection.settings.window // 2:
-            self.connection.due.add(self)
+            self.connection.due.add(self.open_window)
 
     def _on_disposition(self, disposition: Disposition) -> None:
         first = disposition.first

@@ -7,9 +7,9 @@ from typing import Final
 from dtx.wire.amqp10 import codec, message
 from dtx.wire.amqp10.codec import encode as encode_value
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, Connection, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.coordination import Coordination
-from dtx.wire.amqp10.endpoint import Delivered
+from dtx.wire.amqp10.endpoint import AMQP, SASL, Delivered, frame
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.performatives import (
     Declare,

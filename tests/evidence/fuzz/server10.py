@@ -8,8 +8,9 @@ from dtx.server.amqp10.connection import Connection, Limits
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, HEAD, SASL, SASL_HEADER, FrameSplitter, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.coordination import Rejects
+from dtx.wire.amqp10.endpoint import AMQP, HEAD, SASL, FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     RELEASED,

@@ -9,9 +9,10 @@ from typing import Any, Self, TypeVar
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL, SASL_HEADER, Connection, FrameSplitter, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.endpoint import (
+    SASL,
     Attached,
     Begun,
     Closed,
@@ -20,8 +21,10 @@ from dtx.wire.amqp10.endpoint import (
     Disposed,
     Event,
     Flowed,
+    FrameSplitter,
     Opened,
     Settings,
+    frame,
 )
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (

@@ -14,8 +14,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
-from dtx.wire.amqp10.connection import EMPTY_FRAME
-from dtx.wire.amqp10.endpoint import Closed, Opened, serial_add
+from dtx.wire.amqp10.endpoint import EMPTY_FRAME, Closed, Opened, serial_add
 from dtx.wire.amqp10.performatives import ACCEPTED, Discharge, Role, SaslCode, Source, Target, TransactionalState
 from tests.servers.amqp10.raw import AMQP_HEADER, SECONDS, Raw, body
 from tests.support.client import connected, take_all

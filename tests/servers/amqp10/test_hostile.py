@@ -13,9 +13,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP, frame
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.endpoint import Attached, Closed, Detached, Disposed, Ended, Event
+from dtx.wire.amqp10.endpoint import AMQP, Attached, Closed, Detached, Disposed, Ended, Event, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import ACCEPTED, Declare, Disposition, Flow, Rejected, Role, Source, Target, Transfer
 from dtx.wire.amqp10.session import Session

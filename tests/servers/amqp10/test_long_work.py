@@ -1,6 +1,6 @@
 """No request of AMQP 1.0 holds the event loop for more than 50 ms, whatever its size; see the same of AMQP 0-9."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -8,11 +8,9 @@ from dtx.server.limits import MAX_UNACKED
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP, frame
 from dtx.wire.amqp10.coordination import MAX_LIVE
-from dtx.wire.amqp10.endpoint import Attached, Event, Settings
+from dtx.wire.amqp10.endpoint import AMQP, Attached, Event, Settings, frame
 from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, DeliveryState, Disposition, Role, Source, Target
-from dtx.wire.amqp10.session import Session
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import MODES
 from tests.support.peer import Peer, logged_in
@@ -25,10 +23,10 @@ __all__ = ["service"]
 WINDOW = 2 * MAX_UNACKED
 
 
-class Shut(set[Session]):
+class Shut(set[Callable[[], None]]):
     """Of an end that opens no window again."""
 
-    def add(self, _: Session) -> None:
+    def add(self, _: Callable[[], None]) -> None:
         """It stays as it is."""
 
 

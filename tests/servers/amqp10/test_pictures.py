@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, FrameSplitter, frame
+from dtx.wire.amqp10.endpoint import AMQP, FrameSplitter, frame
 from dtx.wire.amqp10.performatives import (
     ACCEPTED,
     Attach,

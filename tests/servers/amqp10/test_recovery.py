@@ -10,8 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from dtx.server.amqp10.links import CREDIT
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, frame
-from dtx.wire.amqp10.endpoint import Attached, Flowed
+from dtx.wire.amqp10.endpoint import AMQP, Attached, Flowed, frame
 from dtx.wire.amqp10.performatives import ACCEPTED, Attach, Detach, Role, Source, Target, Transfer
 from dtx.wire.amqp10.values import Described, ULong
 from tests.servers.amqp10.raw import Raw, body

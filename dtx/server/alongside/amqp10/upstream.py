@@ -43,9 +43,8 @@ def check_address(address: Address) -> None:
     Raises:
         AmqpError: invalid-field.
     """
-    key = address.key or b"" if isinstance(address, ExchangeAddress) else b""
     try:
-        (address.name + b"/" + key).decode()
+        b"/".join(route(address)).decode()
     except UnicodeDecodeError:
         raise AmqpError(Condition.INVALID_FIELD, "the names that a broker has are UTF-8") from None
 

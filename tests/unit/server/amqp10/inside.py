@@ -10,10 +10,10 @@ from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP_HEADER, SASL, SASL_HEADER, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
 from dtx.wire.amqp10.connection import Connection as Engine
 from dtx.wire.amqp10.coordination import Rejects
-from dtx.wire.amqp10.endpoint import Attached, Disposed, Event, Settings
+from dtx.wire.amqp10.endpoint import SASL, Attached, Disposed, Event, Settings, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Coordinator,

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL_HEADER, Connection, FrameSplitter, frame
-from dtx.wire.amqp10.endpoint import Event, Settings
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
+from dtx.wire.amqp10.endpoint import AMQP, Event, FrameSplitter, Settings, frame
 from dtx.wire.amqp10.link import Link
 from dtx.wire.amqp10.performatives import (
     Attach,

@@ -3,8 +3,8 @@
 import pytest
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, EMPTY_FRAME, Connection, frame
-from dtx.wire.amqp10.endpoint import Begun, Closed, Ended, Event, Opened, State
+from dtx.wire.amqp10.connection import AMQP_HEADER, Connection
+from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, Begun, Closed, Ended, Event, Opened, State, frame
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import Begin, Close, End, Error, Open, Role
 from tests.unit.wire.amqp10.peer import BEGIN, Heard, Peer, attach, flow, settings, transfer

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, Connection, frame
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER, Connection
 from dtx.wire.amqp10.endpoint import (
+    AMQP,
+    SASL,
     Attached,
     Begun,
     Closed,
@@ -18,6 +20,7 @@ from dtx.wire.amqp10.endpoint import (
     Event,
     Flowed,
     Opened,
+    frame,
 )
 from dtx.wire.amqp10.errors import AmqpError
 from dtx.wire.amqp10.message import data

@@ -4,8 +4,8 @@ import pytest
 
 from dtx.wire.amqp09.handshake import Credentials
 from dtx.wire.amqp10.composite import encode
-from dtx.wire.amqp10.connection import AMQP, AMQP_HEADER, SASL, SASL_HEADER, frame
-from dtx.wire.amqp10.endpoint import MAX_EARLY, MAX_SASL, Closed, LoginAsked, Opened
+from dtx.wire.amqp10.connection import AMQP_HEADER, SASL_HEADER
+from dtx.wire.amqp10.endpoint import AMQP, MAX_EARLY, MAX_SASL, SASL, Closed, LoginAsked, Opened, frame
 from dtx.wire.amqp10.errors import Condition
 from dtx.wire.amqp10.performatives import (
     Anonymous,

@@ -6,8 +6,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dtx.wire.amqp10.composite import Composite, encode
-from dtx.wire.amqp10.connection import AMQP, Connection, frame
+from dtx.wire.amqp10.connection import Connection
 from dtx.wire.amqp10.endpoint import (
+    AMQP,
     DISPOSED_AT_ONCE,
     FRAME_EFFORT,
     MAX_EFFORT,
@@ -19,6 +20,7 @@ from dtx.wire.amqp10.endpoint import (
     Ended,
     Event,
     Writable,
+    frame,
 )
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.wire.amqp10.performatives import (

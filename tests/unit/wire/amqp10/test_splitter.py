@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtx.wire.amqp10.connection import AMQP, EMPTY_FRAME, SASL, FrameSplitter, frame, head
+from dtx.wire.amqp10.endpoint import AMQP, EMPTY_FRAME, SASL, FrameSplitter, frame, head
 from dtx.wire.amqp10.errors import Condition, FrameError
 
 BIG = frame(AMQP, 7, bytes(9000))
