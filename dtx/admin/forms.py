@@ -4,11 +4,11 @@ Names and keys are octets on the wire. They are shown as text, what is no UTF-8 
 properties are in base64.
 """
 
-import asyncio
 from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
@@ -22,6 +22,8 @@ from dtx.log.records import Archived, BranchRecord, JournalEntry, JournalEvent, 
 from dtx.manager.entry import Entry
 from dtx.manager.limits import Usage
 from dtx.manager.operators import Done, Forecast
+from dtx.manager.scan import Scan
+from dtx.store.slices import finish
 from dtx.wire.amqp09.tables import MAX_SHORT
 from dtx.xa.model import Association
 
@@ -371,30 +373,38 @@ class ConnectionForm(Form):
     scans: int = Field(description="Recovery scans that are open.")
 
     @classmethod
-    async def of_client(cls, client: Connected, arrival: Arrived) -> Self:
-        """A client as it is now."""
-        channels = list(client.channels.values())
-        ties: Counter[Association] = Counter()
-        every = chain.from_iterable(channel.ties for channel in channels)
-        for number, (_, how) in enumerate(every, 1):
-            ties[how] += 1
-            if not number % 1000:
-                await asyncio.sleep(0)
-        return cls(
-            id=client.id,
-            user=client.who.user,
-            vhost=client.who.vhost,
-            protocol=arrival.protocol,
-            address=arrival.address,
-            tls=arrival.tls,
-            since=arrival.since,
-            state=client.stage.value,
-            channels=len(channels),
-            selected=sum(channel.mode.value == "dtx" for channel in channels),
-            associated=ties[Association.ASSOCIATED],
-            suspended=ties[Association.SUSPENDED],
-            scans=sum(channel.scan is not None for channel in channels),
-        )
+    async def of_clients(cls, clients: Iterable[tuple[Connected, Arrived]]) -> list[Self]:
+        """Clients, each as it is in one of several turns of the event loop."""
+        shown: list[Self] = []
+        await finish(cls._fill(clients, shown))
+        return shown
+
+    @classmethod
+    def _fill(cls, clients: Iterable[tuple[Connected, Arrived]], shown: list[Self]) -> Iterator[None]:
+        for client, arrival in clients:
+            channels = list(client.channels.values())
+            ties: Counter[Association] = Counter()
+            for channel in channels:
+                for _, how in channel.ties:
+                    ties[how] += 1
+                    yield
+            form = cls(
+                id=client.id,
+                user=client.who.user,
+                vhost=client.who.vhost,
+                protocol=arrival.protocol,
+                address=arrival.address,
+                tls=arrival.tls,
+                since=arrival.since,
+                state=client.stage.value,
+                channels=len(channels),
+                selected=sum(channel.mode.value == "dtx" for channel in channels),
+                associated=ties[Association.ASSOCIATED],
+                suspended=ties[Association.SUSPENDED],
+                scans=sum(channel.scan is not None for channel in channels),
+            )
+            shown.append(form)
+            yield
 
 
 class ConnectionPage(Form):
@@ -421,6 +431,11 @@ class ScanForm(Form):
     user: str
     vhost: str
     left: int = Field(description="How many xids it has still to hand out.")
+
+    @classmethod
+    def of_scan(cls, client: Connected, channel: int, scan: Scan) -> Self:
+        """A scan as it is now."""
+        return cls(connection=client.id, channel=channel, user=client.who.user, vhost=client.who.vhost, left=scan.left)
 
 
 class ScanPage(Form):
@@ -470,7 +485,8 @@ class ClientForm(Form):
         for number, channel in sorted(client.channels.items()):
             channels.append(ChannelForm.of_channel(number, channel, left))
             left -= len(channels[-1].branches)
-        return cls(connection=await ConnectionForm.of_client(client, arrival), channels=channels)
+        (connection,) = await ConnectionForm.of_clients([(client, arrival)])
+        return cls(connection=connection, channels=channels)
 
 
 class DisconnectForm(Form):

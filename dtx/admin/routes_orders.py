@@ -187,7 +187,7 @@ async def close_connection(
     async def work() -> tuple[str, forms.ConnectionForm]:
         who.require(Role.OPERATOR)
         client, arrival = client_of(context, number)
-        was = await forms.ConnectionForm.of_client(client, arrival)
+        (was,) = await forms.ConnectionForm.of_clients([(client, arrival)])
         context.require_active()[0].disconnect(client, form.reason)
         return f"closed, it was {was.user} from {was.address}", was
 

@@ -54,7 +54,7 @@ from dtx.log.reader import Detail, Export, LogReader, Messages, Piece
 from dtx.log.records import JournalEvent
 from dtx.manager.branches import AGES, BranchStats, branch_stats
 from dtx.manager.entry import Entry
-from dtx.store.slices import in_turns
+from dtx.store.slices import finish, in_turns
 from dtx.telemetry import LaneNumbers
 from dtx.xa.model import State
 from dtx.xa.xid import Xid
@@ -418,7 +418,7 @@ async def list_connections(
     found = nsmallest(limit + 1, later, key=lambda pair: pair[0].id)
     shown, last = page_of(found, limit)
     return forms.ConnectionPage(
-        connections=[await forms.ConnectionForm.of_client(client, arrival) for client, arrival in shown],
+        connections=await forms.ConnectionForm.of_clients(shown),
         cursor=None if last is None else last[0].id,
     )
 
@@ -504,14 +504,16 @@ async def list_scans(
     active, _ = context.require_active()
     connection, _, channel = cursor.partition("-")
     after = int(connection), int(channel)
-    scans = (
-        forms.ScanForm(
-            connection=client.id, channel=number, user=client.who.user, vhost=client.who.vhost, left=channel.scan.left
-        )
-        for client, _ in _clients(active, user, vhost)
-        for number, channel in client.channels.items()
-        if channel.scan is not None and (client.id, number) > after
-    )
+    scans: list[forms.ScanForm] = []
+
+    def find() -> Iterator[None]:
+        for client, _ in list(_clients(active, user, vhost)):
+            for number, channel in client.channels.items():
+                if channel.scan is not None and (client.id, number) > after:
+                    scans.append(forms.ScanForm.of_scan(client, number, channel.scan))
+            yield
+
+    await finish(find())
     found = nsmallest(limit + 1, scans, key=lambda scan: (scan.connection, scan.channel))
     shown, last = page_of(found, limit)
     return forms.ScanPage(scans=shown, cursor=None if last is None else f"{last.connection}-{last.channel}")

@@ -1,0 +1,93 @@
+"""Lists of clients: whatever they have, others get their turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtx.admin import routes_read
+from dtx.admin.identity import Identity
+from dtx.auth.operators import Role
+from dtx.manager import Who
+from dtx.store import slices
+from dtx.xa.model import Association
+
+VIEWER = Identity(name="somebody", role=Role.VIEWER, address="127.0.0.1")
+CLIENTS = 20
+
+
+@pytest.fixture(autouse=True)
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice is over as soon as it may be."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+
+
+class Client(SimpleNamespace):
+    """One whose only channel works for *branches*, and has a recovery scan open.
+
+    Args:
+        number: of the connection.
+        branches: how many.
+    """
+
+    __hash__ = object.__hash__
+
+    def __init__(self, number: int, branches: int) -> None:
+        channel = SimpleNamespace(
+            ties=[(None, Association.SUSPENDED)] * branches,
+            mode=SimpleNamespace(value="dtx"),
+            scan=SimpleNamespace(left=number),
+        )
+        super().__init__(
+            id=number, who=Who("guest", "/"), channels={1: channel}, stage=SimpleNamespace(value="running")
+        )
+
+
+def a_desk(branches: int) -> Any:
+    """With clients that came in another order than that of their numbers."""
+    arrival = SimpleNamespace(protocol="AMQP 0-9-1", address="127.0.0.1:1", tls=False, since=0.0)
+    found = [Client(number, branches) for number in reversed(range(1, CLIENTS + 1))]
+    active = SimpleNamespace(connections=lambda: dict.fromkeys(found, arrival))
+    return SimpleNamespace(require_active=lambda: (active, None))
+
+
+@asynccontextmanager
+async def counted_turns() -> AsyncIterator[Callable[[], int]]:
+    """How many turns of the event loop others have had."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(others())
+    yield lambda: turns
+    counting.cancel()
+
+
+async def test_others_get_their_turn_while_the_branches_of_clients_are_counted() -> None:
+    async with counted_turns() as turns:
+        page = await routes_read.list_connections(VIEWER, a_desk(50), limit=CLIENTS)
+        assert turns() >= CLIENTS * 50
+    assert [shown.id for shown in page.connections] == list(range(1, CLIENTS + 1))
+    assert {shown.suspended for shown in page.connections} == {50}
+
+
+async def test_others_get_their_turn_after_each_connection_of_a_list() -> None:
+    async with counted_turns() as turns:
+        page = await routes_read.list_connections(VIEWER, a_desk(0), limit=CLIENTS)
+        assert turns() >= CLIENTS - 1
+    assert len(page.connections) == CLIENTS
+
+
+async def test_others_get_their_turn_while_the_scans_of_clients_are_listed() -> None:
+    async with counted_turns() as turns:
+        page = await routes_read.list_scans(VIEWER, a_desk(0), cursor="3-1", limit=5)
+        assert turns() >= CLIENTS - 1
+    assert [shown.left for shown in page.scans] == [4, 5, 6, 7, 8]
+    assert page.cursor == "8-1"
