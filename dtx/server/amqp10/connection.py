@@ -22,7 +22,7 @@ from dtx.server.amqp10.transactions import Transactions
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_FRAME
-from dtx.store.slices import SLICE_SECONDS
+from dtx.store.slices import SLICE_SECONDS, advance, finish
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp10.connection import Connection as Engine
@@ -513,6 +513,11 @@ class Connection(ClientConnection):
     def _on_disposed(self, event: Disposed) -> None:
         if event.role is not Role.SENDER:
             return  # what came from the client is settled as soon as there is something to say of it
+        work = self._dispose(event)
+        if not advance(work):
+            self._wait_for(finish(work))
+
+    def _dispose(self, event: Disposed) -> Iterator[None]:
         by_link: dict[int, list[int]] = {}
         for link, number in event.deliveries:
             by_link.setdefault(link, []).append(number)
@@ -520,7 +525,7 @@ class Connection(ClientConnection):
             shell = self._links.get((event.session, handle))
             if isinstance(shell, Outgoing):
                 try:
-                    shell.disposed(deliveries, event.state, settled=event.settled)
+                    yield from shell.disposed(deliveries, event.state, settled=event.settled)
                 except WorkRefused as refusal:
                     if refusal.terminates is not None:
                         self.terminate(refusal.terminates, told(refusal.error))

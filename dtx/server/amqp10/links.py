@@ -460,8 +460,8 @@ class Outgoing(_Shell):
 
     # -- outcomes
 
-    def disposed(self, deliveries: Sequence[int], state: DeliveryState | None, *, settled: bool) -> None:
-        """The client has a state for deliveries of this link.
+    def disposed(self, deliveries: Sequence[int], state: DeliveryState | None, *, settled: bool) -> Iterator[None]:
+        """The client has a state for deliveries of this link: long work, see :class:`~dtx.store.slices.Slices`.
 
         Raises:
             WorkRefused: it names a transaction that is not live, or a second one.
@@ -474,9 +474,10 @@ class Outgoing(_Shell):
                 coordination.retiring(channel, state, None if acquired is None else acquired.transaction)
         was_full = self.full
         if transaction is not None:
-            self._retire(transaction, deliveries, outcome, settled=settled)
+            yield from self._retire(transaction, deliveries, outcome, settled=settled)
         else:
             self._finish(deliveries, outcome, settled=settled)
+            yield
         if was_full:
             self.resume()
 
@@ -501,7 +502,7 @@ class Outgoing(_Shell):
 
     def _retire(
         self, transaction: Transaction, deliveries: Sequence[int], outcome: DeliveryState | None, *, settled: bool
-    ) -> None:
+    ) -> Iterator[None]:
         final = self._final(outcome)
         if final is None and not settled:
             return
@@ -516,6 +517,7 @@ class Outgoing(_Shell):
                 self._hold(work, number, final or self._default, settled=settled)
             elif settled and number in self.retired:
                 self.retired.pop(number).settled = True
+            yield
 
     def _hold(self, work: Work, number: int, outcome: Outcome, *, settled: bool) -> None:
         acquired = self._acquired.pop(number, None) is not None

@@ -45,6 +45,8 @@ _AT_ONCE: Final = 4_096
 _Settle = Callable[[int, int, bool], bytes]
 _ack: Final = packer(methods.BasicAck)
 _nack: Final = packer(methods.BasicNack)
+_DROP: Final = partial(_nack, requeue=False)
+_REQUEUE: Final = partial(_nack, requeue=True)
 
 
 class Owner(Protocol):
@@ -99,9 +101,9 @@ class _Frames:
 
 @dataclass(slots=True, eq=False)
 class _Settlement:
-    """A part of very many deliveries that are settled outside a branch; its frames are made when it has its turn."""
+    """Deliveries that are settled outside a branch, a part of very many; its frames are made when it has its turn."""
 
-    deliveries: Sequence[Delivery]
+    deliveries: list[Delivery]
     method: _Settle
     multiple: bool
     """They are all that is not settled up to the last of them."""
@@ -329,7 +331,7 @@ class TakingChannel:
 
     def nack(self, deliveries: Sequence[Delivery], *, requeue: bool, multiple: bool = False) -> None:
         """Reject deliveries; it is committed at once. *multiple* is as for :meth:`ack`."""
-        self._settle(deliveries, partial(_nack, requeue=requeue), multiple=multiple)
+        self._settle(deliveries, _REQUEUE if requeue else _DROP, multiple=multiple)
 
     def recover(self) -> None:
         """basic.recover: give everything back that is not held."""
@@ -393,12 +395,28 @@ class TakingChannel:
             self._open.clear()
         else:
             deliveries = self._forget(deliveries)
-        if len(deliveries) <= _AT_ONCE:
-            self._send(self._settlement(deliveries, method, multiple), dirty=True)
+        if not multiple and self._waits(deliveries, method):
             return
         for start in range(0, len(deliveries), _AT_ONCE):
-            part = _Settlement(deliveries[start : start + _AT_ONCE], method, multiple)
+            part = _Settlement(list(deliveries[start : start + _AT_ONCE]), method, multiple)
             self._enqueue(part, methods.SETTLE_FRAME * len(part.deliveries))
+
+    def _waits(self, deliveries: Sequence[Delivery], method: _Settle) -> bool:
+        """Let *deliveries* wait with those that wait last, if these are settled in the same way.
+
+        The outcomes of a branch come one by one: each for itself, 10,000 would take long.
+        """
+        last = self._queue[-1] if self._queue else None
+        if (
+            not isinstance(last, _Settlement)
+            or last.multiple
+            or last.method is not method
+            or len(last.deliveries) + len(deliveries) > _AT_ONCE
+        ):
+            return False
+        last.deliveries += deliveries
+        self._add_waiting(methods.SETTLE_FRAME * len(deliveries))
+        return True
 
     def _settlement(self, deliveries: Sequence[Delivery], method: _Settle, multiple: bool) -> bytes:
         """The frames that settle *deliveries*, whose contents are kept no longer."""
@@ -420,6 +438,10 @@ class TakingChannel:
         if freed:
             self._kept -= freed
             self._budget.charge(-freed)
+
+    def _frames(self, settlement: _Settlement) -> _Frames:
+        data = self._settlement(settlement.deliveries, settlement.method, settlement.multiple)
+        return _Frames(data, dirty=True, last=False)
 
     # -- what branches ask
 
@@ -462,9 +484,12 @@ class TakingChannel:
             self._queue.append(item)
             self._flush()
             if self._queue:
-                self._waiting += size
-                if self._waiting > _MAX_WAITING:
-                    self._keeper.hold_client(self)
+                self._add_waiting(size)
+
+    def _add_waiting(self, size: int) -> None:
+        self._waiting += size
+        if self._waiting > _MAX_WAITING:
+            self._keeper.hold_client(self)
 
     def _flush(self) -> None:
         commit = methods.TxCommit().frame(self.number)
@@ -483,14 +508,20 @@ class TakingChannel:
                     ((commit,), Point.TAKING_SENT),
                 )
                 return
+            settled = 0
             if isinstance(item, _Settlement):
-                data = self._settlement(item.deliveries, item.method, item.multiple)
-                item = _Frames(data, dirty=True, last=False)
+                settled = len(item.deliveries)
+                item = self._frames(item)
             frames, dirty, last = [item.data], item.dirty, item.last
             acts = [item.act]
             while self._queue and not last:
                 following = self._queue[0]
-                if not isinstance(following, _Frames) or following.last:
+                if isinstance(following, _Settlement):
+                    settled += len(following.deliveries)
+                    if settled > _AT_ONCE:
+                        break
+                    following = self._frames(following)
+                elif isinstance(following, _UnitRequest) or following.last:
                     break
                 frames.append(following.data)
                 acts.append(following.act)

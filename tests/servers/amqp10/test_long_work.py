@@ -5,14 +5,30 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtx.server.limits import MAX_UNACKED
-from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09 import methods, tables
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode
 from dtx.wire.amqp10.coordination import MAX_LIVE
 from dtx.wire.amqp10.endpoint import AMQP, Attached, Event, Settings, frame
-from dtx.wire.amqp10.performatives import ACCEPTED, RELEASED, DeliveryState, Disposition, Role, Source, Target
+from dtx.wire.amqp10.errors import Condition
+from dtx.wire.amqp10.link import Link
+from dtx.wire.amqp10.message import Header, Properties
+from dtx.wire.amqp10.performatives import (
+    ACCEPTED,
+    RELEASED,
+    DeliveryState,
+    Disposition,
+    Rejected,
+    Role,
+    Source,
+    Target,
+    TransactionalState,
+)
+from dtx.wire.amqp10.session import Session
+from dtx.xa.xid import Xid
 from tests.servers.amqp10.raw import Raw
 from tests.support.broker import MODES
+from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
@@ -21,6 +37,8 @@ from tests.support.watched import WatchedService, a_queue, ask, fill, service
 __all__ = ["service"]
 
 WINDOW = 2 * MAX_UNACKED
+BRANCH_MESSAGES = 10_000
+"""The default of --max-branch-messages."""
 
 
 class Shut(set[Callable[[], None]]):
@@ -87,6 +105,125 @@ def test_a_rollback_returns_very_many_messages(service: WatchedService, queue: b
             taken += sum(type(event).__name__ == "Delivered" for event in raw.received(raw.socket.recv(1 << 20)))
         assert raw.discharge(session, control, txn_id, fail=True) == ACCEPTED
     wait_until(lambda: ready(service, queue) == MAX_UNACKED, what="messages that have returned")
+
+
+@pytest.fixture
+def own(watched: WatchedService) -> Iterator[bytes]:
+    """An empty durable queue."""
+    with logged_in(watched.url()) as peer:
+        name = a_queue(peer, durable=True)
+    yield name
+    with logged_in(watched.url()) as peer:
+        ask(peer, methods.QueueDelete(name).encode(), methods.QueueDeleteOk.KEY)
+
+
+def post(raw: Raw, session: Session, link: Link, txn_id: bytes | None, count: int) -> None:
+    """Send so many messages in a transaction, and wait for their provisional outcomes."""
+    state = None if txn_id is None else TransactionalState(txn_id=txn_id)
+    payload = message.data(b"x" * 100)
+    for _ in range(count):
+        if link.credit == 0:
+            raw.until(lambda: link.credit > 0 and session._remote_window > 0)
+            raw.events.clear()
+        link.send(b"post", payload, state=state)
+    raw.until(lambda: not link.unsettled)
+    raw.events.clear()
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "detach", "distributed"])
+@pytest.mark.parametrize("kind", ["post", "retire", "reject", "acquire", "leave"])
+def test_the_largest_transaction_ends(service: WatchedService, own: bytes, kind: str, end: str) -> None:
+    """What it posts, and what it retires: accepted, rejected, sent in the transaction itself, and of links that end."""
+    xid = new_xid() if end == "distributed" else None
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        sender = raw.sender(session, own.decode())
+        if kind != "post":
+            post(raw, session, sender, None, BRANCH_MESSAGES)
+        txn_id = raw.declare(session, control, None if xid is None else xid.to_wire())
+        if kind == "post":
+            post(raw, session, sender, txn_id, BRANCH_MESSAGES)
+        else:
+            link, _ = raw.receiver(session, own.decode(), 0)
+            link.grant(BRANCH_MESSAGES, properties={"txn-id": txn_id} if kind == "acquire" else None)
+            take(raw, BRANCH_MESSAGES)
+            state = TransactionalState(txn_id=txn_id, outcome=Rejected() if kind in ("reject", "leave") else ACCEPTED)
+            said = Disposition(role=Role.RECEIVER, first=0, last=BRANCH_MESSAGES - 1, state=state)
+            raw.socket.sendall(frame(AMQP, session.channel, encode(said)))
+            if kind == "leave":
+                raw.detach(session, link)
+        if end == "detach":
+            raw.detach(session, control)
+        else:
+            assert raw.discharge(session, control, txn_id, fail=end == "rollback") == ACCEPTED
+        if xid is not None:
+            conclude(service, xid)
+    left = BRANCH_MESSAGES if (kind == "post") is (end in ("commit", "distributed")) else 0
+    wait_until(lambda: ready(service, own) == left, what=f"{left} messages")
+
+
+def conclude(service: WatchedService, xid: Xid) -> None:
+    """Prepare and commit a branch, as its transaction manager does."""
+    with Peer(service.url(), patience=120) as peer:
+        peer.log_in()
+        peer.open(1)
+        ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
+        ask(peer, methods.DtxPrepare(xid).encode(), methods.DtxPrepareOk.KEY)
+        ask(peer, methods.DtxCommit(xid).encode(), methods.DtxCommitOk.KEY)
+
+
+@pytest.mark.parametrize("kind", ["retire", "reject", "acquire"])
+def test_a_transaction_that_retires_too_much_is_rolled_back(service: WatchedService, queue: bytes, kind: str) -> None:
+    """One disposition may retire as much as a link may have unsettled."""
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        control = raw.control(session)
+        txn_id = raw.declare(session, control)
+        link, _ = raw.receiver(session, queue.decode(), 0)
+        link.grant(MAX_UNACKED, properties={"txn-id": txn_id} if kind == "acquire" else None)
+        take(raw, MAX_UNACKED)
+        state = TransactionalState(txn_id=txn_id, outcome=Rejected() if kind == "reject" else ACCEPTED)
+        said = Disposition(role=Role.RECEIVER, first=0, last=MAX_UNACKED - 1, state=state)
+        raw.socket.sendall(frame(AMQP, session.channel, encode(said)))
+        outcome = raw.discharge(session, control, txn_id)
+        assert isinstance(outcome, Rejected)
+        assert outcome.error is not None
+        assert outcome.error.condition == Condition.ROLLBACK
+    wait_until(lambda: ready(service, queue) == MAX_UNACKED, what="messages that have returned")
+
+
+MOST = tables.MAX_ENTRIES - 8
+"""Application properties and annotations that a message may have, some of dtx's own beside them."""
+LARGEST: dict[str, bytes] = {
+    "properties": message.bare(Properties(), {f"{number:x}": None for number in range(MOST)}, message.data(b"x")),
+    "annotations": message.head(Header(), None, {f"x-{number:x}": None for number in range(MOST)}) + message.data(b"x"),
+    "delivery annotations": message.head(Header(), {f"{number:x}": None for number in range(6000)})
+    + message.data(b"x"),
+    "list": message.head(Header(), None, {"x-a": [None] * 40_000}) + message.data(b"x"),
+    "lists": message.head(Header(), None, {f"x-{number:x}": [[None]] for number in range(2000)}) + message.data(b"x"),
+}
+"""What a message has most beside its body."""
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+def test_messages_of_a_transaction_have_the_largest_heads(service: WatchedService, own: bytes, kind: str) -> None:
+    count = 20
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        control, sender = raw.control(session), raw.sender(session, own.decode())
+        txn_id = raw.declare(session, control)
+        for _ in range(count):
+            sender.send(b"post", LARGEST[kind], state=TransactionalState(txn_id=txn_id))
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        txn_id = raw.declare(session, control)
+        raw.receiver(session, own.decode(), count)
+        take(raw, count)
+        state = TransactionalState(txn_id=txn_id, outcome=ACCEPTED)
+        said = Disposition(role=Role.RECEIVER, first=0, last=count - 1, state=state)
+        raw.socket.sendall(frame(AMQP, session.channel, encode(said)))
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+    assert ready(service, own) == 0
 
 
 @pytest.mark.parametrize("how", ["detach", "close", "disconnect"])

@@ -180,6 +180,9 @@ _NONE: Final = -1
 """The number of no consumer: what was got."""
 
 
+_Act = Callable[[Sequence[Delivery]], None]
+
+
 def _prefetch(credit: int) -> int:
     """Of a consumer for a link with so much credit."""
     return min(credit if credit <= _SMALL else credit // 2, _MAX_PREFETCH)
@@ -236,7 +239,11 @@ class BrokerOrigin(Reader):
         self._drain_asked = False
         self._freed = 0
         """Deliveries of the consumer that are about to be settled: each makes room for another."""
-        self._to_do: list[Callable[[], None]] = []
+        self._ack: _Act = taking.ack
+        self._drop: _Act = partial(taking.nack, requeue=False)
+        self._return: _Act = partial(taking.nack, requeue=True)
+        self._to_do: list[tuple[_Act, list[Delivery]]] = []
+        """Settlements of one kind that follow each other are one: the channel cuts what is long into parts."""
 
     # -- credit
 
@@ -278,8 +285,8 @@ class BrokerOrigin(Reader):
 
     def _do(self) -> None:
         to_do, self._to_do = self._to_do, []
-        for act in to_do:
-            act()
+        for act, deliveries in to_do:
+            act(deliveries)
 
     def _next(self) -> None:
         """Ask the broker for what the client wants, where nothing else is under way."""
@@ -363,38 +370,39 @@ class BrokerOrigin(Reader):
 
     def accept(self, taken: Sequence[object]) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        deliveries = cast("Sequence[Delivery]", taken)
-        self._settle(deliveries, partial(self._taking.ack, deliveries))
+        self._settle(taken, self._ack)
 
     def reject(self, taken: Sequence[object]) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        deliveries = cast("Sequence[Delivery]", taken)
-        self._settle(deliveries, partial(self._taking.nack, deliveries, requeue=False))
+        self._settle(taken, self._drop)
 
     def requeue(self, taken: Sequence[object]) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        deliveries = cast("Sequence[Delivery]", taken)
-        self._settle(deliveries, partial(self._taking.nack, deliveries, requeue=True))
+        self._settle(taken, self._return)
 
     def modify(self, taken: Sequence[object], outcome: Modified) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`: AMQP 0-9-1 has no way to tell a broker of changes."""
         (self.reject if outcome.undeliverable_here else self.requeue)(taken)
 
-    def _settle(self, deliveries: Sequence[Delivery], act: Callable[[], None]) -> None:
+    def _settle(self, taken: Sequence[object], act: _Act) -> None:
+        deliveries = cast("Sequence[Delivery]", taken)
         for delivery in deliveries:
             self._freed += self._from.pop(delivery.tag, _NONE) == self._consumer
-        self._later(act)
-
-    def _later(self, act: Callable[[], None]) -> None:
-        if self._phase is _QueuePhase.CLOSED:
-            act()
+        if self._to_do and self._to_do[-1][0] is act:
+            self._to_do[-1][1].extend(deliveries)
         else:
-            self._to_do.append(act)
+            self._later(act, list(deliveries))
+
+    def _later(self, act: _Act, deliveries: list[Delivery]) -> None:
+        if self._phase is _QueuePhase.CLOSED:
+            act(deliveries)
+        else:
+            self._to_do.append((act, deliveries))
             self._touch()
 
     def then(self, act: Callable[[], None]) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Origin`."""
-        self._later(lambda: self._taking.then(act))
+        self._later(lambda _: self._taking.then(act), [])
 
     # -- branches
 
