@@ -1,19 +1,23 @@
 """Quotas on connections and channels, in both modes."""
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from dtx.auth.operators import Role
 from dtx.wire.amqp10.endpoint import Closed, Ended
 from dtx.wire.amqp10.errors import Condition
+from tests.servers.admin.conftest import somebody
 from tests.servers.amqp10.raw import Raw
 from tests.servers.branches.conftest import MakeScene
 from tests.support.crash import Scene
 from tests.support.raw import ConnectionEnded, RawClient
+from tests.support.service import ADMIN
 
 
 @pytest.fixture(scope="module")
 def stage(make_scene: MakeScene) -> Scene:
     """A dtx whose users may have two connections and three channels."""
-    return make_scene("--quota", "user=* connections=2 channels=3")
+    return make_scene("--quota", "user=* connections=2 channels=3", *ADMIN)
 
 
 def test_a_connection_beyond_the_quota_is_refused(stage: Scene) -> None:
@@ -70,3 +74,23 @@ def refusal(raw: Raw) -> str:
     error = next(event.error for event in raw.events if isinstance(event, Closed))
     assert error is not None
     return error.condition
+
+
+def test_quotas_are_shown_beside_what_is_used(stage: Scene) -> None:
+    """In the API and in the metrics; a virtual host without a quota has none there."""
+    viewer = somebody(stage, Role.VIEWER)
+    with RawClient(stage.service.url(vhost=stage.vhost)) as client:
+        client.open(1)
+        status = viewer.get("/api/status")
+        text = viewer.get("/metrics").decode()
+    shown = {(usage["scope"], usage["name"]): usage for usage in status["usage"]}
+    assert shown["user", "guest"]["quota"] == {"connections": 2, "channels": 3}
+    assert shown["user", "guest"]["used"].items() >= {"connections": 1, "channels": 1}.items()
+    assert shown["vhost", stage.vhost]["quota"] == {}
+    quotas = {
+        (sample.labels["scope"], sample.labels["name"], sample.labels["resource"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "dtx_quota"
+    }
+    assert quotas == {("user", "guest", "connections"): 2, ("user", "guest", "channels"): 3}

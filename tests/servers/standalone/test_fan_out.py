@@ -15,7 +15,7 @@ from dtx.wire.amqp09.properties import Property, build
 from dtx.wire.amqp09.tables import entry
 from dtx.wire.amqp10 import message as messages
 from dtx.wire.amqp10.errors import Condition
-from dtx.wire.amqp10.states import ACCEPTED, Rejected
+from dtx.wire.amqp10.performatives import ACCEPTED, Rejected
 from dtx.xa.codes import ReplyCode
 from tests.servers.amqp10.raw import Raw
 from tests.support.peer import Peer, logged_in, message
