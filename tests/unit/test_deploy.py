@@ -73,6 +73,18 @@ def test_what_is_asked_for_is_there(expression: str) -> None:
                 assert set(wanted.split("|") if how == "=~" else [wanted]) <= there, f"{name} has no {label} {wanted}"
 
 
+def test_what_needs_somebody_before_it_is_too_late_has_an_alert() -> None:
+    """A disk that fills up, and what users may hold at most."""
+    alerts = {
+        rule["alert"]: {name for name, _ in _SERIES.findall(rule["expr"])}
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
+    }
+    assert alerts["DtxDiskAlarm"] == {"dtx_disk_alarm"}
+    assert alerts["DtxDiskFillsUp"] == {"dtx_disk_free_bytes", "dtx_disk_free_limit_bytes"}
+    assert alerts["DtxQuotaNearlyUsed"] == {"dtx_usage", "dtx_quota"}
+
+
 def test_every_metric_but_histograms_of_sizes_is_on_the_dashboard() -> None:
     asked = {name for expression in expressions() for name, _ in _SERIES.findall(expression)}
     assert {family.name for family in families() if not series(family) & asked} == set()

@@ -7,11 +7,13 @@ from urllib.request import urlopen
 
 import pytest
 from pika.adapters.blocking_connection import BlockingConnection
+from prometheus_client.parser import text_string_to_metric_families
 
 from dtx.client import XaFlag
 from tests.support.client import connected, take_all
 from tests.support.crash import PERSISTENT, work
 from tests.support.obstacles import refusing
+from tests.support.operator import Operator
 from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.service import ADMIN, DtxService
@@ -50,9 +52,20 @@ def full() -> Iterator[DtxService]:
         yield service
 
 
+def disk(service: DtxService) -> dict[str, float]:
+    """What the metrics say of the disk."""
+    token = service.run("token", "add", "prometheus", "--role", "viewer", "--reason", "metrics").stdout.strip()
+    text = Operator(service.admin_url, token=token).get("/metrics").decode()
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {sample.name: sample.value for sample in found if sample.name.startswith("dtx_disk_")}
+
+
 def test_publishers_wait_while_others_make_room(full: DtxService) -> None:
     """RabbitMQ: "connections that publish are blocked"; what only consumes, or ends a branch, goes on."""
     assert readiness(full) == (503, "low on disk\n")
+    shown = disk(full)
+    assert 0 < shown.pop("dtx_disk_free_bytes") < 1_000_000 << 30
+    assert shown == {"dtx_disk_alarm": 1, "dtx_disk_free_limit_bytes": 1_000_000 << 30}
     # a blocked client's close is not read either, so it gives up by itself
     impatient = f"{full.url()}?blocked_connection_timeout=3"
     with connected(impatient) as publisher, connected(full.url()) as consumer:
