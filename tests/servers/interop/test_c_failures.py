@@ -186,6 +186,22 @@ def test_nothing_works_before_xa_open_and_after_an_xa_open_that_failed() -> None
         assert all_codes(driver) == protocol
 
 
+@pytest.mark.parametrize("which", ["url", "coordination"])
+def test_a_refused_login_is_named(service: DtxService, which: str) -> None:
+    """Nothing was asked, so no outcome is in question."""
+    right, wrong = service.url(), service.url(password="wrong")
+    urls = {"url": right, "coordination": right} | {which: wrong}
+    with Driver() as driver:
+        assert (
+            driver.code("a", "open", RM, NO_FLAGS, ";".join(f"{name}={url}" for name, url in urls.items()))
+            == XAER_RMERR
+        )
+        reason = driver.reason("a")
+    assert f"{service.host}:{service.port} refused the login" in reason
+    assert "not known" not in reason
+    assert "out of reach" not in reason
+
+
 def test_arguments_that_are_not_there_are_refused(service: DtxService) -> None:
     with Driver() as driver:
         driver.open("a", service.url())
