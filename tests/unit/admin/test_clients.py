@@ -33,7 +33,7 @@ class Client(SimpleNamespace):
         branches: how many.
     """
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def __init__(self, number: int, branches: int) -> None:
         channel = SimpleNamespace(
