@@ -39,6 +39,10 @@ _SETTLE: Final[dict[int, type[Settle]]] = {
 _ALL: Final = methods.BasicNack(0, multiple=True)
 
 
+def _requeues(recover: bytes) -> bool:
+    return methods.BasicRecover.decode(recover).requeue
+
+
 class _Capture:
     """A publish whose content is still coming in.
 
@@ -163,9 +167,8 @@ class SelectedChannel(Channel):
                 elif not self._asked.passed:
                     self._wait_for(self._asked.wait(), key, buffer[start:end])
                 elif self._publishing is not None and self._taking.gets_replies:
-                    self._capture = _Capture(
-                        methods.BasicPublish.decode(payload), None
-                    )  # its header tells which way it goes
+                    # its header tells which way it goes
+                    self._capture = _Capture(methods.BasicPublish.decode(payload), None)
                 else:
                     self._pass_publish(payload)
             case methods.BasicAck.KEY | methods.BasicNack.KEY | methods.BasicReject.KEY:
@@ -176,9 +179,7 @@ class SelectedChannel(Channel):
                     self._ack(settle)
                 else:
                     self._nack(settle)
-            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if methods.BasicRecover.decode(
-                payload
-            ).requeue:
+            case methods.BasicRecover.KEY | methods.BasicRecoverAsync.KEY if _requeues(payload):
                 if self._waits_until_whole(_ALL, key, buffer[start:end]):
                     return
                 self._taking.recover()
