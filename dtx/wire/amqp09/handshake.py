@@ -92,6 +92,19 @@ def has_capability(properties: bytes, name: bytes) -> bool:
     return False
 
 
+def capabilities(properties: bytes) -> frozenset[bytes]:
+    """Names of the capabilities that *properties* claim, see :func:`has_capability`.
+
+    Raises:
+        WireError: 502 when the table is malformed.
+    """
+    for entry in tables.entries(properties):
+        if entry.key == _CAPABILITIES and entry.kind == b"F":
+            inside = tables.entries(entry.value)
+            return frozenset(inner.key for inner in inside if inner.kind == b"t" and inner.value != b"\x00")
+    return frozenset()
+
+
 def user_name(mechanism: bytes, response: bytes) -> str | None:
     """Who a SASL response authenticates as, read exactly as the broker reads it.
 

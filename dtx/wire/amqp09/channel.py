@@ -1,0 +1,504 @@
+"""One channel of a connection: its state and mode, contents put together, the order of its frames, its confirms.
+
+Theory of operation. A frame of the peer becomes one event, or none. A channel whose shell waits for something is held:
+its later frames are kept as copies, in order, and handled when it is released; other channels go on. What is sent on a
+channel that is not open any more is dropped, since nothing that is sent behind a close may be looked at.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Flag
+from struct import Struct
+from typing import Final, NamedTuple
+
+from dtx.wire.amqp09 import closes, methods
+from dtx.wire.amqp09.codec import ANY_MODE, ChannelMode, Fact, Method, Sender
+from dtx.wire.amqp09.confirms import Confirms
+from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
+from dtx.wire.amqp09.errors import HardCode, WireError, syntax_error
+from dtx.wire.amqp09.events import (
+    ChannelClosed,
+    ChannelClosing,
+    ChannelOpened,
+    ContentReceived,
+    EngineEvent,
+    MethodReceived,
+)
+from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD, body_frames
+from dtx.wire.amqp09.methods import METHODS, ChannelClose, ChannelCloseOk, ChannelOpen, ChannelOpenOk
+from dtx.wire.amqp09.settings import MAX_BACKLOG, End, EngineSettings, Memory
+from dtx.xa.codes import ReplyCode, XaError
+
+_BASIC: Final = 60
+_DTX_CLASSES: Final = frozenset((methods.DtxSelect.KEY >> 16, methods.DtxPrepare.KEY >> 16))
+_HEADER: Final = Struct(">HHQ")
+_CONTENT_HEAD: Final = Struct(">BHIHHQ")
+_BODY_HEAD: Final = Struct(">BBHI")
+_END: Final = b"\xce"
+
+_OPEN: Final = ChannelOpen.KEY
+_OPEN_OK: Final = ChannelOpenOk.KEY
+_CLOSE: Final = ChannelClose.KEY
+_CLOSE_OK: Final = ChannelCloseOk.KEY
+_BIND: Final = methods.ExchangeBind.KEY
+
+
+class _Rule(NamedTuple):
+    """What is to be known of a method when it comes.
+
+    Args:
+        decode: reads its payload.
+        content: a content follows.
+        counted: it is a command.
+        ticketed: its first argument is a ticket that counts.
+        modes: in which it is allowed; ``None`` for all.
+    """
+
+    decode: Callable[[bytes], Method]
+    content: bool
+    counted: bool
+    ticketed: bool
+    modes: frozenset[ChannelMode] | None
+
+
+def _has(facts: Flag, fact: Flag) -> bool:
+    return bool(facts & fact)
+
+
+def _rule(row: type[Method]) -> _Rule:
+    return _Rule(
+        row.decode,
+        _has(row.FACTS, Fact.CONTENT),
+        not _has(row.FACTS, Fact.UNCOUNTED),
+        _has(row.FACTS, Fact.TICKET) and _has(row.FACTS, Fact.LOCAL),
+        None if row.MODES == ANY_MODE else row.MODES,
+    )
+
+
+def _rules(sender: Sender) -> dict[int, _Rule]:
+    return {key: _rule(row) for key, row in METHODS.items() if _has(row.SENT_BY, sender) and key >> 16 != 10}
+
+
+_FROM: Final = {End.SERVER: _rules(Sender.CLIENT), End.CLIENT: _rules(Sender.SERVER)}
+"""What the peer of each end may send on a channel, by class << 16 | method."""
+_QUERY: Final = _rule(methods.ExchangeQuery)
+_QUERY_OK: Final = _rule(methods.ExchangeQueryOk)
+
+
+class Shared:
+    """What the channels of a connection have in common.
+
+    Args:
+        settings: of the connection.
+        end: which of the peers this is.
+        memory: see :attr:`ConnectionEngine.memory`.
+    """
+
+    __slots__ = ("channels", "confirming", "end", "frame_max", "heavy", "memory", "out", "ready", "settings")
+
+    def __init__(self, settings: EngineSettings, end: End, memory: Memory) -> None:
+        self.settings = settings
+        self.end = end
+        self.memory = memory
+        self.frame_max = 0
+        """Agreed, bytes."""
+        self.out: list[bytes | memoryview] = []
+        self.channels: dict[int, ChannelEngine] = {}
+        self.ready: dict[ChannelEngine, None] = {}
+        """Channels that are not held and have frames that waited."""
+        self.heavy: set[ChannelEngine] = set()
+        """Those with so many of them that nothing more is to be read."""
+        self.confirming: dict[ChannelEngine, None] = {}
+        """Those that have a confirm to send."""
+
+
+class ChannelEngine:
+    """One end of a channel.
+
+    Args:
+        shared: see there.
+        number: of the channel.
+
+    Attributes:
+        state: where it is in its life.
+        mode: what it was selected for; see :meth:`become`.
+        held: later frames wait.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_charged",
+        "_commands",
+        "_confirms",
+        "_last",
+        "_last_payload",
+        "_left",
+        "_method",
+        "_parts",
+        "_properties",
+        "_rules",
+        "_shared",
+        "backlog_size",
+        "held",
+        "mode",
+        "number",
+        "state",
+    )
+
+    def __init__(self, shared: Shared, number: int) -> None:
+        self._shared = shared
+        self._rules = _FROM[shared.end]
+        self.number = number
+        self.state = EndpointState.OPENING if shared.end is End.CLIENT else EndpointState.OPEN
+        self.mode = ChannelMode.PLAIN
+        self.held = False
+        self.backlog_size = 0
+        """Bytes of frames that wait."""
+        self._backlog: deque[tuple[int, bytes]] = deque()
+        self._commands = 0
+        self._confirms: Confirms | None = None
+        self._last: Method | None = None
+        """The last method with content, and its payload: most publishers use one target."""
+        self._last_payload = b""
+        self._method: Method | None = None
+        """The method whose content is under way."""
+        self._left = -1
+        """Bytes of the body that are still to come; -1 while its header is."""
+        self._properties = b""
+        self._parts: list[bytes] = []
+        self._charged = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether frames of the peer wait."""
+        return bool(self._backlog)
+
+    # -- what comes
+
+    def receive(self, key: int, buffer: bytes, start: int, end: int) -> EngineEvent | None:
+        """Take a frame of the peer.
+
+        Raises:
+            XaError: the channel cannot go on; the connection engine closes it.
+            WireError: nor can the connection.
+        """
+        if self.state is not EndpointState.OPEN:
+            return self._late(key, buffer[start + 7 : end - 1])
+        if self.held and not self._overtakes(key):
+            self._wait(key, buffer[start:end])
+            return None
+        payload = buffer[start + 7 : end - 1]
+        if key == BODY:
+            return self._on_body(payload)
+        if key == HEADER:
+            return self._on_header(payload)
+        return self._on_method(key, payload)
+
+    def receive_next(self) -> EngineEvent | None:
+        """Take the first of the frames that wait.
+
+        Raises:
+            XaError: as :meth:`receive`.
+            WireError: the same.
+        """
+        key, frame = self._backlog.popleft()
+        self.backlog_size -= len(frame)
+        if self.backlog_size <= MAX_BACKLOG // 2:
+            self._shared.heavy.discard(self)
+        return self.receive(key, frame, 0, len(frame))
+
+    def next_key(self) -> int:
+        """Which frame waits first: class << 16 | method, or the kind of content."""
+        return self._backlog[0][0]
+
+    def _overtakes(self, key: int) -> bool:
+        """A close ends a wait, unless something was sent before it that has to come first."""
+        return key == _CLOSE and not self._backlog and self._shared.settings.close_overtakes
+
+    def _wait(self, key: int, frame: bytes) -> None:
+        self._backlog.append((key, frame))
+        self.backlog_size += len(frame)
+        if self.backlog_size > MAX_BACKLOG:
+            self._shared.heavy.add(self)
+
+    def _late(self, key: int, payload: bytes) -> EngineEvent | None:
+        """A frame before the channel is open, or behind its close."""
+        if self.state is EndpointState.OPENING and key == _OPEN_OK:
+            self._go(EndpointStep.OPEN)
+            return ChannelOpened(self.number)
+        if key == _CLOSE and self.state is EndpointState.CLOSE_SENT:
+            self._shared.out.append(ChannelCloseOk().frame(self.number))
+        elif key == _CLOSE and self.state is EndpointState.OPENING:
+            return self._on_close(payload)
+        elif key == _CLOSE_OK and self._go(EndpointStep.RECEIVE_CLOSE_OK):
+            return ChannelClosed(self.number)
+        return None
+
+    def _on_method(self, key: int, payload: bytes) -> EngineEvent | None:
+        if self._method is not None:
+            raise self._unexpected("method frame in the midst of content")
+        rule = self._rules.get(key)
+        if rule is None:
+            raise _no_place(key)
+        if rule.counted:
+            self._commands += 1
+        if rule.content:
+            if payload != self._last_payload:
+                self._last, self._last_payload = rule.decode(payload), payload
+            self._method = self._last
+            return None
+        match key:
+            case methods.ChannelClose.KEY:
+                return self._on_close(payload)
+            case methods.ChannelOpen.KEY:
+                raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
+            case methods.ChannelCloseOk.KEY:
+                return None  # nothing was closed: no harm
+            case methods.ExchangeBind.KEY if methods.is_query(payload):
+                rule = _QUERY
+            case methods.ExchangeBindOk.KEY if len(payload) > 4:
+                rule = _QUERY_OK
+            case _:
+                pass
+        method = rule.decode(payload)
+        if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
+            raise _wrong_mode(method, self.mode)
+        return MethodReceived(self.number, method, self._commands, methods.ticket(payload) if rule.ticketed else 0)
+
+    def _on_close(self, payload: bytes) -> EngineEvent:
+        if self._shared.end is End.CLIENT:
+            close = ChannelClose.decode(payload)
+            self._shared.out.append(ChannelCloseOk().frame(self.number))
+            self.end()
+            return ChannelClosing(self.number, close)
+        self._go(EndpointStep.RECEIVE_CLOSE)
+        self._drop_content()
+        return ChannelClosing(self.number, _lenient(payload))
+
+    # -- contents
+
+    def _on_header(self, payload: bytes) -> EngineEvent | None:
+        method = self._method
+        if method is None or self._left >= 0:
+            raise self._unexpected("content header without a publish")
+        if len(payload) < _HEADER.size + 2:
+            raise syntax_error("content header is truncated or too long")
+        class_id, _, size = _HEADER.unpack_from(payload)
+        if class_id != _BASIC:
+            raise self._unexpected(f"content of class {class_id}")
+        limit = self._shared.settings.max_message
+        if size > limit > 0:
+            raise XaError(
+                ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {limit}"
+            )
+        if not size:
+            return self._complete(method, payload[_HEADER.size :], b"")
+        self._properties = payload[_HEADER.size :]
+        self._left = size
+        return None
+
+    def _on_body(self, payload: bytes) -> EngineEvent | None:
+        method = self._method
+        if method is None or self._left < 0:
+            raise self._unexpected("content body without a header")
+        self._left -= len(payload)
+        if self._left < 0:
+            raise WireError(HardCode.FRAME_ERROR, f"more content than announced on channel {self.number}")
+        if not self._left:
+            if self._parts:
+                self._parts.append(payload)
+                payload = b"".join(self._parts)
+            return self._complete(method, self._properties, payload)
+        if payload:
+            self._keep(payload)
+        return None
+
+    def _keep(self, part: bytes) -> None:
+        memory = self._shared.memory
+        if not memory.has_room(len(part)):
+            raise XaError(ReplyCode.RESOURCE_ERROR, f"no memory for the message: {memory.excess(len(part))}")
+        memory.charge(len(part))
+        self._charged += len(part)
+        self._parts.append(part)
+
+    def _complete(self, method: Method, properties: bytes, body: bytes) -> EngineEvent:
+        self._drop_content()
+        number = 0
+        confirms = self._confirms
+        if confirms is not None:
+            number = confirms.published = confirms.published + 1
+        return ContentReceived(self.number, method, properties, body, number)
+
+    def _drop_content(self) -> None:
+        self._method = None
+        self._properties = b""
+        self._left = -1
+        if self._charged:
+            self._shared.memory.charge(-self._charged)
+            self._charged = 0
+            self._parts.clear()
+
+    def _unexpected(self, what: str) -> WireError:
+        return WireError(HardCode.UNEXPECTED_FRAME, f"{what} on channel {self.number}")
+
+    # -- what the shell says
+
+    def hold(self) -> None:
+        """Keep the frames that come from now on, until :meth:`release`."""
+        self.held = True
+
+    def release(self) -> None:
+        """Let the frames that waited be handled: by the iteration that runs, else by ``ConnectionEngine.events``."""
+        self.held = False
+        if self._backlog:
+            self._shared.ready[self] = None
+
+    def become(self, mode: ChannelMode) -> None:
+        """The channel is selected. In CONFIRM, publishes count from here."""
+        self.mode = mode
+        if mode is ChannelMode.CONFIRM and self._confirms is None:
+            self._confirms = Confirms(self.number)
+
+    def send(self, frame: bytes) -> None:
+        """Send whole frames; confirms that are due come first. Nothing is sent behind a close."""
+        if self.state is EndpointState.OPEN or self.state is EndpointState.OPENING:
+            if self in self._shared.confirming:
+                self.say_confirms()
+            self._shared.out.append(frame)
+
+    def send_content(self, frame: bytes, properties: bytes, body: bytes) -> int:
+        """Send a method frame with its content; see :meth:`send`.
+
+        Args:
+            frame: of the method.
+            properties: bytes from the property flags on.
+            body: bytes.
+
+        Returns:
+            The publish's number at a client's end in confirm mode, else 0.
+        """
+        if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
+            return 0
+        size, number, limit = len(body), self.number, self._shared.frame_max
+        head = _CONTENT_HEAD.pack(HEADER, number, 12 + len(properties), _BASIC, 0, size)
+        if not size:
+            data = b"".join((frame, head, properties, _END))
+        elif not limit or size <= limit - OVERHEAD:
+            data = b"".join((frame, head, properties, _BODY_HEAD.pack(FRAME_END, BODY, number, size), body, _END))
+        else:
+            data = b"".join((frame, head, properties, _END, *body_frames(number, body, limit)))
+        self.send(data)
+        confirms = self._confirms
+        if confirms is None or self._shared.end is End.SERVER:
+            return 0
+        confirms.published += 1
+        return confirms.published
+
+    def confirm(self, number: int, *, safe: bool) -> None:
+        """Record the fate of a publish; ``data_to_send`` sends confirms in order, joined.
+
+        Args:
+            number: of :class:`ContentReceived`.
+            safe: it is durable in all queues that take it.
+        """
+        if self._confirms is not None and self._confirms.settle(number, safe) and self.state is EndpointState.OPEN:
+            self._shared.confirming[self] = None
+
+    def say_confirms(self) -> None:
+        """Send the confirms that are due."""
+        del self._shared.confirming[self]
+        if self._confirms is not None and self.state is EndpointState.OPEN:
+            self._shared.out += self._confirms.take()
+
+    def open_ok(self) -> None:
+        """Tell the client that the channel is open."""
+        self.send(ChannelOpenOk().frame(self.number))
+
+    def refuse(self, error: XaError, key: int = 0) -> bool:
+        """Close the channel with an exception.
+
+        Args:
+            error: the reason.
+            key: class << 16 | method of the method that failed; 0 where none did.
+
+        Returns:
+            Whether it was open until now.
+        """
+        return self.close(closes.close_frame(error, self.number, key))
+
+    def close(self, frame: bytes) -> bool:
+        """Close the channel with *frame*, a channel.close; whether it was open until now."""
+        if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
+            return False
+        self.send(frame)
+        self._go(EndpointStep.SEND_CLOSE)
+        self._drop_content()
+        return True
+
+    def close_ok(self) -> None:
+        """Confirm the client's close: all that it sent before is done. The number is free."""
+        if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.GONE:
+            self._shared.out.append(ChannelCloseOk().frame(self.number))
+
+    def end(self) -> None:
+        """Nothing more comes or goes: the connection ends, or the peer's close is done."""
+        self.state = EndpointState.GONE
+        self._drop_content()
+        self._forget()
+
+    def _go(self, step: EndpointStep) -> bool:
+        following = TRANSITIONS.get((self.state, step))
+        if following is None:
+            return False
+        self.state = following
+        if following is EndpointState.GONE:
+            self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """The number is free, and frames that wait have no meaning any more."""
+        shared = self._shared
+        self._backlog.clear()
+        self.backlog_size = 0
+        shared.heavy.discard(self)
+        shared.ready.pop(self, None)
+        shared.confirming.pop(self, None)
+        del shared.channels[self.number]
+
+
+def _lenient(payload: bytes) -> ChannelClose:
+    """Why a client closes is its own business, however it says so."""
+    try:
+        return ChannelClose.decode(payload)
+    except WireError:
+        return ChannelClose(0, b"")
+
+
+def _no_place(key: int) -> WireError | XaError:
+    """The error for a method that the peer may not send on a channel. In the classes of dtx it closes only that."""
+    row = METHODS.get(key)
+    if key >> 16 not in _DTX_CLASSES:
+        return WireError(HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel")
+    if row is None:
+        return XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
+    return XaError(ReplyCode.COMMAND_INVALID, f"{row.NAME} is sent by servers only")
+
+
+def _wrong_mode(method: Method, mode: ChannelMode) -> XaError:
+    """The error for a method that needs another mode of the channel, or would change it."""
+    match method:
+        case methods.DtxStart() | methods.DtxEnd():
+            # "The client must use this method at least once on a channel before …"
+            reason = f"{method.NAME} on a channel without dtx-demarcation.select (xid {method.xid})"
+            return XaError(ReplyCode.COMMAND_INVALID, reason)
+        case methods.DtxSelect():
+            reason = f"select on a channel in {mode.value} mode"
+        case _ if mode is ChannelMode.DTX:
+            reason = "this channel is selected for distributed transactions; open another one for tx or confirm"
+        case _ if mode is ChannelMode.PLAIN:
+            reason = "channel is not transactional"
+        case methods.ConfirmSelect():
+            reason = f"cannot switch from {mode.value} to confirm mode"
+        case _:
+            reason = f"cannot switch from {mode.value} to tx mode"
+    return XaError(ReplyCode.PRECONDITION_FAILED, reason)

@@ -1,0 +1,514 @@
+"""The engine of a connection: bytes in, events out; calls in, bytes out. It serves both ends, and opens no socket.
+
+Theory of operation. :meth:`ConnectionEngine.receive` takes what was read and returns the events that it means, one by
+one: the shell handles each before the engine looks at the next frame, so a select affects the frame behind it. Where
+the shell stops iterating, or :data:`MAX_EFFORT` frames were looked at, the engine is ``behind``, and the shell calls
+``receive(b"")`` in a later turn. Channels that were released come before frames that are new. Mistakes of the peer are
+answered here, and told by an event.
+
+The engine answers by itself only where an answer promises nothing: heartbeats, crossing closes, mistakes of the peer,
+and every close at a client's end. At a server's end a close-ok promises that all that was sent before is durable, so
+it is a call of the shell.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from dtx.wire.amqp09 import closes, methods
+from dtx.wire.amqp09.channel import ChannelEngine, Shared
+from dtx.wire.amqp09.codec import Method, Sender
+from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
+from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
+from dtx.wire.amqp09.events import (
+    ChannelFailed,
+    ChannelOpened,
+    ConnectionClosed,
+    ConnectionClosing,
+    ConnectionFailed,
+    ConnectionMethodReceived,
+    ConnectionOpened,
+    EngineEvent,
+    LoginReceived,
+    PeerSilent,
+    SecureReceived,
+    ServerStarted,
+    TuneAgreed,
+    TuneReceived,
+    VhostRequested,
+)
+from dtx.wire.amqp09.frames import BODY, HEARTBEAT, HEARTBEAT_FRAME, MIN_FRAME, Frame, FrameSplitter, Protocol
+from dtx.wire.amqp09.handshake import capabilities
+from dtx.wire.amqp09.methods import (
+    BasicPublish,
+    ChannelOpen,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionSecure,
+    ConnectionSecureOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+)
+from dtx.wire.amqp09.settings import MAX_EFFORT, End, EngineSettings, Memory, Unbounded
+from dtx.xa.codes import ReplyCode, XaError
+
+_HEADER_SIZE: Final = 8
+_HEADERS: Final = {protocol.value: protocol for protocol in (Protocol.AMQP_0_9_1, Protocol.AMQP_0_9)}
+_MISSED: Final = 4
+"""Half intervals without a sign of the peer after which it is taken for dead: two whole ones."""
+_CLOSE: Final = ConnectionClose.KEY
+_CLOSE_OK: Final = ConnectionCloseOk.KEY
+_NOTHING: Final[frozenset[int]] = frozenset()
+_WORDS: Final = (methods.ConnectionUpdateSecret, methods.ConnectionBlocked, methods.ConnectionUnblocked)
+_ON_ZERO: Final[dict[End, dict[int, type[Method]]]] = {
+    End.SERVER: {row.KEY: row for row in _WORDS if row.SENT_BY & Sender.CLIENT},
+    End.CLIENT: {row.KEY: row for row in (*_WORDS, methods.ConnectionUpdateSecretOk) if row.SENT_BY & Sender.SERVER},
+}
+"""What the peer of each end may send on channel 0 when the connection is open, close apart."""
+
+
+class ConnectionEngine:
+    """One end of a connection.
+
+    Args:
+        settings: what this end allows.
+        end: SERVER waits for the protocol header, CLIENT sends it.
+
+    Attributes:
+        state: where it is in its life.
+        protocol: what the client's header asks for.
+        agreed: channel_max, frame_max and heartbeat; those of the opening before tune-ok.
+        capabilities: what the client can do, by name.
+    """
+
+    def __init__(self, settings: EngineSettings, end: End) -> None:
+        self.settings = settings
+        self.state = EndpointState.OPENING
+        self.protocol = Protocol.AMQP_0_9_1
+        self.agreed = ConnectionTuneOk(0, MIN_FRAME, 0)
+        self.capabilities: frozenset[bytes] = frozenset()
+        self._end = end
+        self._shared = Shared(settings, end, Unbounded())
+        self._splitter = FrameSplitter(settings.opening_frame)
+        self._header: bytes | None = b""
+        """The client's protocol header as far as it has come; ``None`` behind it."""
+        self._awaited = _NOTHING
+        """What the peer says next in the handshake, as class << 16 | method."""
+        self._offer = ConnectionTune(0, 0, 0)
+        self._buffer = b""
+        self._frames: Iterator[Frame] = iter(())
+        self._more = False
+        """Some of these frames may have been left."""
+        self._failure: FrameError | None = None
+        """What is behind them is no frame."""
+        self._unread = b""
+        """What has come since."""
+        self._closing: ConnectionClosing | None = None
+        """The peer has closed, and frames that it sent before wait."""
+        self._heard = self._said = True
+        """Something was received, and sent, since the last look."""
+        self._look_at: float | None = None
+        self._silent = 0
+        if end is End.CLIENT:
+            self._header = None
+            self._awaited = frozenset((ConnectionStart.KEY,))
+            self._shared.out.append(Protocol.AMQP_0_9_1.value)
+
+    @property
+    def memory(self) -> Memory:
+        """What bodies are charged to while they are incomplete. To be set while there are no channels."""
+        return self._shared.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._shared.memory = memory
+
+    def channel(self, number: int) -> ChannelEngine:
+        """The channel of that number.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._shared.channels[number]
+
+    # -- what comes
+
+    def receive(self, data: bytes) -> Iterator[EngineEvent]:
+        """Take what was read from the peer, and tell what it means."""
+        if data:
+            self._heard = True
+            if self._more:
+                self._unread += data
+            else:
+                self._cut(data)
+        return self.events()
+
+    def events(self) -> Iterator[EngineEvent]:
+        """Tell what has become of calls (see ``ChannelEngine.release``), and of frames that were left."""
+        shared = self._shared
+        channels, ready = shared.channels, shared.ready
+        asked = False
+        for _ in range(MAX_EFFORT):
+            if ready:
+                asked = False
+                event = self._next_of(next(iter(ready)))
+            elif self._closing is not None and not asked:
+                asked = True
+                event = self._close_if_nothing_waits()
+            else:
+                frame = next(self._frames, None)
+                if frame is None:
+                    if not self._more:
+                        return
+                    event = self._at_end_of_frames()
+                elif self._closing is not None:
+                    continue  # behind its close nothing counts
+                else:
+                    key, number, start, end = frame
+                    channel = channels.get(number)
+                    try:
+                        if channel is not None:
+                            event = channel.receive(key, self._buffer, start, end)
+                        else:
+                            event = self._off_channel(key, number, start, end)
+                    except (XaError, WireError) as error:
+                        event = self._failed(channel, error, key)
+            if event is not None:
+                yield event
+
+    @property
+    def behind(self) -> bool:
+        """Whether frames that were read have not been looked at: ``receive(b"")`` goes on with them."""
+        return self._more or bool(self._shared.ready)
+
+    @property
+    def wants_pause(self) -> bool:
+        """Whether so much waits on held channels that nothing more is to be read."""
+        return bool(self._shared.heavy)
+
+    def _cut(self, data: bytes) -> None:
+        if self._header is not None:
+            data = self._take_header(data)
+        try:
+            self._buffer, frames = self._splitter.feed(data)
+        except FrameError as error:
+            self._buffer, frames, self._failure = error.buffer, error.frames, error
+        self._frames = iter(frames)
+        self._more = True
+
+    def _take_header(self, data: bytes) -> bytes:
+        assert self._header is not None, "it is asked for before it is there only"
+        header = self._header + data
+        if len(header) < _HEADER_SIZE:
+            self._header = header
+            return b""
+        protocol = _HEADERS.get(header[:_HEADER_SIZE])
+        if protocol is None:
+            self._failure = FrameError(HardCode.FRAME_ERROR, "not a protocol header of AMQP 0-9")
+            return b""
+        self._header = None
+        self.protocol = protocol
+        return header[_HEADER_SIZE:]
+
+    def _at_end_of_frames(self) -> EngineEvent | None:
+        failure, self._failure = self._failure, None
+        unread, self._unread = self._unread, b""
+        if failure is not None:
+            self._more = False
+            return None if self._closing is not None else self._fail(failure, 0)
+        if unread:
+            self._cut(unread)
+        else:
+            self._more = False
+            self._buffer = b""
+        return None
+
+    def _next_of(self, channel: ChannelEngine) -> EngineEvent | None:
+        """What the next frame means that waited on a channel."""
+        if channel.held or not channel.waits:
+            del self._shared.ready[channel]
+            return None
+        key = channel.next_key()
+        try:
+            return channel.receive_next()
+        except (XaError, WireError) as error:
+            return self._failed(channel, error, key)
+
+    def _failed(self, channel: ChannelEngine | None, error: XaError | WireError, key: int) -> EngineEvent | None:
+        """A frame is the peer's mistake; a fault of a content is one of the method that it belongs to."""
+        if channel is None:
+            key = 0
+        elif key <= BODY:
+            key = BasicPublish.KEY
+        if isinstance(error, WireError):
+            return self._fail(error, key)
+        assert channel is not None, "only what is said on a channel may end that alone"
+        channel.refuse(error, key)
+        return ChannelFailed(channel.number, error)
+
+    def _fail(self, error: WireError, key: int) -> EngineEvent | None:
+        # "the server MUST send a valid protocol header … then close the socket" (AMQP 0-9-1, 4.2.2)
+        known = self._header is None
+        said = self.close(closes.close_frame(error, 0, key) if known else Protocol.AMQP_0_9_1.value)
+        return ConnectionFailed(error) if said else None
+
+    def _off_channel(self, key: int, number: int, start: int, end: int) -> EngineEvent | None:
+        """A frame on channel 0, or on a channel that is not open.
+
+        Raises:
+            WireError: the connection cannot go on.
+        """
+        if number:
+            return self._on_no_channel(key, number)
+        if key == HEARTBEAT:
+            return None
+        return self._on_zero(key, self._buffer[start + 7 : end - 1])
+
+    def _on_no_channel(self, key: int, number: int) -> EngineEvent | None:
+        if self.state is EndpointState.OPENING:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
+        if self.state is not EndpointState.OPEN:
+            return None
+        if key != ChannelOpen.KEY or self._end is End.CLIENT:
+            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
+        granted = self.agreed.channel_max
+        if number > granted:
+            raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
+        self._shared.channels[number] = ChannelEngine(self._shared, number)
+        return ChannelOpened(number)
+
+    def _on_zero(self, key: int, payload: bytes) -> EngineEvent | None:
+        state = self.state
+        if key == _CLOSE:
+            return self._on_close(payload)
+        if state is EndpointState.CLOSE_SENT:
+            if key != _CLOSE_OK:
+                return None
+            self._go(EndpointStep.RECEIVE_CLOSE_OK)
+            return ConnectionClosed()
+        if state is EndpointState.OPENING:
+            if key not in self._awaited:
+                raise WireError(HardCode.COMMAND_INVALID, "method is not the next step of the handshake")
+            self._awaited = _NOTHING
+            return self._on_step(key, payload)
+        if state is not EndpointState.OPEN:
+            return None
+        row = _ON_ZERO[self._end].get(key)
+        if row is None:
+            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+        return ConnectionMethodReceived(row.decode(payload))
+
+    def _on_close(self, payload: bytes) -> EngineEvent | None:
+        if self.state is EndpointState.CLOSE_SENT:
+            self._shared.out.append(ConnectionCloseOk().frame(0))
+            return None
+        if self.state not in (EndpointState.OPENING, EndpointState.OPEN):
+            return None
+        try:
+            close = ConnectionClose.decode(payload)
+        except WireError:
+            if self._end is End.CLIENT:
+                raise
+            close = ConnectionClose(0, b"")  # why a client closes is its own business, however it says so
+        self._closing = ConnectionClosing(close)
+        return None
+
+    def _close_if_nothing_waits(self) -> EngineEvent | None:
+        """The peer's close has its turn when all that was sent before it has had it. Nothing behind it counts."""
+        closing = self._closing
+        if any(channel.waits for channel in self._shared.channels.values()):
+            return None
+        self._closing = None
+        self._go(EndpointStep.RECEIVE_CLOSE)
+        if self._end is End.CLIENT:
+            self.close_ok()
+        return closing
+
+    # -- the handshake
+
+    def _on_step(self, key: int, payload: bytes) -> EngineEvent:
+        match key:
+            case methods.ConnectionStartOk.KEY:
+                login = ConnectionStartOk.decode(payload)
+                self.capabilities = capabilities(login.client_properties)
+                return LoginReceived(login)
+            case methods.ConnectionSecureOk.KEY:
+                return SecureReceived(ConnectionSecureOk.decode(payload).response)
+            case methods.ConnectionTuneOk.KEY:
+                self._agree(ConnectionTuneOk.decode(payload))
+                self._awaited = frozenset((ConnectionOpen.KEY,))
+                return TuneAgreed(self.agreed)
+            case methods.ConnectionOpen.KEY:
+                return VhostRequested(ConnectionOpen.decode(payload).virtual_host)
+            case methods.ConnectionStart.KEY:
+                return ServerStarted(ConnectionStart.decode(payload))
+            case methods.ConnectionSecure.KEY:
+                return SecureReceived(ConnectionSecure.decode(payload).challenge)
+            case methods.ConnectionTune.KEY:
+                return TuneReceived(ConnectionTune.decode(payload))
+            case _:
+                ConnectionOpenOk.decode(payload)
+                self._go(EndpointStep.OPEN)
+                return ConnectionOpened()
+
+    def _agree(self, wanted: ConnectionTuneOk) -> None:
+        """Check what a client wants.
+
+        Raises:
+            WireError: it is more than was offered ("the server MUST close the connection", 0 being no limit at all), or
+                frames that a handshake would not fit in.
+        """
+        offer = self._offer
+        if not 0 < wanted.channel_max <= offer.channel_max:
+            raise _not_within("channel_max", wanted.channel_max, "higher than the maximum allowed", offer.channel_max)
+        if not 0 < wanted.frame_max <= offer.frame_max:
+            raise _not_within("frame_max", wanted.frame_max, "higher than the maximum allowed", offer.frame_max)
+        if wanted.frame_max < MIN_FRAME:
+            raise _not_within("frame_max", wanted.frame_max, "lower than the minimum allowed", MIN_FRAME)
+        self._have_agreed(wanted)
+
+    def _have_agreed(self, agreed: ConnectionTuneOk) -> None:
+        self.agreed = agreed
+        self._shared.frame_max = self._splitter.max_frame = agreed.frame_max
+
+    def _say(self, method: Method, *awaited: type[Method]) -> None:
+        """Take a step of the handshake, and wait for the next one of the peer."""
+        if self.state is EndpointState.OPENING:
+            self._awaited = frozenset(row.KEY for row in awaited)
+            self._shared.out.append(method.frame(0))
+
+    def greet(self, start: ConnectionStart) -> None:
+        """connection.start: what the server offers."""
+        self._say(start, ConnectionStartOk)
+
+    def secure(self, challenge: bytes) -> None:
+        """connection.secure: ask the client for more."""
+        self._say(ConnectionSecure(challenge), ConnectionSecureOk)
+
+    def tune(self, offer: ConnectionTune) -> None:
+        """connection.tune: the client is who it says; channel_max and frame_max are limits, not 0."""
+        self._offer = offer
+        self._say(offer, ConnectionTuneOk)
+
+    def refuse_login(self, reason: str) -> bool:
+        """The client is not let in.
+
+        Returns:
+            Whether it has heard so: only a client with the capability ``authentication_failure_close`` does. Otherwise
+            "the server MUST … close the socket" without a word (AMQP 0-9-1, 2.2.4).
+        """
+        told = b"authentication_failure_close" in self.capabilities
+        text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
+        self.close(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, ConnectionStartOk.KEY) if told else b"")
+        return told
+
+    def open_ok(self) -> None:
+        """connection.open-ok: the client may open channels."""
+        if self._go(EndpointStep.OPEN):
+            self._shared.out.append(ConnectionOpenOk().frame(0))
+
+    def log_in(self, start_ok: ConnectionStartOk) -> None:
+        """connection.start-ok: who the client is."""
+        self._say(start_ok, ConnectionSecure, ConnectionTune)
+
+    def secure_ok(self, response: bytes) -> None:
+        """connection.secure-ok: the answer to a challenge."""
+        self._say(ConnectionSecureOk(response), ConnectionSecure, ConnectionTune)
+
+    def tune_ok(self, agreed: ConnectionTuneOk, vhost: bytes) -> None:
+        """connection.tune-ok and connection.open: limits within the server's, and the virtual host."""
+        self._say(agreed)
+        self._have_agreed(agreed)
+        self._say(ConnectionOpen(vhost), ConnectionOpenOk)
+
+    # -- what else the shell says
+
+    def open_channel(self, number: int) -> ChannelEngine:
+        """Open a channel; *number* is free, and at most ``agreed.channel_max``. Client end only."""
+        channel = self._shared.channels[number] = ChannelEngine(self._shared, number)
+        self._shared.out.append(ChannelOpen().frame(number))
+        return channel
+
+    def send(self, frame: bytes) -> None:
+        """Send a whole frame on channel 0, while the connection is open."""
+        if self.state is EndpointState.OPEN:
+            self._shared.out.append(frame)
+
+    def close(self, frame: bytes) -> bool:
+        """End the connection.
+
+        Args:
+            frame: a connection.close; empty where the peer is to be told nothing.
+
+        Returns:
+            Whether it has been sent: not twice, nor behind the end.
+        """
+        if not self._go(EndpointStep.SEND_CLOSE):
+            return False
+        self._closing = None
+        if frame:
+            self._shared.out.append(frame)
+        return True
+
+    def close_ok(self) -> None:
+        """Confirm the peer's close: all that it sent before is done."""
+        if self._go(EndpointStep.SEND_CLOSE_OK):
+            self._shared.out.append(ConnectionCloseOk().frame(0))
+
+    def _go(self, step: EndpointStep) -> bool:
+        following = TRANSITIONS.get((self.state, step))
+        if following is None:
+            return False
+        self.state = following
+        if following is not EndpointState.OPEN:
+            for channel in list(self._shared.channels.values()):
+                channel.end()
+        return True
+
+    # -- what goes
+
+    def data_to_send(self) -> list[bytes | memoryview]:
+        """What is to be written to the peer, in pieces; confirms that are due are joined."""
+        shared = self._shared
+        for channel in list(shared.confirming):
+            channel.say_confirms()
+        out, shared.out = shared.out, []
+        if out:
+            self._said = True
+        return out
+
+    def tick(self, now: float) -> tuple[float | None, list[EngineEvent]]:
+        """Keep the heartbeats, both ways (4.2.7): each half interval is looked at once, however late.
+
+        Args:
+            now: seconds, of any clock that never goes back.
+
+        Returns:
+            When to call again, if ever; and what has happened.
+        """
+        if not self.agreed.heartbeat or self.state is EndpointState.GONE:
+            return None, []
+        pause = self.agreed.heartbeat / 2
+        if self._look_at is None:
+            self._look_at = now + pause
+        elif now >= self._look_at:
+            self._look_at = now + pause
+            if not self._said:
+                self._shared.out.append(HEARTBEAT_FRAME)
+            self._said = False
+            self._silent = 0 if self._heard else self._silent + 1
+            self._heard = False
+            if self._silent >= _MISSED:
+                return None, [PeerSilent()]
+        return self._look_at, []
+
+    def excuse(self) -> None:
+        """Nothing is read at present: that nothing comes says nothing about the peer."""
+        self._heard = True
+
+
+def _not_within(what: str, wanted: int, bound: str, limit: int) -> WireError:
+    return WireError(HardCode.NOT_ALLOWED, f"negotiated {what} = {wanted} is {bound} ({limit})")

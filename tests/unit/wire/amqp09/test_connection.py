@@ -1,0 +1,212 @@
+"""What the engine of AMQP 0-9 holds back, and what it leaves for later; dialogues have the rest."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from dtx.wire.amqp09 import methods, settings, tables
+from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09.connection import ConnectionEngine
+from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
+from dtx.wire.amqp09.events import ConnectionFailed, EngineEvent, MethodReceived, SecureReceived
+from dtx.wire.amqp09.frames import BODY, FrameSplitter, Protocol, body_frames
+from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, End, EngineSettings, Unbounded
+
+QOS = methods.BasicQos(0, 1).frame(1)
+DECLARE = methods.QueueDeclare(b"q", arguments=bytes(1000)).frame(1)
+BEAT = b"\x08\0\0\0\0\0\0\xce"
+LOGIN = methods.ConnectionStartOk(b"", b"PLAIN", b"secret", b"en_US")
+
+
+@pytest.fixture
+def engine() -> ConnectionEngine:
+    """A server's end with channel 1."""
+    made = ConnectionEngine(EngineSettings(), End.SERVER)
+    greet(made)
+    enter(made)
+    all_of(made.receive(methods.ChannelOpen().frame(1)))
+    made.channel(1).open_ok()
+    made.data_to_send()
+    return made
+
+
+def greet(engine: ConnectionEngine) -> None:
+    all_of(engine.receive(Protocol.AMQP_0_9_1.value))
+    engine.greet(methods.ConnectionStart(0, 9, b"", b"PLAIN", b"en_US"))
+
+
+def enter(engine: ConnectionEngine) -> None:
+    all_of(engine.receive(LOGIN.frame(0)))
+    engine.tune(methods.ConnectionTune(10, 131_072, 0))
+    all_of(engine.receive(methods.ConnectionTuneOk(10, 131_072, 0).frame(0) + methods.ConnectionOpen(b"/").frame(0)))
+    engine.open_ok()
+
+
+def all_of(events: Iterator[EngineEvent]) -> list[EngineEvent]:
+    return list(events)
+
+
+def first_channel(engine: ConnectionEngine) -> ChannelEngine:
+    return engine.channel(1)
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+def test_many_frames_are_looked_at_in_several_turns(engine: ConnectionEngine) -> None:
+    assert not all_of(engine.receive(BEAT * MAX_EFFORT + QOS))
+    assert engine.behind
+    assert len(all_of(engine.receive(b""))) == 1
+    assert not engine.behind
+
+
+def test_what_the_shell_does_not_take_is_kept(engine: ConnectionEngine) -> None:
+    """It stops where others are to have their turn; what is read meanwhile comes behind that."""
+    events = engine.receive(QOS + QOS)
+    assert isinstance(next(events), MethodReceived)
+    assert engine.behind
+    engine.receive(DECLARE)
+    told = [event.method.NAME for event in engine.receive(b"") if isinstance(event, MethodReceived)]
+    assert told == ["basic.qos", "queue.declare"]
+
+
+def test_a_bad_frame_ends_what_is_read_meanwhile(engine: ConnectionEngine) -> None:
+    next(engine.receive(QOS + QOS + bytes(8)))
+    engine.receive(QOS)
+    told = all_of(engine.receive(b""))
+    assert isinstance(told[-1], ConnectionFailed)
+    assert len(told) == 2
+    assert not engine.behind
+
+
+# -- channels that wait ------------------------------------------------------------------------------------------------
+
+
+def test_much_that_waits_pauses_the_peer_until_half_of_it_is_handled(engine: ConnectionEngine) -> None:
+    channel = first_channel(engine)
+    channel.hold()
+    frames = MAX_BACKLOG // len(DECLARE) + 1
+    paused = []
+    for count in (frames - 1, 1):
+        all_of(engine.receive(DECLARE * count))
+        paused.append(engine.wants_pause)
+    assert paused == [False, True]
+    assert channel.backlog_size == frames * len(DECLARE)
+    channel.release()
+    assert engine.behind
+    handled = 0
+    for _ in engine.events():
+        handled += 1
+        if not engine.wants_pause:
+            break
+    assert handled == frames - MAX_BACKLOG // 2 // len(DECLARE)
+    assert len(all_of(engine.events())) == frames - handled
+
+
+def test_a_channel_that_goes_wants_no_pause(engine: ConnectionEngine) -> None:
+    first_channel(engine).hold()
+    all_of(engine.receive(DECLARE * (MAX_BACKLOG // len(DECLARE) + 1)))
+    engine.close(b"")
+    assert not engine.wants_pause
+
+
+def test_a_channel_is_held_again_before_the_next_of_its_frames(engine: ConnectionEngine) -> None:
+    channel = first_channel(engine)
+    channel.hold()
+    all_of(engine.receive(QOS + QOS))
+    channel.release()
+    channel.hold()
+    assert not all_of(engine.events())
+    assert channel.waits
+
+
+# -- what is sent ------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_body_is_cut_into_frames(engine: ConnectionEngine) -> None:
+    body = bytes(range(256)) * 1200
+    first_channel(engine).send_content(methods.BasicDeliver(b"c", 1, False, b"", b"q").frame(1), b"\0\0", body)
+    splitter = FrameSplitter(131_072)
+    buffer, frames = splitter.feed(b"".join(engine.data_to_send()))
+    assert b"".join(buffer[start + 7 : end - 1] for key, _, start, end in frames if key == BODY) == body
+    assert len(frames) == 5
+
+
+def test_a_client_numbers_its_publishes() -> None:
+    client = ConnectionEngine(EngineSettings(), End.CLIENT)
+    channel = client.open_channel(3)
+    publish = methods.BasicPublish(b"", b"q").frame(3)
+    assert channel.send_content(publish, b"\0\0", b"") == 0
+    channel.become(ChannelMode.CONFIRM)
+    assert [channel.send_content(publish, b"\0\0", b"") for _ in range(2)] == [1, 2]
+
+
+def test_a_channel_that_fails_with_confirms_to_say_says_them_first(engine: ConnectionEngine) -> None:
+    channel = first_channel(engine)
+    channel.become(ChannelMode.CONFIRM)
+    header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + bytes(10) + b"\xce"
+    all_of(engine.receive(methods.BasicPublish(b"", b"q").frame(1) + header))
+    channel.confirm(1, safe=True)
+    channel.close_ok()
+    engine.close_ok()  # nothing was closed
+    all_of(engine.receive(methods.ChannelClose(200, b"", 0).frame(1)))
+    assert not engine.data_to_send(), "who has closed hears of nothing but that"
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
+    claims = ((b"authentication_failure_close", b"\x01"), (b"connection.blocked", b"\x00"))
+    able = b"".join(tables.entry(name, b"t", value) for name, value in claims)
+    able = tables.entry(b"product", b"S", b"x") + tables.entry(b"capabilities", b"F", able)
+    engine = ConnectionEngine(EngineSettings(), End.SERVER)
+    greet(engine)
+    all_of(engine.receive(methods.ConnectionStartOk(able, b"PLAIN", b"", b"en_US").frame(0)))
+    assert engine.capabilities == {b"authentication_failure_close"}
+    engine.data_to_send()
+    assert engine.refuse_login("wrong password")
+    close = methods.ConnectionClose.decode(b"".join(engine.data_to_send())[7:-1])
+    assert (close.reply_code, close.reply_text) == (403, b"ACCESS_REFUSED - wrong password")
+    assert close.failed == methods.ConnectionStartOk.KEY
+
+
+def test_no_secret_is_in_the_repr_of_an_event() -> None:
+    engine = ConnectionEngine(EngineSettings(), End.SERVER)
+    greet(engine)
+    assert "secret" not in repr(all_of(engine.receive(LOGIN.frame(0))))
+    assert "secret" not in repr(SecureReceived(b"secret"))
+
+
+def test_bodies_need_a_limit_only_where_the_shell_has_one(engine: ConnectionEngine) -> None:
+    assert isinstance(engine.memory, Unbounded)
+    assert engine.memory.has_room(1 << 60)
+    assert engine.memory.excess(1) == ""
+    header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + (5).to_bytes(8, "big") + b"\0\0\xce"
+    said = methods.BasicPublish(b"", b"q").frame(1) + header
+    parts = b"".join(body_frames(1, part, 0)[0] for part in (b"ab", b"cde"))
+    empty = b"\x03\0\x01\0\0\0\0\xce"
+    (event,) = all_of(engine.receive(said + empty + parts))
+    assert event[3:] == (b"abcde", 0)
+
+
+def test_without_heartbeats_nothing_is_ever_due(engine: ConnectionEngine) -> None:
+    assert engine.tick(0) == (None, [])
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", EndpointState)
+@pytest.mark.parametrize("step", EndpointStep)
+def test_nothing_leads_back(state: EndpointState, step: EndpointStep) -> None:
+    order = [EndpointState.OPENING, EndpointState.OPEN, EndpointState.CLOSE_RECEIVED, EndpointState.CLOSE_SENT]
+    order.append(EndpointState.GONE)
+    following = TRANSITIONS.get((state, step))
+    assert following is None or order.index(following) >= order.index(state)
+    assert state is not EndpointState.GONE or following is None
+
+
+def test_limits_are_as_documented() -> None:
+    assert (settings.MAX_BACKLOG, settings.MAX_EFFORT) == (1 << 20, 5000)
