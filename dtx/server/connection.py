@@ -6,7 +6,7 @@ end comes once and leaves no timer behind, stands here.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import count
 from typing import Final
@@ -31,9 +31,23 @@ class Outbox:
         transport: its socket.
         wrote: called when something was written.
         relieved: called when there is room again after somebody was told that there is none.
+
+    Attributes:
+        source: where an engine's frames are taken from that were announced.
     """
 
-    __slots__ = ("_frames", "_loop", "_octets", "_relieved", "_transport", "_turned_away", "_wrote", "is_slow")
+    __slots__ = (
+        "_awaited",
+        "_frames",
+        "_loop",
+        "_octets",
+        "_relieved",
+        "_transport",
+        "_turned_away",
+        "_wrote",
+        "is_slow",
+        "source",
+    )
 
     def __init__(self, transport: ClientTransport, wrote: Callable[[], None], relieved: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,7 +56,9 @@ class Outbox:
         self._relieved = relieved
         self._frames: list[bytes | memoryview] = []
         self._octets = 0
+        self._awaited = False
         self._turned_away = False
+        self.source: Callable[[], Sequence[bytes | memoryview]] = tuple
         self.is_slow = False
         """The socket takes no more for now."""
 
@@ -58,14 +74,21 @@ class Outbox:
 
     def send(self, data: bytes | memoryview) -> None:
         """Send whole frames, at the end of this turn of the loop."""
-        if not self._frames:
-            self._loop.call_soon(self.flush)
         self._frames.append(data)
-        self._octets += len(data)
+        self.announce(len(data))
+
+    def announce(self, octets: int = 0) -> None:
+        """The source may have so much more to send: it is asked at the end of this turn of the loop."""
+        if not self._awaited:
+            self._awaited = True
+            self._loop.call_soon(self.flush)
+        self._octets += octets
 
     def flush(self) -> None:
         """Write what waits."""
+        self._awaited = False
         frames = self._frames
+        frames += self.source()
         if frames and self._transport is not None:
             self._wrote()
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))

@@ -1,15 +1,23 @@
-"""What connections ask of the store; :class:`dtx.store.postgres.store.PostgresStore` is one."""
+"""What connections ask of the store, and queues that go.
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+:class:`dtx.store.postgres.store.PostgresStore` is such a store.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, Protocol, cast
 
 from dtx.log.api import LogError
 from dtx.log.changes import Define, StoredMessage
-from dtx.store.postgres.consumers import Consumer, Delivery
-from dtx.store.postgres.exchanges import Queue
+from dtx.manager import TransactionManager
+from dtx.store.postgres.consumers import Consumer, Delivery, Sink
+from dtx.store.postgres.exchanges import Owner, Queue
 from dtx.store.postgres.recording import Thing
-from dtx.store.postgres.topology import VirtualHost
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.slices import Slices
 from dtx.store.work import HeldPublish, HeldWork
+from dtx.telemetry import get_logger
+
+_log = get_logger(part="connection")
 
 Done = Callable[[LogError | None], None]
 """Called once, when a record is durable, or with the error when it is not or nobody knows."""
@@ -104,3 +112,50 @@ class Broker(Protocol):
         Raises:
             LogError: it is not, or nobody knows.
         """
+
+
+OWN_AT_ONCE: Final = 50
+"""Exclusive queues that go in one step, a millisecond or less."""
+
+
+class ClientSink(Sink, Protocol):
+    """What consumers of clients deliver to."""
+
+    def cancelled(self, consumer: Consumer) -> None:
+        """The queue of *consumer* is gone."""
+
+
+def close_queues(broker: Broker, queues: Sequence[Queue]) -> None:
+    """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
+    Slices(_failed).run(_tell(broker.close_queues(queues)))
+
+
+def _tell(consumers: Sequence[Consumer]) -> Iterator[None]:
+    for consumer in consumers:
+        cast("ClientSink", consumer.sink).cancelled(consumer)
+        yield
+
+
+def _failed(error: Exception) -> None:
+    _log.error("consumers may not hear of the end of their queue", exc_info=error)
+
+
+def remove_own(broker: Broker, manager: TransactionManager, vhost: VirtualHost, owner: Owner) -> Iterator[None]:
+    """The exclusive queues of a connection that is gone go with it, in steps."""
+    while (gone := vhost.disconnected(owner, OWN_AT_ONCE)).queues:
+        remove(broker, manager, gone)
+        yield
+
+
+def remove(broker: Broker, manager: TransactionManager, gone: Gone) -> None:
+    """The same for queues that go by themselves, so nobody waits until that is durable."""
+    close_queues(broker, gone.queues)
+    if gone.define is not None:
+        manager.spawn(_note_gone(broker.define(gone.define)))
+
+
+async def _note_gone(written: Awaitable[None]) -> None:
+    try:
+        await written
+    except LogError as error:
+        _log.error("queues that are gone may come back at the next start", reason=str(error))

@@ -1,41 +1,55 @@
-"""A client's connection where dtx itself keeps the messages: the server's side of AMQP 0-9 and 0-9-1.
+"""A client's connection where dtx itself keeps the messages: the server's end of AMQP 0-9 and 0-9-1.
 
-Frames of one read are handled in one pass; what they publish and acknowledge is one record of the log. What is sent to
-the client is joined for each turn of the event loop. A client that does not read, or sends more than the log can take,
-is not read from until that has changed.
+The engine has the protocol. What one read brings is handled in one pass; what it publishes and acknowledges is one
+record of the log. What is sent to the client is joined for each turn of the event loop. A client that does not read, or
+sends more than the log can take, is not read from until that has changed.
 """
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from dtx.auth.accounts import Account, Accounts, LoginRefused
-from dtx.auth.permissions import Permission
+import dtx
+from dtx.auth.accounts import Account, LoginRefused
 from dtx.log.api import LogError
-from dtx.manager import TransactionManager, Who
+from dtx.manager import Who
 from dtx.manager.limits import Resource
 from dtx.server.connection import ClientConnection, Stage
 from dtx.server.front import ClientTransport
-from dtx.server.limits import ConnectionLimits
+from dtx.server.limits import HEARTBEAT, MAX_FRAME
 from dtx.server.standalone.access import Access
-from dtx.server.standalone.broker import Broker
+from dtx.server.standalone.broker import remove_own
 from dtx.server.standalone.channel import Channel
-from dtx.server.standalone.closing import close_queues, remove, remove_own
-from dtx.server.standalone.direct import DirectReplies
-from dtx.server.standalone.opening import Opening
+from dtx.server.standalone.client import Client, Parts
 from dtx.server.standalone.writes import Writes
-from dtx.store.postgres.exchanges import Queue
-from dtx.store.postgres.topology import Gone, VirtualHost
-from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import SLICE_SECONDS
-from dtx.telemetry import Metrics, get_logger
-from dtx.wire.amqp09 import closes, methods
-from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter
-from dtx.wire.amqp09.handshake import Credentials, NotOffered
-from dtx.xa.codes import ReplyCode, XaError
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09 import closes, handshake, methods
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.connection import ConnectionEngine
+from dtx.wire.amqp09.endpoint import EndpointState
+from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.events import (
+    ChannelClosed,
+    ChannelClosing,
+    ChannelFailed,
+    ChannelOpened,
+    ConnectionClosed,
+    ConnectionClosing,
+    ConnectionFailed,
+    ConnectionMethodReceived,
+    ContentReceived,
+    EngineEvent,
+    LoginReceived,
+    MethodReceived,
+    PeerSilent,
+    TuneAgreed,
+    VhostRequested,
+)
+from dtx.wire.amqp09.frames import OPENING_FRAME, Protocol
+from dtx.wire.amqp09.settings import End, EngineSettings
+from dtx.xa.codes import XaError
 
 _log = get_logger(part="connection")
 
@@ -47,28 +61,33 @@ _BEHIND: Final = "frames wait"
 """Why nothing is read while frames that were read have not been looked at."""
 _BLOCKED_AFTER: Final = 1.0
 """Seconds that a client is not read from, for want of writing, before it is told so (connection.blocked)."""
-_CLOSE_OK: Final = methods.ConnectionCloseOk().frame(0)
-_OPEN_OK: Final = methods.ConnectionOpenOk().frame(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What all connections share."""
-
-    manager: TransactionManager
-    broker: Broker
-    accounts: Accounts
-    metrics: Metrics
-    limits: ConnectionLimits
-    direct: DirectReplies = field(default_factory=DirectReplies)
-
-
-class _Rest(NamedTuple):
-    """Frames of one read, and what is behind them that is none."""
-
-    buffer: bytes
-    frames: Iterator[Frame]
-    failure: FrameError | None
+_CAPABILITIES: Final = (
+    b"publisher_confirms",
+    b"exchange_exchange_bindings",
+    b"basic.nack",
+    b"consumer_cancel_notify",
+    b"connection.blocked",
+    b"consumer_priorities",
+    b"authentication_failure_close",
+    b"per_consumer_qos",
+    b"direct_reply_to",
+    handshake.CAPABILITY,
+)
+_GREETING: Final = methods.ConnectionStart(
+    0,
+    9,
+    handshake.server_properties(
+        {
+            b"product": b"dtx",
+            b"version": dtx.__version__.encode(),
+            b"platform": b"Python",
+            b"information": b"Licensed under the Apache License 2.0",
+        },
+        _CAPABILITIES,
+    ),
+    b" ".join(handshake.PASSED),
+    b"en_US",
+)
 
 
 class Connection(ClientConnection):
@@ -81,31 +100,34 @@ class Connection(ClientConnection):
 
     def __init__(self, parts: Parts, transport: ClientTransport) -> None:
         super().__init__(parts.manager, transport)
-        self.broker = parts.broker
-        self.accounts = parts.accounts
-        self.metrics = parts.metrics
-        self.limits = parts.limits
-        self.direct = parts.direct
+        limits = parts.limits
         self.channels: dict[int, Channel] = {}
-        self.vhost: VirtualHost
-        """Known when the client has opened it, as *access* and *writes* are."""
-        self.access: Access
+        self.client: Client
+        """Known when it has entered a virtual host, as *writes* are."""
         self.writes: Writes
+        self._parts = parts
+        self._offer = methods.ConnectionTune(limits.max_channels, limits.frame_max or MAX_FRAME, HEARTBEAT)
+        self._engine = ConnectionEngine(
+            EngineSettings(
+                opening_frame=min(self._offer.frame_max, OPENING_FRAME),
+                max_message=limits.max_message_bytes,
+                close_overtakes=False,
+            ),
+            End.SERVER,
+        )
+        self.outbox.source = self._engine.data_to_send
         self._account: Account | None = None
-        self._opening = Opening(parts.limits)
-        self._pulse = Pulse(lambda: self.outbox.send(HEARTBEAT_FRAME), self._client_is_dead)
-        self._splitter = FrameSplitter(self._opening.max_frame)
-        self._rest: _Rest | None = None
-        """Frames that were read and not looked at."""
-        self._unread = b""
-        """What has come since."""
         self._greeted = False
-        self._leaving = False
-        """The client has said connection.close: nothing that it sends counts any more."""
+        self._handling = False
+        """An iteration of the engine runs."""
+        self._awaited = False
+        """Another turn of the loop goes on with it."""
+        self._reading = True
         self._told_blocked = False
         self._blocked_timer: asyncio.TimerHandle | None = None
+        self._tick_timer: asyncio.TimerHandle | None = None
 
-    # -- opening
+    # -- what the engine tells
 
     async def connect(self) -> None:
         """Begin the handshake."""
@@ -114,27 +136,139 @@ class Connection(ClientConnection):
     def _greet(self) -> None:
         if not self._greeted:
             self._greeted = True
-            self._set_timer(self.limits.handshake_timeout, self._too_slow)
-            self.outbox.send(self._opening.greeting())
+            self._set_timer(self._parts.limits.handshake_timeout, self._too_slow)
+            for _ in self._engine.receive(Protocol.AMQP_0_9_1.value):
+                raise AssertionError("a header means nothing else")
+            self._engine.greet(_GREETING)
+            self.outbox.announce()
 
-    def _handshake(self, key: int, payload: bytes) -> None:
-        self._opening.expect(key)
-        if key == methods.ConnectionStartOk.KEY:
-            try:
-                credentials = self._opening.start_ok(payload)
-            except NotOffered as error:
-                _log.info("login refused", connection=self.id, reason=str(error))
-                self._end()
-                return
-            self._login = self.manager.spawn(self._log_in(credentials))
-        elif key == methods.ConnectionTuneOk.KEY:
-            self._opening.tune_ok(payload)
-            self._splitter.max_frame = self._opening.agreed.frame_max
-            self._pulse.start(self._opening.agreed.heartbeat)
+    def client_data(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._greet()
+        self._hold_if_it_reads_nothing()
+        events = self._engine.receive(data)
+        if not self._awaited:
+            self._handle(events)
+
+    def _go_on(self) -> None:
+        """A channel may go on with what waited."""
+        if not self._handling and not self._awaited:
+            self._handle(self._engine.events())
+
+    def _catch_up(self) -> None:
+        self._awaited = False
+        if self.stage is not Stage.ENDED:
+            self._handle(self._engine.receive(b""))
+
+    def _handle(self, events: Iterable[EngineEvent]) -> None:
+        """Handle *events*, in several turns of the event loop where they are much work."""
+        clock = time.monotonic
+        until = clock() + SLICE_SECONDS
+        self._handling = True
+        try:
+            for event in events:
+                self._on(event)
+                if clock() >= until:
+                    break
+        except WireError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("connection failed", connection=self.id)
+            self.refuse(error)
+        self._handling = False
+        if self.stage is Stage.RUNNING:
+            self.writes.flush()
+        if self._engine.wants_to_send:
+            self.outbox.announce()
+        self._pace()
+
+    def _pace(self) -> None:
+        engine = self._engine
+        if engine.wants_pause:
+            self.hold(engine)
         else:
-            self._enter(self._opening.open(payload))
+            self.release(engine)
+        if not engine.behind:
+            self.release(_BEHIND)
+        elif not self._awaited:
+            self._awaited = True
+            self.hold(_BEHIND)
+            asyncio.get_running_loop().call_soon(self._catch_up)
 
-    async def _log_in(self, credentials: Credentials | None) -> None:
+    def _on(self, event: EngineEvent) -> None:
+        match event:
+            case ContentReceived():
+                self._on_channel(event)
+            case MethodReceived():
+                self._on_channel(event)
+            case ChannelOpened():
+                self._open_channel(event.channel)
+            case ChannelClosing():
+                self._close_channel(self.channels[event.channel])
+            case ChannelFailed():
+                channel = self.channels[event.channel]
+                channel.order.refused(event.error)
+                channel.let_go()
+            case ChannelClosed():
+                self._forget(self.channels[event.channel])
+            case _:
+                self._on_connection(event)
+
+    def _on_connection(self, event: EngineEvent) -> None:
+        match event:
+            case ConnectionClosing():
+                self._client_closes()
+            case ConnectionFailed():
+                _log.info("connection refused", connection=self.id, reason=str(event.error))
+                self._close(b"")
+            case ConnectionClosed():
+                self._end()
+            case PeerSilent():
+                _log.info("client missed its heartbeats", connection=self.id)
+                self.abort()
+            case LoginReceived():
+                self._receive_login(event.login)
+            case TuneAgreed():
+                self._tick()
+            case VhostRequested():
+                self._enter(event.vhost)
+            case ConnectionMethodReceived(method=methods.ConnectionUpdateSecret()):
+                # As RabbitMQ: a password is judged at the login alone, and a user who may not stay is cut off.
+                self._send(methods.ConnectionUpdateSecretOk())
+            case ConnectionMethodReceived():
+                raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+            case _:
+                raise AssertionError(f"{event} is told at another place, or to clients")
+
+    def _on_channel(self, event: ContentReceived | MethodReceived) -> None:
+        channel = self.channels[event.channel]
+        try:
+            if isinstance(event, ContentReceived):
+                channel.publish(event)
+            else:
+                channel.receive(event)
+        except XaError as error:
+            channel.order.refuse(error, event.method.KEY)
+        except WireError as error:
+            self.refuse(error, event.method.KEY)
+
+    def _send(self, method: Method) -> None:
+        """Say something on channel 0."""
+        self._engine.send(method.frame(0))
+        self.outbox.announce()
+
+    # -- opening
+
+    def _receive_login(self, said: methods.ConnectionStartOk) -> None:
+        try:
+            credentials = handshake.credentials(said.mechanism, said.response)
+        except handshake.NotOffered as error:
+            _log.info("login refused", connection=self.id, reason=str(error))
+            self._end()
+        else:
+            self._login = self.manager.spawn(self._log_in(credentials))
+
+    async def _log_in(self, credentials: handshake.Credentials | None) -> None:
         transport = self._transport
         if transport is None:
             return
@@ -142,7 +276,7 @@ class Connection(ClientConnection):
             if credentials is None:
                 _log.info("login refused", connection=self.id, reason="the SASL response names nobody")
                 raise LoginRefused("the SASL response names nobody")
-            self._account = await self.accounts.authenticate(
+            self._account = await self._parts.accounts.authenticate(
                 credentials.user, credentials.password, loopback=transport.is_local, peer=transport.peer
             )
         except LoginRefused as error:
@@ -151,24 +285,24 @@ class Connection(ClientConnection):
             _log.warning("nobody can log in", connection=self.id, reason=str(error))
             self.refuse(WireError(HardCode.INTERNAL_ERROR, "the database that has the users is away"))
         else:
-            if self.stage is Stage.OPENING:
-                self.outbox.send(self._opening.tune())
+            self._engine.tune(self._offer)
+            self.outbox.announce()
 
     def _refuse_login(self, reason: str) -> None:
-        if self.stage is not Stage.OPENING:
-            return
-        if self._opening.hears_of_failed_login:
-            text = closes.describe(ReplyCode.ACCESS_REFUSED, reason)
-            self.stop(closes.connection_close(ReplyCode.ACCESS_REFUSED, text, methods.ConnectionStartOk.KEY))
-        else:
-            # "the server MUST … close the socket" without telling why (AMQP 0-9-1, 2.2.4)
+        if self.stage is Stage.OPENING:
             self.stage = Stage.CLOSING
-            self._set_timer(_REFUSED_PAUSE, self.abort)
+            told = self._engine.refuse_login(reason)
+            self.outbox.announce()
+            self._set_timer(_CLOSE_PATIENCE if told else _REFUSED_PAUSE, self.abort)
 
-    def _enter(self, vhost: str) -> None:
+    def _enter(self, name: bytes) -> None:
         account = self._account
         assert account is not None, "connection.open is expected after the login only"
-        if not self.accounts.has_vhost(vhost):
+        try:
+            vhost = name.decode()
+        except UnicodeDecodeError:
+            raise WireError(HardCode.NOT_ALLOWED, "the vhost's name is no UTF-8") from None
+        if not self._parts.accounts.has_vhost(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"vhost {vhost} not found")
         if not account.may_enter(vhost):
             raise WireError(HardCode.NOT_ALLOWED, f"access to vhost '{vhost}' refused for user '{account.name}'")
@@ -181,176 +315,87 @@ class Connection(ClientConnection):
         if self._transport is None or not self._transport.opened(who):
             raise WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)")
         self._cancel_timer()
-        self.vhost = self.broker.virtual_host(vhost)
-        self.access = Access(self.accounts, account, self.vhost)
-        self.writes = Writes(vhost, self.broker, self.budget, self._throttle)
+        broker, engine = self._parts.broker, self._engine
+        found = broker.virtual_host(vhost)
+        self.writes = Writes(vhost, broker, self.budget, self._throttle)
+        self.client = Client(
+            parts=self._parts,
+            connection=self.id,
+            who=who,
+            vhost=found,
+            access=Access(self._parts.accounts, account, found),
+            writes=self.writes,
+            budget=self.budget,
+            frame_max=engine.agreed.frame_max,
+            hears_of_cancelled_consumers=b"consumer_cancel_notify" in engine.capabilities,
+            outbox=self.outbox,
+            slices=self.slices,
+            go_on=self._go_on,
+            fail=self.refuse,
+            wait_for_disk=self._wait_for_disk,
+        )
+        engine.memory = self.budget
         self.stage = Stage.RUNNING
-        self.outbox.send(_OPEN_OK)
-
-    @property
-    def frame_max(self) -> int:
-        """Agreed with the client, octets."""
-        return self._opening.agreed.frame_max
-
-    @property
-    def account(self) -> Account:
-        """Who has logged in."""
-        assert self._account is not None, "channels are opened after the login only"
-        return self._account
-
-    @property
-    def tells_of_cancelled_consumers(self) -> bool:
-        """Whether the client wants basic.cancel when a queue goes."""
-        return self._opening.hears_of_cancelled_consumers
+        engine.open_ok()
 
     def recheck(self) -> None:
         """Users or vhosts have changed: somebody who is gone does not stay connected."""
-        if self.stage is Stage.RUNNING and not (self.account.exists and self.account.may_enter(self.who.vhost)):
-            user, vhost = self.who.user, self.who.vhost
-            self.refuse(WireError(HardCode.CONNECTION_FORCED, f"user '{user}' may not be in vhost '{vhost}' any more"))
-
-    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
-        """See :meth:`Access.demand`."""
-        self.access.demand(permission, kind, name)
-
-    def demand_topic(self, permission: Permission, exchange: bytes, key: bytes) -> None:
-        """See :meth:`Access.demand_topic`."""
-        self.access.demand_topic(permission, exchange, key)
-
-    # -- queues that go
-
-    def close_queues(self, queues: Sequence[Queue]) -> None:
-        """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
-        close_queues(self.broker, queues)
-
-    def remove(self, gone: Gone) -> None:
-        """The same for queues that go by themselves, so nobody waits until that is durable."""
-        remove(self.broker, self.manager, gone)
-
-    # -- from the client
-
-    def client_data(self, data: bytes) -> None:
-        """Octets from the client."""
-        self._greet()
-        self._pulse.read = True
-        self._hold_if_it_reads_nothing()
-        self._unread += data
-        if self._rest is None:
-            self._read()
-
-    def _read(self) -> None:
-        data, self._unread = self._unread, b""
-        try:
-            buffer, frames = self._splitter.feed(data)
-        except FrameError as error:
-            self._handle(_Rest(error.buffer, iter(error.frames), error))
-        else:
-            self._handle(_Rest(buffer, iter(frames), None))
-
-    def _handle(self, rest: "_Rest") -> None:
-        """Look at frames, in several turns of the event loop where they are much work."""
-        self._rest = None
-        try:
-            if not self._frames(rest.buffer, rest.frames):
-                self._rest = rest
-            elif rest.failure is not None:
-                self.refuse(rest.failure)
-        except WireError as error:
-            self.refuse(error)
-        except Exception as error:  # noqa: BLE001 - logged; the client is told no more than that
-            _log.exception("connection failed", connection=self.id)
-            self.refuse(error)
-        self.flush()
-        if self._rest is not None:
-            self.hold(_BEHIND)
-            asyncio.get_running_loop().call_soon(self._catch_up)
-
-    def _catch_up(self) -> None:
-        if self.stage is Stage.ENDED:
-            return
-        if self._rest is not None:
-            self._handle(self._rest)
-        if self._rest is None and self._unread:
-            self._read()
-        if self._rest is None:
-            self.release(_BEHIND)
-
-    def flush(self) -> None:
-        """Frames were handled: what they brought goes to the log; a client that wants to leave may go."""
         if self.stage is Stage.RUNNING:
-            self.writes.flush()
-            if self._leaving and not any(channel.waits for channel in self.channels.values()):
-                self._leave(Stage.LEAVING)
-                self.behind_all(lambda: self.writes.then(self._confirm_close))
+            account, user, vhost = self.client.account, self.who.user, self.who.vhost
+            if not (account.exists and account.may_enter(vhost)):
+                reason = f"user '{user}' may not be in vhost '{vhost}' any more"
+                self.refuse(WireError(HardCode.CONNECTION_FORCED, reason))
 
-    def _frames(self, buffer: bytes, frames: Iterator[Frame]) -> bool:
-        """Handle *frames* as far as a slice goes; whether that was all."""
-        channels = self.channels
-        clock = time.monotonic
-        until = clock() + SLICE_SECONDS
-        for key, number, start, end in frames:
-            if self._leaving:
-                break
-            if number:
-                channel = channels.get(number)
-                if channel is not None:
-                    channel.frame(key, buffer, start, end)
-                else:
-                    self._on_no_channel(key, number)
-            elif key != HEARTBEAT:
-                self._on_zero(key, buffer[start + 7 : end - 1])
-            if clock() >= until:
-                return False
-        return True
+    # -- channels
 
-    def _on_no_channel(self, key: int, number: int) -> None:
-        if self.stage is Stage.OPENING:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} before connection.open")
-        if self.stage is not Stage.RUNNING:
-            return
-        if key != methods.ChannelOpen.KEY:
-            raise WireError(HardCode.CHANNEL_ERROR, f"channel {number} is not open")
-        if number > self._opening.agreed.channel_max:
-            granted = self._opening.agreed.channel_max
-            raise WireError(HardCode.NOT_ALLOWED, f"channel {number} is above the negotiated channel_max ({granted})")
-        quotas = self.manager.quotas
-        reason = quotas.excess(self.who.user, self.who.vhost, Resource.CHANNELS)
+    def _open_channel(self, number: int) -> None:
+        quotas, who = self.manager.quotas, self.who
+        reason = quotas.excess(who.user, who.vhost, Resource.CHANNELS)
         if reason is not None:
             raise WireError(HardCode.NOT_ALLOWED, f"channel refused: {reason}")
-        quotas.add(self.who.user, self.who.vhost, Resource.CHANNELS)
-        self.channels[number] = Channel(self, number)
-        self.metrics.channels.inc()
-        self.outbox.send(methods.ChannelOpenOk().frame(number))
+        quotas.add(who.user, who.vhost, Resource.CHANNELS)
+        engine = self._engine.channel(number)
+        self.channels[number] = Channel(self.client, engine)
+        self._parts.metrics.channels.inc()
+        engine.open_ok()
 
-    def _on_zero(self, key: int, payload: bytes) -> None:
-        if key == methods.ConnectionClose.KEY and self.stage in (Stage.OPENING, Stage.RUNNING):
-            self._client_closes()
-        elif key == methods.ConnectionClose.KEY:
-            self.outbox.send(_CLOSE_OK)
-        elif self.stage is Stage.CLOSING:
-            if key == methods.ConnectionCloseOk.KEY:
-                self._end()
-        elif self.stage is Stage.OPENING:
-            self._handshake(key, payload)
-        elif self.stage is Stage.RUNNING and key == methods.ConnectionUpdateSecret.KEY:
-            # As RabbitMQ: a password is judged at the login alone, and a user who is gone or may not stay is cut off.
-            methods.ConnectionUpdateSecret.decode(payload)
-            self.outbox.send(methods.ConnectionUpdateSecretOk().frame(0))
-        elif self.stage is Stage.RUNNING:
-            raise WireError(HardCode.COMMAND_INVALID, "method on channel 0 that has no place there")
+    def _close_channel(self, channel: Channel) -> None:
+        """The client closes a channel: confirmed when all that was sent before is durable."""
+        self.writes.flush()
+        channel.let_go()
+        self.slices.then(lambda: self.writes.then(lambda: self._confirm_close_of(channel)))
 
-    def forget(self, channel: Channel) -> None:
+    def _confirm_close_of(self, channel: Channel) -> None:
+        if channel.engine.state is EndpointState.CLOSE_RECEIVED:
+            channel.engine.close_ok()
+            self.outbox.announce()
+            self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
         """A channel is closed on both sides."""
-        if self.channels.get(channel.number) is channel:
-            del self.channels[channel.number]
-            self._discount_channel()
+        del self.channels[channel.number]
+        self._discount_channel()
+
+    def _discount_channel(self) -> None:
+        self._parts.metrics.channels.dec()
+        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
 
     # -- pace
 
     def _reads(self, reads: bool) -> None:
-        self._pulse.paused = not reads
-        if reads:
-            self._pulse.read = True
+        self._reading = reads
+        self._engine.excuse()
+
+    def _tick(self) -> None:
+        """Heartbeats, both ways."""
+        if not self._reading:
+            self._engine.excuse()
+        deadline, events = self._engine.tick(now := time.monotonic())
+        self.outbox.announce()
+        if deadline is not None:
+            self._tick_timer = asyncio.get_running_loop().call_later(max(0.0, deadline - now), self._tick)
+        for event in events:
+            self._on(event)
 
     def _throttle(self, much: bool) -> None:
         """More is on its way to the log than may be, or not any more."""
@@ -360,14 +405,15 @@ class Connection(ClientConnection):
             return
         if self._blocked_timer is not None:
             self._blocked_timer.cancel()
-        self._go_on(self.writes)
+        self._read_on(self.writes)
 
     def _say_blocked(self, reason: bytes = b"messages wait to be written") -> None:
-        if self._opening.hears_of_blocking and self.stage is Stage.RUNNING and not self._told_blocked:
+        hears = b"connection.blocked" in self._engine.capabilities
+        if hears and self.stage is Stage.RUNNING and not self._told_blocked:
             self._told_blocked = True
-            self.outbox.send(methods.ConnectionBlocked(reason).frame(0))
+            self._send(methods.ConnectionBlocked(reason))
 
-    def wait_for_disk(self) -> None:
+    def _wait_for_disk(self) -> None:
         """The client publishes, and the disk is nearly full: it is read from when there is room again.
 
         As with RabbitMQ, a client that does not publish is served as before: so what makes room, or ends, can go on.
@@ -377,25 +423,18 @@ class Connection(ClientConnection):
         self._say_blocked(b"low on disk")
 
     def _disk_has_room(self) -> None:
-        self._go_on(self.manager.disk)
+        self._read_on(self.manager.disk)
 
-    def _go_on(self, reason: object) -> None:
+    def _read_on(self, reason: object) -> None:
         """*reason* does not hold any more: the client is read from, and hears so, if nothing else holds."""
         self.release(reason)
         if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
-            self.outbox.send(methods.ConnectionUnblocked().frame(0))
+            self._send(methods.ConnectionUnblocked())
 
     def _resume(self) -> None:
         for channel in list(self.channels.values()):
             channel.consuming.resume()
-
-    def _wrote(self) -> None:
-        self._pulse.wrote = True
-
-    def _client_is_dead(self) -> None:
-        _log.info("client missed its heartbeats", connection=self.id)
-        self.abort()
 
     # -- the end
 
@@ -416,32 +455,39 @@ class Connection(ClientConnection):
 
     def stop(self, frame: bytes) -> None:
         """End the connection with *frame*, a connection.close. Idempotent."""
-        if self.stage in (Stage.CLOSING, Stage.ENDED):
-            return
+        if self.stage not in (Stage.CLOSING, Stage.ENDED):
+            self._close(frame)
+
+    def _close(self, frame: bytes) -> None:
         self._leave(Stage.CLOSING)
-        self.outbox.send(frame)
+        self._engine.close(frame)
+        self.outbox.announce()
         self._set_timer(_CLOSE_PATIENCE, self.abort)
+
+    def _client_closes(self) -> None:
+        if self.stage is Stage.OPENING:
+            self._confirm_close()
+        else:
+            self._leave(Stage.LEAVING)
+            self.behind_all(lambda: self.writes.then(self._confirm_close))
+
+    def _confirm_close(self) -> None:
+        self._engine.close_ok()
+        self._end()
 
     def _leave(self, stage: Stage) -> None:
         """Nothing more is done for the client; what it sent so far is on its way."""
         running = self.stage is Stage.RUNNING
         self.stage = stage
-        if not running:
-            return
-        self.writes.flush()
-        channels = list(self.channels.values())
-        self.channels.clear()
-        self.slices.run(self._let_go(channels))
-        self.behind_all(lambda: self.slices.run(remove_own(self.broker, self.manager, self.vhost, self)))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is done for the client: its channels have returned what they have, or are about to."""
-        return self.stage is not Stage.RUNNING
-
-    def _discount_channel(self) -> None:
-        self.metrics.channels.dec()
-        self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CHANNELS)
+        if running:
+            self.writes.flush()
+            channels = list(self.channels.values())
+            self.channels.clear()
+            self.slices.run(self._let_go(channels))
+            remaining = remove_own(self._parts.broker, self.manager, self.client.vhost, self.client)
+            self.behind_all(lambda: self.slices.run(remaining))
+        if stage is Stage.ENDED:
+            self._engine.end()
 
     def _let_go(self, channels: Sequence[Channel]) -> Iterator[None]:
         for channel in channels:
@@ -452,25 +498,9 @@ class Connection(ClientConnection):
                 _log.exception("channel failed", connection=self.id, channel=channel.number)
             yield
 
-    def _client_closes(self) -> None:
-        self._leaving = True
-        if self.stage is Stage.OPENING:
-            self._confirm_close()
-        else:
-            self.flush()
-
-    def _confirm_close(self) -> None:
-        self.outbox.send(_CLOSE_OK)
-        self._end()
-
     def _gone(self) -> None:
-        self._splitter = FrameSplitter()  # what the client had begun to say goes at once, not with the next garbage
-        self._pulse.stop()
-        if self._blocked_timer is not None:
-            self._blocked_timer.cancel()
+        for timer in (self._tick_timer, self._blocked_timer):
+            if timer is not None:
+                timer.cancel()
         self.manager.disk.leave(self._disk_has_room)
         self.behind_all(super()._gone)
-
-    def now(self) -> float:
-        """Seconds since the epoch, as the queues count."""
-        return time.time()

@@ -2,34 +2,114 @@
 
 import asyncio
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, TypeVar
 
 from dtx.auth.permissions import Permission
 from dtx.log.changes import StoredMessage
 from dtx.server.limits import MAX_CONSUMERS, MAX_UNACKED, MAX_UNREAD_REPLIES
-from dtx.server.standalone.contexts import Settlement
+from dtx.server.standalone.client import Client
+from dtx.server.standalone.contexts import Context, Settlement
 from dtx.server.standalone.direct import REPLY_TO
-from dtx.server.standalone.tags import Unsettled
+from dtx.server.standalone.order import ChannelOrder
 from dtx.store.postgres.arguments import first_of_each, integer, kind_name, text
 from dtx.store.postgres.consumers import Consumer, Credit, Delivery, return_slowly
 from dtx.store.postgres.exchanges import Queue
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import HardCode, WireError
+from dtx.wire.amqp09.methods import (
+    BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicDeliver,
+    BasicGet,
+    BasicGetEmpty,
+    BasicGetOk,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+    ChannelFlowOk,
+)
 from dtx.xa.codes import ReplyCode, XaError
-
-if TYPE_CHECKING:
-    from dtx.server.standalone.channel import Channel
 
 _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
-_deliver: Final = packer(methods.BasicDeliver)
-_get_ok: Final = packer(methods.BasicGetOk)
+_deliver_frame: Final = packer(BasicDeliver)
+
+
+ALL: Final = 0
+"""With ``multiple``: "the delivery tag is zero … acknowledgement of all outstanding messages"."""
+
+T = TypeVar("T")
+
+
+class Unsettled(Generic[T]):
+    """What was delivered on a channel and is not settled, in the order of the tags."""
+
+    __slots__ = ("_deliveries", "_next")
+
+    def __init__(self) -> None:
+        self._deliveries: dict[int, T] = {}
+        self._next = 1
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    def next_tag(self) -> int:
+        """A tag for something that needs no acknowledgement. "The delivery tag is valid only within the channel"."""
+        tag = self._next
+        self._next += 1
+        return tag
+
+    def add(self, delivery: T) -> int:
+        """Keep *delivery*; its tag."""
+        tag = self._next
+        self._next = tag + 1
+        self._deliveries[tag] = delivery
+        return tag
+
+    def take(self, wanted: int, *, multiple: bool) -> dict[int, T]:
+        """The deliveries that a settlement means, by their tags; they are not kept any more.
+
+        Args:
+            wanted: delivery tag.
+            multiple: it means all up to that one.
+
+        Raises:
+            XaError: 406 for a tag that is not outstanding.
+        """
+        known = self._deliveries
+        if not multiple:
+            delivery = known.pop(wanted, None)
+            if delivery is None:
+                raise _unknown(wanted)
+            return {wanted: delivery}
+        if wanted == ALL:
+            return self.take_all()
+        if wanted not in known:
+            raise _unknown(wanted)
+        return {tag: known.pop(tag) for tag in list(takewhile(wanted.__ge__, known))}
+
+    def take_all(self) -> dict[int, T]:
+        """All of them."""
+        found, self._deliveries = self._deliveries, {}
+        return found
+
+    def restore(self, deliveries: Iterable[tuple[int, T]]) -> None:
+        """Keep again what was taken: tx.rollback does "not redeliver" it, so it is acknowledged anew."""
+        self._deliveries.update(deliveries)
+        self._deliveries = dict(sorted(self._deliveries.items()))
 
 
 class Get:
@@ -55,14 +135,16 @@ class Consuming:
     """What a channel's client consumes. It is the sink of its consumers.
 
     Args:
-        channel: whose it is.
+        client: that consumes.
+        order: of the channel.
     """
 
     __slots__ = (
         "_active",
         "_asking",
-        "_channel",
+        "_client",
         "_getting",
+        "_order",
         "_outbox",
         "_prefetch",
         "_queues",
@@ -71,9 +153,10 @@ class Consuming:
         "unsettled",
     )
 
-    def __init__(self, channel: "Channel") -> None:
-        self._channel = channel
-        self._outbox = channel.connection.outbox
+    def __init__(self, client: Client, order: ChannelOrder) -> None:
+        self._client = client
+        self._order = order
+        self._outbox = client.outbox
         self.consumers: dict[bytes, Consumer] = {}
         self.unsettled: Unsettled[Delivery] = Unsettled()
         self._queues: dict[Consumer, Queue] = {}
@@ -94,24 +177,22 @@ class Consuming:
 
     def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
         """basic.deliver."""
-        channel = self._channel
         unsettled = self.unsettled
-        self._outbox.send(
-            content.message(
-                _deliver(
-                    channel.number,
-                    consumer.tag,
-                    unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery),
-                    delivery.redelivered,
-                    message.exchange,
-                    message.routing_key,
-                ),
-                channel.number,
-                message.properties,
-                message.body,
-                channel.connection.frame_max,
-            )
-        )
+        tag = unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery)
+        self._deliver(consumer.tag, tag, delivery.redelivered, message.exchange, message.routing_key, message)
+
+    def _deliver(
+        self,
+        consumer_tag: bytes,
+        tag: int,
+        redelivered: bool,
+        exchange: bytes,
+        routing_key: bytes,
+        message: StoredMessage | HeldPublish,
+    ) -> None:
+        order = self._order
+        frame = _deliver_frame(order.number, consumer_tag, tag, redelivered, exchange, routing_key)
+        order.send_content(frame, message.properties, message.body)
 
     def resume(self) -> None:
         """The sink may have room again."""
@@ -121,22 +202,19 @@ class Consuming:
 
     # -- consumers
 
-    def qos(self, payload: bytes) -> None:
+    def qos(self, qos: BasicQos) -> None:
         """basic.qos: for consumers from now on, or (global) for all of the channel together, as RabbitMQ has it."""
-        qos = methods.BasicQos.decode(payload)
         if qos.prefetch_size:
             raise WireError(HardCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({qos.prefetch_size})")
         if qos.global_qos:
             self._shared.change(qos.prefetch_count)
         else:
             self._prefetch = qos.prefetch_count
-        self._channel.answer(methods.BasicQosOk())
+        self._order.send(BasicQosOk().frame(self._order.number))
 
-    def consume(self, payload: bytes) -> None:
-        """basic.consume."""
-        asked = methods.BasicConsume.decode(payload)
-        channel = self._channel
-        name = channel.queue_name(asked.queue)
+    def consume(self, asked: BasicConsume, name: bytes) -> None:
+        """basic.consume of the queue *name*."""
+        client = self._client
         if asked.consumer_tag in self.consumers or (self._asking and self._asking[0] == asked.consumer_tag):
             raise WireError(HardCode.NOT_ALLOWED, f"attempt to reuse consumer tag '{text(asked.consumer_tag)}'")
         if name == REPLY_TO:
@@ -144,16 +222,15 @@ class Consuming:
             return
         if len(self.consumers) >= MAX_CONSUMERS:
             raise WireError(HardCode.NOT_ALLOWED, f"reached maximum ({MAX_CONSUMERS}) of consumers per channel")
-        channel.connection.demand(Permission.READ, "queue", name)
-        channel.connection.vhost.find_queue(name, channel.connection)
+        client.demand(Permission.READ, "queue", name)
+        client.vhost.find_queue(name, client)
         priority = _priority(asked.arguments)
-        channel.after_writes(lambda: self._consume(name, asked, priority), methods.BasicConsume.KEY)
+        self._order.after_writes(lambda: self._consume(name, asked, priority), BasicConsume.KEY)
 
-    def _consume(self, name: bytes, asked: methods.BasicConsume, priority: int) -> None:
+    def _consume(self, name: bytes, asked: BasicConsume, priority: int) -> None:
         """What was published before is for the consumers that waited for it."""
-        channel = self._channel
-        queue = channel.connection.vhost.find_queue(name, channel.connection)
-        queue.index.serve(channel.connection.now())
+        queue = self._client.vhost.find_queue(name, self._client)
+        queue.index.serve(self._client.now())
         consumer = Consumer(
             asked.consumer_tag or _new_tag(),
             self,
@@ -167,60 +244,55 @@ class Consuming:
         self.consumers[consumer.tag] = consumer
         self._queues[consumer] = queue
         if not asked.no_wait:
-            channel.answer(methods.BasicConsumeOk(consumer.tag))
+            self._order.send(BasicConsumeOk(consumer.tag).frame(self._order.number))
 
-    def cancel(self, payload: bytes) -> None:
+    def cancel(self, asked: BasicCancel) -> None:
         """basic.cancel; a consumer that is not there is no error."""
-        asked = methods.BasicCancel.decode(payload)
-        self._channel.after_writes(lambda: self._cancel(asked), methods.BasicCancel.KEY)
+        self._order.after_writes(lambda: self._cancel(asked), BasicCancel.KEY)
 
-    def _cancel(self, asked: methods.BasicCancel) -> None:
+    def _cancel(self, asked: BasicCancel) -> None:
         """The consumer still gets what was published before."""
-        channel = self._channel
         consumer = self.consumers.get(asked.consumer_tag)
         if consumer is not None:
-            self._queues[consumer].index.serve(channel.connection.now())
+            self._queues[consumer].index.serve(self._client.now())
             del self.consumers[consumer.tag]
             self._leave(consumer)
         if self._asking and self._asking[0] == asked.consumer_tag:
             self._ask_no_more()
         if not asked.no_wait:
-            channel.answer(methods.BasicCancelOk(asked.consumer_tag))
+            self._order.send(BasicCancelOk(asked.consumer_tag).frame(self._order.number))
 
     def _leave(self, consumer: Consumer) -> None:
         """A consumer leaves its queue, which goes with the last one if it is to."""
         queue = self._queues.pop(consumer, None)
-        connection = self._channel.connection
-        if queue is not None and queue.index.cancel(consumer, connection.now()) and queue.spec.auto_delete:
-            connection.remove(connection.vhost.remove_queue(queue))
+        client = self._client
+        if queue is not None and queue.index.cancel(consumer, client.now()) and queue.spec.auto_delete:
+            client.remove(client.vhost.remove_queue(queue))
 
     def cancelled(self, consumer: Consumer) -> None:
         """The queue of *consumer* is gone."""
         if self._queues.pop(consumer, None) is None:
             return  # the client has cancelled it before: its tag may be another one's now
         self.consumers.pop(consumer.tag, None)
-        channel = self._channel
-        if channel.may_go_on() and channel.connection.tells_of_cancelled_consumers:
-            channel.answer(methods.BasicCancel(consumer.tag, no_wait=True))
+        if self._client.hears_of_cancelled_consumers:
+            self._order.send(BasicCancel(consumer.tag, no_wait=True).frame(self._order.number))
 
     # -- direct replies
 
-    def _ask(self, asked: methods.BasicConsume) -> None:
+    def _ask(self, asked: BasicConsume) -> None:
         """Consume from the pseudo-queue of direct replies: one consumer of a channel may, and acknowledges nothing."""
         if not asked.no_ack:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
         if self._asking is not None:
             raise XaError(ReplyCode.PRECONDITION_FAILED, "reply consumer already set")
-        channel = self._channel
         tag = asked.consumer_tag or _new_tag()
-        self._asking = tag, channel.connection.direct.wait(channel.connection.who.vhost, self)
+        self._asking = tag, self._client.parts.direct.wait(self._client.who.vhost, self)
         if not asked.no_wait:
-            channel.answer(methods.BasicConsumeOk(tag))
+            self._order.send(BasicConsumeOk(tag).frame(self._order.number))
 
     def _ask_no_more(self) -> None:
         if self._asking is not None:
-            connection = self._channel.connection
-            connection.direct.leave(connection.who.vhost, self._asking[1])
+            self._client.parts.direct.leave(self._client.who.vhost, self._asking[1])
             self._asking = None
 
     @property
@@ -237,106 +309,78 @@ class Consuming:
     def reply(self, message: HeldPublish) -> None:
         """A direct reply has come."""
         assert self._asking is not None, "the address is known for as long as the consumer is there"
-        channel = self._channel
         if self._outbox.unsent > MAX_UNREAD_REPLIES:
-            _log.warning("a direct reply is dropped", connection=channel.connection.id, channel=channel.number)
+            _log.warning("a direct reply is dropped", connection=self._client.connection, channel=self._order.number)
             return
-        self._outbox.send(
-            content.message(
-                _deliver(channel.number, self._asking[0], self.unsettled.next_tag(), False, b"", message.routing_key),
-                channel.number,
-                message.properties,
-                message.body,
-                channel.connection.frame_max,
-            )
-        )
+        self._deliver(self._asking[0], self.unsettled.next_tag(), False, b"", message.routing_key, message)
 
     # -- get
 
-    def get(self, payload: bytes) -> None:
-        """basic.get: behind what was published before it."""
-        asked = methods.BasicGet.decode(payload)
-        channel = self._channel
-        name = channel.queue_name(asked.queue)
-        channel.connection.demand(Permission.READ, "queue", name)
-        channel.connection.vhost.find_queue(name, channel.connection)
-        channel.after_writes(lambda: self._get(name, asked.no_ack), methods.BasicGet.KEY)
+    def get(self, asked: BasicGet, name: bytes) -> None:
+        """basic.get of the queue *name*: behind what was published before it."""
+        client = self._client
+        client.demand(Permission.READ, "queue", name)
+        client.vhost.find_queue(name, client)
+        self._order.after_writes(lambda: self._get(name, asked.no_ack), BasicGet.KEY)
 
     def _get(self, name: bytes, no_ack: bool) -> None:
-        channel = self._channel
-        queue = channel.connection.vhost.find_queue(name, channel.connection)
+        queue = self._client.vhost.find_queue(name, self._client)
         if not no_ack and len(self.unsettled) >= MAX_UNACKED:
             raise XaError(ReplyCode.PRECONDITION_FAILED, f"{MAX_UNACKED} deliveries are not acknowledged: settle some")
-        channel.occupy()
+        self._order.occupy()
         getter = Get(self, no_ack)
         self._getting = getter, queue
-        queue.index.get(getter, channel.connection.now())
+        queue.index.get(getter, self._client.now())
 
     def got(self, getter: Get, found: tuple[Delivery, StoredMessage] | None, remaining: int) -> None:
         """The answer to a basic.get. What waits behind it goes on later, since it may turn to the index."""
-        channel = self._channel
+        order = self._order
         self._getting = None
         if found is None:
-            frame = methods.BasicGetEmpty().frame(channel.number)
+            order.send(BasicGetEmpty().frame(order.number))
         else:
             delivery, message = found
-            got = _get_ok(
-                channel.number,
-                self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery),
-                delivery.redelivered,
-                message.exchange,
-                message.routing_key,
-                remaining,
-            )
-            frame = content.message(got, channel.number, message.properties, message.body, channel.connection.frame_max)
-        channel.send(frame)
-        asyncio.get_running_loop().call_soon(channel.finish)
+            tag = self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery)
+            said = BasicGetOk(tag, delivery.redelivered, message.exchange, message.routing_key, remaining)
+            order.send_content(said.frame(order.number), message.properties, message.body)
+        asyncio.get_running_loop().call_soon(order.finish)
 
     # -- settling
 
-    def ack(self, payload: bytes) -> None:
-        """basic.ack."""
-        self._settle(methods.BasicAck.decode(payload), Settlement.ACK)
-
-    def nack(self, payload: bytes) -> None:
-        """basic.nack."""
-        settle = methods.BasicNack.decode(payload)
-        self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
-
-    def reject(self, payload: bytes) -> None:
-        """basic.reject."""
-        settle = methods.BasicReject.decode(payload)
-        self._settle(settle, Settlement.REQUEUE if settle.requeue else Settlement.REJECT)
-
-    def _settle(self, settle: methods.Settle, how: Settlement) -> None:
+    def settle(self, said: BasicAck | BasicNack | BasicReject, context: Context) -> None:
+        """basic.ack, basic.nack or basic.reject: *context* has what becomes of it."""
+        how = Settlement.ACK
+        if not isinstance(said, BasicAck):
+            how = Settlement.REQUEUE if said.requeue else Settlement.REJECT
         was_full = self.full
-        deliveries = self.unsettled.take(settle)
+        multiple = not isinstance(said, BasicReject) and said.multiple
+        deliveries = self.unsettled.take(said.delivery_tag, multiple=multiple)
         if deliveries:
-            self._channel.context.settle(deliveries, how)
+            context.settle(deliveries, how)
         if was_full:
             self.resume()
 
-    def recover(self, payload: bytes, *, answered: bool) -> None:
+    def recover(self, said: BasicRecover | BasicRecoverAsync) -> None:
         """basic.recover and recover-async: as RabbitMQ, messages always go back to their queues."""
-        if not methods.BasicRecover.decode(payload).requeue:
+        if not said.requeue:
             raise WireError(HardCode.NOT_IMPLEMENTED, "requeue=false")
-        self._channel.occupy()
-        self._channel.connection.slices.run(self._recover(answered))
+        self._order.occupy()
+        self._client.slices.run(self._recover(isinstance(said, BasicRecover)))
 
     def _recover(self, answered: bool) -> Iterator[None]:
-        channel = self._channel
+        order = self._order
         yield from self._return_all()
-        channel.finish(methods.BasicRecoverOk().frame(channel.number) if answered else b"")
+        order.finish(BasicRecoverOk().frame(order.number) if answered else b"")
         self.resume()
 
     def _return_all(self) -> Iterator[None]:
         deliveries = list(self.unsettled.take_all().values())
-        return return_slowly(deliveries, self._channel.connection.now)
+        return return_slowly(deliveries, self._client.now)
 
     def flow(self, active: bool) -> None:
         """channel.flow."""
         self._active = active
-        self._channel.answer(methods.ChannelFlowOk(active))
+        self._order.send(ChannelFlowOk(active).frame(self._order.number))
         self.resume()
 
     def let_go(self) -> None:
@@ -347,7 +391,7 @@ class Consuming:
             queue.index.cancel_get(getter)
         self._ask_no_more()
         self._active = False
-        self._channel.connection.slices.run(self._let_go())
+        self._client.slices.run(self._let_go())
 
     def _let_go(self) -> Iterator[None]:
         consumers, self.consumers = self.consumers, {}
@@ -375,3 +419,7 @@ def _priority(arguments: bytes) -> int:
             ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': expected integer, got {kind_name(entry)}"
         )
     return number
+
+
+def _unknown(tag: int) -> XaError:
+    return XaError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}")

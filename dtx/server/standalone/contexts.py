@@ -1,23 +1,29 @@
 """The transactional contexts of a channel: what becomes of the messages that it publishes and settles.
 
-A channel has one of three: non-transactional, local (class tx) or distributed (class dtx-demarcation). Whatever the
-context, a publish has been judged and routed when it gets here, and a settlement names deliveries of this channel.
+A channel has one of three: non-transactional, local (class tx) or distributed (class dtx-demarcation,
+:mod:`~dtx.server.standalone.distributed`). Whatever the context, a publish has been judged and routed when it gets
+here, and a settlement names deliveries of this channel.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from dtx.log.api import LogError
+from dtx.log.records import Work
+from dtx.server.standalone.client import Client
+from dtx.server.standalone.order import ChannelOrder
 from dtx.store.postgres.consumers import Delivery, SourceQueue, return_slowly
 from dtx.store.work import HeldPublish
 from dtx.telemetry import get_logger
+from dtx.wire.amqp09.codec import packer
+from dtx.wire.amqp09.methods import BasicPublish, BasicReturn
 from dtx.xa.codes import ReplyCode, XaError
 
-if TYPE_CHECKING:
-    from dtx.server.standalone.channel import Channel
-
 _log = get_logger(part="channel")
+
+_NO_ROUTE: Final = 312
+_return_frame: Final = packer(BasicReturn)
 
 SETTLED_AT_ONCE: Final = 500
 """Deliveries that are settled in one step, a millisecond or two; of more a client may name, many steps are made."""
@@ -41,8 +47,12 @@ class Context(Protocol):
     def outlives_the_connection(self) -> bool:
         """Whether what is published now may become visible when the client is gone."""
 
-    def publish(self, message: HeldPublish) -> None:
+    def publish(self, message: HeldPublish, number: int) -> None:
         """A message was published; ``message.queues`` are the ids of those that take it.
+
+        Args:
+            message: routed.
+            number: of the publish in confirm mode, else 0.
 
         Raises:
             XaError: it is too much for the transaction.
@@ -92,52 +102,112 @@ def give_back_slowly(deliveries: Sequence[Delivery], how: Settlement, clock: Cal
         yield
 
 
+class PublisherChannel:
+    """What a channel's client hears of its publishes: it is the publisher to the writes, and gets what comes back.
+
+    Args:
+        client: that publishes.
+        order: of the channel.
+    """
+
+    __slots__ = ("_client", "_order")
+
+    def __init__(self, client: Client, order: ChannelOrder) -> None:
+        self._client = client
+        self._order = order
+
+    def unrouted(self, message: HeldPublish) -> None:
+        """No queue takes the message: it may be a direct reply; a mandatory one comes back even so, as RabbitMQ's."""
+        self._client.parts.direct.deliver(self._client.who.vhost, message)
+        if message.mandatory:
+            self._return(
+                message.exchange, message.routing_key, message.properties, message.body, _NO_ROUTE, b"NO_ROUTE"
+            )
+
+    def returned(self, work: Work, code: int, text: bytes) -> None:
+        """A mandatory message could not be routed when its branch was committed."""
+        self._return(work.exchange, work.routing_key, work.properties, work.body, code, text)
+
+    def _return(
+        self, exchange: bytes, routing_key: bytes, properties: bytes, body: bytes, code: int, text: bytes
+    ) -> None:
+        if self._order.is_open():
+            frame = _return_frame(self._order.number, code, text, exchange, routing_key)
+            self._order.send_content(frame, properties, body)
+
+    def confirm(self, number: int, *, safe: bool) -> None:
+        """Tell the client in confirm mode what has become of a publish."""
+        if number:
+            self._order.engine.confirm(number, safe=safe)
+
+    def written(self, number: int, error: LogError | None) -> None:
+        """The publish *number* is durable, or may not be; 0 where nobody confirms."""
+        if number:
+            self.confirm(number, safe=error is None)
+        elif error is not None:  # nothing else can tell the client
+            self._order.refuse(
+                XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), BasicPublish.KEY
+            )
+
+    def refused(self, number: int) -> None:
+        """A full queue does not take the publish *number*: only confirms can tell."""
+        self.confirm(number, safe=False)
+
+    def say_confirms(self) -> None:
+        """All that is known at present was told: the confirms are due."""
+        self._client.outbox.announce()
+
+
 class Immediate:
     """The non-transactional context: everything happens at once, and in the order in which it came.
 
     Args:
-        channel: whose it is.
+        client: whose messages they are.
+        order: of the channel.
+        publisher: hears of publishes.
     """
+
+    __slots__ = ("_client", "_order", "_publisher")
 
     outlives_the_connection = False
 
-    def __init__(self, channel: "Channel") -> None:
-        self._channel = channel
+    def __init__(self, client: Client, order: ChannelOrder, publisher: PublisherChannel) -> None:
+        self._client = client
+        self._order = order
+        self._publisher = publisher
 
-    def publish(self, message: HeldPublish) -> None:
+    def publish(self, message: HeldPublish, number: int) -> None:
         """Send the message on its way."""
-        channel = self._channel
-        confirms = channel.confirms
-        number = 0 if confirms is None else confirms.publish()
+        publisher = self._publisher
         if message.queues:
-            channel.connection.writes.publish(channel, number, message)
+            self._client.writes.publish(publisher, number, message)
             return
-        channel.unrouted(message)
-        if confirms is not None:  # "once the exchange verifies a message won't route to any queue"
-            confirms.settle(number, safe=True)
-            channel.say_confirms()
+        publisher.unrouted(message)
+        if number:  # "once the exchange verifies a message won't route to any queue"
+            publisher.confirm(number, safe=True)
+            publisher.say_confirms()
 
     def settle(self, deliveries: Settled, how: Settlement) -> None:
         """Settle the deliveries."""
         if len(deliveries) > SETTLED_AT_ONCE:
-            self._channel.occupy()
-            self._channel.connection.slices.run(self._settle_slowly(list(deliveries.values()), how))
+            self._order.occupy()
+            self._client.slices.run(self._settle_slowly(list(deliveries.values()), how))
         elif how is Settlement.ACK:
-            self._channel.connection.writes.ack(list(deliveries.values()))
+            self._client.writes.ack(list(deliveries.values()))
         else:
-            give_back(deliveries.values(), how, self._channel.connection.now())
+            give_back(deliveries.values(), how, self._client.now())
 
     def _settle_slowly(self, deliveries: Sequence[Delivery], how: Settlement) -> Iterator[None]:
         """It goes on when the channel or the client is gone: they are settled from the moment in which it was read."""
-        connection = self._channel.connection
+        writes = self._client.writes
         if how is Settlement.ACK:
             for start in range(0, len(deliveries), SETTLED_AT_ONCE):
-                connection.writes.ack(deliveries[start : start + SETTLED_AT_ONCE])
-                connection.writes.flush()
+                writes.ack(deliveries[start : start + SETTLED_AT_ONCE])
+                writes.flush()
                 yield
         else:
-            yield from give_back_slowly(deliveries, how, connection.now)
-        self._channel.finish()
+            yield from give_back_slowly(deliveries, how, self._client.now)
+        self._order.finish()
 
     def let_go(self) -> None:
         """Nothing is held here."""
@@ -150,18 +220,30 @@ class Local:
     transactions involve a single queue".
 
     Args:
-        channel: whose it is.
+        client: whose messages they are.
+        order: of the channel.
+        publisher: hears of publishes.
+        restore: takes back what was settled, by tags; see :meth:`rollback`.
     """
 
     outlives_the_connection = False
 
-    def __init__(self, channel: "Channel") -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        client: Client,
+        order: ChannelOrder,
+        publisher: PublisherChannel,
+        restore: Callable[[Iterable[tuple[int, Delivery]]], None],
+    ) -> None:
+        self._client = client
+        self._order = order
+        self._publisher = publisher
+        self._restore = restore
         self._publishes: list[HeldPublish] = []
         self._settled: list[tuple[int, Delivery, Settlement]] = []
         self._octets = 0
 
-    def publish(self, message: HeldPublish) -> None:
+    def publish(self, message: HeldPublish, number: int) -> None:  # noqa: ARG002 - there are no confirms
         """Hold the message."""
         size = message.size
         self._admit(1, size)
@@ -174,7 +256,7 @@ class Local:
 
     def _admit(self, count: int, size: int) -> None:
         """Whether so much more may be held: the limits of a branch are those of any transaction."""
-        budget, limits = self._channel.connection.budget, self._channel.connection.manager.limits
+        budget, limits = self._client.budget, self._client.manager.limits
         messages = len(self._publishes) + len(self._settled) + count
         octets = self._octets + size
         if messages > limits.branch_messages or octets > limits.branch_bytes or (size and not budget.has_room(size)):
@@ -190,7 +272,6 @@ class Local:
         Args:
             done: called once, when it is durable, or with the reason of the channel's end.
         """
-        channel = self._channel
         publishes, self._publishes = self._publishes, []
         settled, self._settled = self._settled, []
         acked = [delivery for _, delivery, how in settled if how is Settlement.ACK]
@@ -199,17 +280,17 @@ class Local:
 
         def written(error: LogError | None) -> None:
             if error is not None:
-                _log.error("a transaction's outcome is not known", channel=channel.number, reason=str(error))
+                _log.error("a transaction's outcome is not known", channel=self._order.number, reason=str(error))
                 others = [delivery for _, delivery, how in settled if how is not Settlement.ACK]
-                give_back(others, Settlement.REQUEUE, channel.connection.now())
+                give_back(others, Settlement.REQUEUE, self._client.now())
                 reason = "the outcome of tx.commit is not known: the database failed"
                 done(XaError(ReplyCode.INTERNAL_ERROR, reason))
                 return
-            channel.connection.slices.run(self._committed(settled, publishes, done))
+            self._client.slices.run(self._committed(settled, publishes, done))
 
         if not routed and not acked:
             written(None)
-        elif not channel.connection.writes.apart(routed, acked, written):
+        elif not self._client.writes.apart(routed, acked, written):
             self._settled = settled  # given back when the channel ends, which is now
             done(XaError(ReplyCode.PRECONDITION_FAILED, "a queue is full (reject-publish): nothing was committed"))
 
@@ -222,30 +303,29 @@ class Local:
         """It goes on when the channel or the client is gone."""
         for wanted in (Settlement.REQUEUE, Settlement.REJECT):
             deliveries = [delivery for _, delivery, how in settled if how is wanted]
-            yield from give_back_slowly(deliveries, wanted, self._channel.connection.now)
+            yield from give_back_slowly(deliveries, wanted, self._client.now)
         for message in publishes:
             if not message.queues:
-                self._channel.unrouted(message)
+                self._publisher.unrouted(message)
                 yield
         done(None)
 
     def rollback(self) -> None:
         """tx.rollback: "acknowledged messages will not be redelivered by rollback"; they can be settled again."""
-        self._channel.consuming.unsettled.restore((tag, delivery) for tag, delivery, _ in self._settled)
+        self._restore((tag, delivery) for tag, delivery, _ in self._settled)
         self._publishes.clear()
         self._settled.clear()
         self._free()
 
     def _free(self) -> None:
-        self._channel.connection.budget.charge(-self._octets)
+        self._client.budget.charge(-self._octets)
         self._octets = 0
 
     def let_go(self) -> None:
         """What is not committed is rolled back: acknowledged messages return to their queues."""
-        connection = self._channel.connection
-        returning = return_slowly([delivery for _, delivery, _ in self._settled], connection.now)
+        returning = return_slowly([delivery for _, delivery, _ in self._settled], self._client.now)
         next(returning)  # nothing is handed out before all have returned
-        connection.slices.run(returning)
+        self._client.slices.run(returning)
         self._publishes.clear()
         self._settled.clear()
         self._free()

@@ -6,28 +6,58 @@ is durable, if it is to be.
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dtx.auth.permissions import Permission
 from dtx.log.changes import Define, DestinationKind
+from dtx.server.standalone.client import Client
 from dtx.server.standalone.direct import REPLY_TO
+from dtx.server.standalone.order import ChannelOrder
 from dtx.store.postgres.arguments import ALTERNATE, DEAD_LETTER_EXCHANGE, first_of_each
 from dtx.store.postgres.exchanges import describe
 from dtx.store.postgres.recording import Thing
 from dtx.store.postgres.topology import binding_facts, check_not_default, exchange_facts
-from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.methods import (
+    AccessRequest,
+    AccessRequestOk,
+    BindingQuery,
+    BindingQueryOk,
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeQuery,
+    ExchangeQueryOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+    QueueUnbind,
+    QueueUnbindOk,
+)
 from dtx.xa.codes import ReplyCode, XaError
-
-if TYPE_CHECKING:
-    from dtx.server.standalone.channel import Channel
 
 SERVER_NAMED: Final = b"amq.gen-" + b"x" * 22
 """Stands for the name that the server would choose, where permissions are judged: as long, and begun as that one."""
 _TICKET: Final = 1
 """What access.request grants, for as long as the channel lives: what may be done is judged with every method."""
-_TICKET_OCTETS: Final = slice(4, 6)
-_BINDINGS: Final = {
-    each.KEY: each for each in (methods.ExchangeBind, methods.ExchangeUnbind, methods.QueueBind, methods.QueueUnbind)
+_Simple = ExchangeDeclare | ExchangeDelete | ExchangeBind | ExchangeUnbind | QueueBind | QueueUnbind
+_OK: Final[dict[type[Method], Callable[[], Method]]] = {
+    ExchangeDeclare: ExchangeDeclareOk,
+    ExchangeDelete: ExchangeDeleteOk,
+    ExchangeBind: ExchangeBindOk,
+    ExchangeUnbind: ExchangeUnbindOk,
+    QueueBind: QueueBindOk,
+    QueueUnbind: QueueUnbindOk,
 }
 
 
@@ -35,14 +65,15 @@ class Declaring:
     """The topology, as one channel changes it.
 
     Args:
-        channel: whose it is.
+        client: that changes it.
+        order: of the channel.
     """
 
-    __slots__ = ("_channel", "_connection", "last_queue", "ticket")
+    __slots__ = ("_client", "_order", "last_queue", "ticket")
 
-    def __init__(self, channel: "Channel") -> None:
-        self._channel = channel
-        self._connection = channel.connection
+    def __init__(self, client: Client, order: ChannelOrder) -> None:
+        self._client = client
+        self._order = order
         self.last_queue = b""
         """The queue that the channel declared last: what an empty name stands for."""
         self.ticket: int | None = None
@@ -60,26 +91,24 @@ class Declaring:
             raise XaError(ReplyCode.NOT_FOUND, "no previously declared queue")
         return self.last_queue
 
-    def access_request(self, payload: bytes) -> None:
+    def access_request(self, asked: AccessRequest) -> None:  # noqa: ARG002 - what it asks for is judged later
         """access.request."""
-        methods.AccessRequest.decode(payload)
         self.ticket = _TICKET
-        self._channel.answer(methods.AccessRequestOk(_TICKET))
+        self._order.send(AccessRequestOk(_TICKET).frame(self._order.number))
 
-    def check_ticket(self, name: str, payload: bytes) -> None:
+    def check_ticket(self, name: str, ticket: int) -> None:
         """Judge the ticket of a method of the preview: "a valid ticket should be provided".
 
         That is the one that access.request gave to this channel, or 0 where none is required.
 
         Args:
             name: of the method.
-            payload: of its frame.
+            ticket: its first argument.
 
         Raises:
             XaError: 403 (the rule's on-failure="access-refused").
         """
-        ticket = int.from_bytes(payload[_TICKET_OCTETS], "big")
-        if ticket != self.ticket and (ticket or self._connection.limits.require_tickets):
+        if ticket != self.ticket and (ticket or self._client.parts.limits.require_tickets):
             raise XaError(
                 ReplyCode.ACCESS_REFUSED,
                 f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
@@ -87,10 +116,9 @@ class Declaring:
 
     # -- exchanges
 
-    def exchange_declare(self, payload: bytes) -> None:
+    def exchange_declare(self, asked: ExchangeDeclare) -> None:
         """exchange.declare."""
-        asked = methods.ExchangeDeclare.decode(payload)
-        vhost, demand = self._connection.vhost, self._connection.demand
+        vhost, demand = self._client.vhost, self._client.demand
         name = _name(asked.exchange)
         define = None
         if asked.passive:
@@ -110,51 +138,31 @@ class Declaring:
                 internal=asked.internal,
                 arguments=asked.arguments,
             )
-        self._answer(methods.ExchangeDeclare.KEY, define, asked.no_wait, vhost.exchanges[name].key)
+        self._answer(asked, define, vhost.exchanges[name].key)
 
-    def exchange_delete(self, payload: bytes) -> None:
+    def exchange_delete(self, asked: ExchangeDelete) -> None:
         """exchange.delete."""
-        asked = methods.ExchangeDelete.decode(payload)
         name = _name(asked.exchange)
         check_not_default(name)
-        self._connection.demand(Permission.CONFIGURE, "exchange", name)
-        define = self._connection.vhost.delete_exchange(name, if_unused=asked.if_unused)
-        self._answer(methods.ExchangeDelete.KEY, define, asked.no_wait)
+        self._client.demand(Permission.CONFIGURE, "exchange", name)
+        define = self._client.vhost.delete_exchange(name, if_unused=asked.if_unused)
+        self._answer(asked, define)
 
-    def exchange_bind_or_query(self, payload: bytes) -> None:
-        """exchange.bind, or the preview's exchange.query, which has the same number."""
-        if not methods.is_query(payload):
-            self._bind(payload, methods.ExchangeBind.KEY)
-            return
-        self.check_ticket("exchange.query", payload)
-        name = methods.ExchangeQuery.decode(payload).exchange
+    def exchange_query(self, asked: ExchangeQuery) -> None:
+        """exchange.query of the preview."""
+        name = asked.exchange
         if name:
-            self._connection.demand(Permission.READ, "exchange", name)
-        facts = exchange_facts(self._connection.vhost, name)
-        self._channel.answer(
-            methods.ExchangeQueryOk(
-                facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
-            )
-        )
+            self._client.demand(Permission.READ, "exchange", name)
+        facts = exchange_facts(self._client.vhost, name)
+        answer = ExchangeQueryOk(facts.type, facts.durable, facts.not_found, facts.arguments)
+        self._order.send(answer.frame(self._order.number))
 
-    def exchange_unbind(self, payload: bytes) -> None:
-        """exchange.unbind."""
-        self._bind(payload, methods.ExchangeUnbind.KEY)
-
-    def queue_bind(self, payload: bytes) -> None:
-        """queue.bind."""
-        self._bind(payload, methods.QueueBind.KEY)
-
-    def queue_unbind(self, payload: bytes) -> None:
-        """queue.unbind."""
-        self._bind(payload, methods.QueueUnbind.KEY)
-
-    def _bind(self, payload: bytes, key: int) -> None:
-        asked = _BINDINGS[key].decode(payload)
-        vhost, demand = self._connection.vhost, self._connection.demand
+    def bind(self, asked: ExchangeBind | ExchangeUnbind | QueueBind | QueueUnbind) -> None:
+        """exchange.bind, exchange.unbind, queue.bind or queue.unbind."""
+        vhost, demand = self._client.vhost, self._client.demand
         destination, source, routing_key = _name(asked.destination), _name(asked.source), asked.routing_key
         kind = DestinationKind.EXCHANGE
-        if key in (methods.QueueBind.KEY, methods.QueueUnbind.KEY):
+        if isinstance(asked, QueueBind | QueueUnbind):
             kind = DestinationKind.QUEUE
             if not destination:
                 destination = self.queue_name(destination)
@@ -164,32 +172,30 @@ class Declaring:
             check_not_default(destination)
         check_not_default(source)
         demand(Permission.READ, "exchange", source)
-        self._connection.demand_topic(Permission.READ, source, routing_key)
-        act = vhost.bind if key in (methods.QueueBind.KEY, methods.ExchangeBind.KEY) else vhost.unbind
-        define = act(source, kind, destination, routing_key, asked.arguments, self._connection)
-        binding = vhost.binding(source, kind, destination, routing_key, asked.arguments) if act == vhost.bind else None
-        self._answer(key, define, asked.no_wait, binding)
+        self._client.access.demand_topic(Permission.READ, source, routing_key)
+        binds = isinstance(asked, QueueBind | ExchangeBind)
+        act = vhost.bind if binds else vhost.unbind
+        define = act(source, kind, destination, routing_key, asked.arguments, self._client)
+        binding = vhost.binding(source, kind, destination, routing_key, asked.arguments) if binds else None
+        self._answer(asked, define, binding)
 
-    def binding_query(self, payload: bytes) -> None:
+    def binding_query(self, asked: BindingQuery) -> None:
         """binding.query of the preview."""
-        self.check_ticket("binding.query", payload)
-        asked = methods.BindingQuery.decode(payload)
         if asked.exchange:
-            self._connection.demand(Permission.READ, "exchange", asked.exchange)
+            self._client.demand(Permission.READ, "exchange", asked.exchange)
         # To the default exchange each queue is bound by its name, so there a key is the name of one.
         for name in (asked.queue, b"" if asked.exchange else asked.routing_key):
             if name:
                 self._demand_sight(name)
-        facts = binding_facts(self._connection.vhost, asked.exchange, asked.queue, asked.routing_key, asked.arguments)
-        self._channel.answer(
-            methods.BindingQueryOk(
-                exchange_not_found=facts.exchange_not_found,
-                queue_not_found=facts.queue_not_found,
-                queue_not_matched=facts.queue_not_matched,
-                key_not_matched=facts.key_not_matched,
-                args_not_matched=facts.args_not_matched,
-            )
+        facts = binding_facts(self._client.vhost, asked.exchange, asked.queue, asked.routing_key, asked.arguments)
+        answer = BindingQueryOk(
+            facts.exchange_not_found,
+            facts.queue_not_found,
+            facts.queue_not_matched,
+            facts.key_not_matched,
+            facts.args_not_matched,
         )
+        self._order.send(answer.frame(self._order.number))
 
     def _demand_sight(self, queue: bytes) -> None:
         """Who may do anything at all with a queue, may learn of it; who may not, not even whether it is there.
@@ -197,16 +203,15 @@ class Declaring:
         Raises:
             XaError: 403.
         """
-        who, account = self._connection.who, self._connection.account
+        who, account = self._client.who, self._client.account
         if not any(account.may(who.vhost, permission, queue) for permission in Permission):
             what = describe("queue", queue, who.vhost)
             raise XaError(ReplyCode.ACCESS_REFUSED, f"access to {what} refused for user '{who.user}'")
 
     # -- queues
 
-    def queue_declare(self, payload: bytes) -> None:
+    def queue_declare(self, asked: QueueDeclare) -> None:
         """queue.declare: with the number of messages, so behind what was published before it."""
-        asked = methods.QueueDeclare.decode(payload)
         name = _name(asked.queue)
         if name.startswith(REPLY_TO):
             self._declare_reply_queue(name, asked.no_wait)
@@ -214,7 +219,7 @@ class Declaring:
         if asked.passive:
             self._count(name, asked.no_wait)
             return
-        vhost, demand = self._connection.vhost, self._connection.demand
+        vhost, demand = self._client.vhost, self._client.demand
         demand(Permission.CONFIGURE, "queue", name or SERVER_NAMED)
         letters = _exchange_in(asked.arguments, DEAD_LETTER_EXCHANGE) if name not in vhost.queues else None
         if letters is not None:
@@ -222,7 +227,7 @@ class Declaring:
             demand(Permission.WRITE, "exchange", letters)
         declared = vhost.declare_queue(
             name,
-            self._connection,
+            self._client,
             durable=asked.durable,
             exclusive=asked.exclusive,
             auto_delete=asked.auto_delete,
@@ -231,7 +236,7 @@ class Declaring:
         queue = declared.queue
         if declared.created:
             answer = partial(self._found, queue.name, asked.no_wait)
-            self._durably(declared.define, answer, methods.QueueDeclare.KEY, queue.spec.id)
+            self._durably(declared.define, answer, QueueDeclare.KEY, queue.spec.id)
         else:
             self._count(queue.name, asked.no_wait)
 
@@ -239,73 +244,70 @@ class Declaring:
         """The pseudo-queue of direct replies, or the address of somebody who may wait for one: declared or not, passive
         or not, this only tells whether it is there, as RabbitMQ has it.
         """
-        if not self._connection.direct.exists(self._connection.vhost.name, name):
-            self._connection.vhost.find_queue(name, self._connection)  # which says 404
+        if not self._client.parts.direct.exists(self._client.vhost.name, name):
+            self._client.vhost.find_queue(name, self._client)  # which says 404
         self.last_queue = name
         if not no_wait:
-            self._channel.answer(methods.QueueDeclareOk(name, message_count=0, consumer_count=1))
+            self._order.send(QueueDeclareOk(name, 0, 1).frame(self._order.number))
 
     def _count(self, name: bytes, no_wait: bool) -> None:
         """Answer with the numbers of a queue, behind what was published before."""
 
         def act() -> None:
-            queue = self._connection.vhost.find_queue(name, self._connection)
-            self._durably(None, partial(self._found, name, no_wait), methods.QueueDeclare.KEY, queue.spec.id)
+            queue = self._client.vhost.find_queue(name, self._client)
+            self._durably(None, partial(self._found, name, no_wait), QueueDeclare.KEY, queue.spec.id)
 
-        self._channel.after_writes(act, methods.QueueDeclare.KEY)
+        self._order.after_writes(act, QueueDeclare.KEY)
 
     def _found(self, name: bytes, no_wait: bool) -> bytes:
-        queue = self._connection.vhost.find_queue(name, self._connection)
+        queue = self._client.vhost.find_queue(name, self._client)
         self.last_queue = queue.name
         index = queue.index
-        now = self._connection.now()
+        now = self._client.now()
         index.serve(now)
         index.touch(now)
         if no_wait:
             return b""
-        return methods.QueueDeclareOk(queue.name, index.ready, index.consumers).frame(self._channel.number)
+        return QueueDeclareOk(queue.name, index.ready, index.consumers).frame(self._order.number)
 
-    def queue_purge(self, payload: bytes) -> None:
+    def queue_purge(self, asked: QueuePurge) -> None:
         """queue.purge: also what was published before it."""
-        asked = methods.QueuePurge.decode(payload)
         name = self.queue_name(asked.queue)
-        self._connection.demand(Permission.READ, "queue", name)
-        self._connection.vhost.find_queue(name, self._connection)
-        self._channel.after_writes(
-            lambda: self._channel.run(self._purge(name, asked.no_wait), methods.QueuePurge.KEY), methods.QueuePurge.KEY
+        self._client.demand(Permission.READ, "queue", name)
+        self._client.vhost.find_queue(name, self._client)
+        self._order.after_writes(
+            lambda: self._order.run(self._purge(name, asked.no_wait), QueuePurge.KEY), QueuePurge.KEY
         )
 
     async def _purge(self, name: bytes, no_wait: bool) -> bytes:
-        queue = self._connection.vhost.find_queue(name, self._connection)
-        queue.index.serve(self._connection.now())
-        purged = await self._connection.broker.purge(queue)
-        return b"" if no_wait else methods.QueuePurgeOk(purged).frame(self._channel.number)
+        queue = self._client.vhost.find_queue(name, self._client)
+        queue.index.serve(self._client.now())
+        purged = await self._client.broker.purge(queue)
+        return b"" if no_wait else QueuePurgeOk(purged).frame(self._order.number)
 
-    def queue_delete(self, payload: bytes) -> None:
+    def queue_delete(self, asked: QueueDelete) -> None:
         """queue.delete: with what was published before it."""
-        asked = methods.QueueDelete.decode(payload)
         name = self.queue_name(asked.queue)
-        self._connection.demand(Permission.CONFIGURE, "queue", name)
-        self._channel.after_writes(lambda: self._delete(name, asked), methods.QueueDelete.KEY)
+        self._client.demand(Permission.CONFIGURE, "queue", name)
+        self._order.after_writes(lambda: self._delete(name, asked), QueueDelete.KEY)
 
-    def _delete(self, name: bytes, asked: methods.QueueDelete) -> None:
-        vhost = self._connection.vhost
+    def _delete(self, name: bytes, asked: QueueDelete) -> None:
+        vhost = self._client.vhost
         queue = vhost.queues.get(name)
         if queue is not None:
-            queue.index.serve(self._connection.now())
+            queue.index.serve(self._client.now())
         messages = 0 if queue is None else queue.index.ready
-        gone = vhost.delete_queue(name, self._connection, if_unused=asked.if_unused, if_empty=asked.if_empty)
-        self._connection.close_queues(gone.queues)
-        number = self._channel.number
-        answer = b"" if asked.no_wait else methods.QueueDeleteOk(messages).frame(number)
-        self._durably(gone.define, lambda: answer, methods.QueueDelete.KEY, None)
+        gone = vhost.delete_queue(name, self._client, if_unused=asked.if_unused, if_empty=asked.if_empty)
+        self._client.close_queues(gone.queues)
+        answer = b"" if asked.no_wait else QueueDeleteOk(messages).frame(self._order.number)
+        self._durably(gone.define, lambda: answer, QueueDelete.KEY, None)
 
     # -- answers
 
-    def _answer(self, key: int, define: Define | None, no_wait: bool, thing: Thing | None = None) -> None:
+    def _answer(self, asked: _Simple, define: Define | None, thing: Thing | None = None) -> None:
         """Answer a method that has an answer without arguments."""
-        frame = b"" if no_wait else _OK[key]().frame(self._channel.number)
-        self._durably(define, lambda: frame, key, thing)
+        answer = b"" if asked.no_wait else _OK[type(asked)]().frame(self._order.number)
+        self._durably(define, lambda: answer, asked.KEY, thing)
 
     def _durably(self, define: Define | None, answer: Callable[[], bytes], key: int, thing: Thing | None) -> None:
         """Answer when it is durable.
@@ -316,27 +318,17 @@ class Declaring:
             key: the method that is answered.
             thing: what must be there then; nothing where something must be gone.
         """
-        broker = self._connection.broker
+        broker = self._client.broker
         written = broker.define(define) if define is not None else broker.defined(thing)
         if written is None:
-            self._channel.send(answer())
+            self._order.send(answer())
         else:
-            self._channel.run(_after(written, answer), key)
+            self._order.run(_after(written, answer), key)
 
 
 async def _after(written: Awaitable[None], answer: Callable[[], bytes]) -> bytes:
     await written
     return answer()
-
-
-_OK: Final = {
-    methods.ExchangeDeclare.KEY: methods.ExchangeDeclareOk,
-    methods.ExchangeDelete.KEY: methods.ExchangeDeleteOk,
-    methods.ExchangeBind.KEY: methods.ExchangeBindOk,
-    methods.ExchangeUnbind.KEY: methods.ExchangeUnbindOk,
-    methods.QueueBind.KEY: methods.QueueBindOk,
-    methods.QueueUnbind.KEY: methods.QueueUnbindOk,
-}
 
 
 def _name(name: bytes) -> bytes:

@@ -8,22 +8,21 @@ its publishes. What it requeues (basic.nack, basic.reject) returns when the bran
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from dtx.log.api import LogError
 from dtx.log.changes import Slot
 from dtx.manager.entry import Entry
 from dtx.server.demarcation import Demarcation
-from dtx.server.standalone.contexts import Immediate, Settled, Settlement
+from dtx.server.standalone.client import Client
+from dtx.server.standalone.contexts import Immediate, PublisherChannel, Settled, Settlement
+from dtx.server.standalone.order import ChannelOrder
 from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.consumers import SourceQueue
 from dtx.store.work import Delivery, HeldPublish
-from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09 import calls, methods
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
-
-if TYPE_CHECKING:
-    from dtx.server.standalone.channel import Channel
 
 
 @dataclass(slots=True, eq=False)
@@ -41,16 +40,18 @@ class Distributed:
     """The context of class dtx-demarcation.
 
     Args:
-        channel: whose it is.
+        client: whose messages they are.
+        order: of the channel.
+        publisher: hears of publishes outside a branch.
     """
 
     lock = ""
 
-    def __init__(self, channel: "Channel") -> None:
-        connection = channel.connection
-        self._channel = channel
-        self._outside = Immediate(channel)
-        self._demarcation = Demarcation(connection.manager, connection.metrics, channel.number, channel)
+    def __init__(self, client: Client, order: ChannelOrder, publisher: PublisherChannel) -> None:
+        self._client = client
+        self._order = order
+        self._outside = Immediate(client, order, publisher)
+        self._demarcation = Demarcation(client.manager, client.parts.metrics, order.number, order)
 
     @property
     def outlives_the_connection(self) -> bool:
@@ -64,33 +65,32 @@ class Distributed:
 
     # -- start and end
 
-    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
+    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
         """Start and end.
 
         Raises:
             XaError: as the table of the core says.
         """
-        channel = self._channel
-        who = channel.connection.who
-        if isinstance(call, methods.DtxEnd) and not call.suspend:
+        order, who = self._order, self._client.who
+        if isinstance(call, calls.End) and not call.suspend:
             self._judge(call)
         frame = self._demarcation.run(call, who)
         if frame is not None:
-            channel.send(frame)
+            order.send(frame)
         else:
-            channel.run(self._demarcation.run_later(call, who, channel.may_go_on), key)
+            order.run(self._demarcation.run_later(call, who, order.is_open), key)
 
-    def _judge(self, call: methods.DtxEnd) -> None:
+    def _judge(self, call: calls.End) -> None:
         """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
         entry = self._demarcation.tied(call.xid)  # or it was suspended, and is ended without being resumed
         if entry is not None and entry.work is not None:
-            reason = self._channel.connection.broker.refusal(entry.work)
+            reason = self._client.broker.refusal(entry.work)
             if reason is not None:
-                self._channel.connection.manager.doom(entry, reason)
+                self._client.manager.doom(entry, reason)
 
     # -- what is done in between
 
-    def publish(self, message: HeldPublish) -> None:
+    def publish(self, message: HeldPublish, number: int) -> None:
         """Hold the message for the branch.
 
         Raises:
@@ -98,7 +98,7 @@ class Distributed:
         """
         entry = self._demarcation.branch
         if entry is None:
-            self._outside.publish(message)
+            self._outside.publish(message, number)
         else:
             self._hold(entry, message)
 
@@ -142,31 +142,31 @@ class Distributed:
         if how is Settlement.REJECT:
             letters = [each for each in deliveries.values() if each.queue.arguments.dead_letter_exchange is not None]
             if letters:
-                self._channel.run(self._publish_letters(entry, letters), methods.BasicReject.KEY)
+                self._order.run(self._publish_letters(entry, letters), methods.BasicReject.KEY)
 
     def _requeue(self, delivery: HandedOut, committed: bool) -> None:  # noqa: ARG002 - it returns either way
-        delivery.queue.rollback((delivery.position,), self._channel.connection.now())
+        delivery.queue.rollback((delivery.position,), self._client.now())
 
     async def _publish_letters(self, entry: Entry, rejected: Sequence[HandedOut]) -> bytes:
         """Publish in the branch the dead letters of what it rejects. They are routed now, as all that it publishes.
 
         The channel handles nothing more meanwhile, so the branch is not ended on it before.
         """
-        connection = self._channel.connection
+        client = self._client
         try:
             while rejected:
-                letters = await connection.broker.dead_letters(rejected, lambda message: message.properties)
+                letters = await client.broker.dead_letters(rejected, lambda message: message.properties)
                 rejected = rejected[len(letters) :]
                 for letter in letters:
                     if letter is not None:
                         self._hold(entry, letter)
         except LogError as error:
-            connection.manager.doom(entry, f"what it rejects could not be read: {error}")
+            client.manager.doom(entry, f"what it rejects could not be read: {error}")
         return b""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """The branch is rolled back before it voted: its deliveries return to their places."""
-        now = self._channel.connection.now()
+        now = self._client.now()
         queues: dict[SourceQueue, list[int]] = {}
         for delivery in cast("Sequence[HeldDelivery]", deliveries):
             assert delivery.index is not None
@@ -176,7 +176,7 @@ class Distributed:
             queue.rollback(positions, now)
 
     def _overflow(self, entry: Entry, reason: str) -> None:
-        self._channel.connection.manager.doom(entry, reason)
+        self._client.manager.doom(entry, reason)
         raise XaError(ReplyCode.RESOURCE_ERROR, f"{reason}; the branch is rolled back (xid {entry.xid})")
 
     def let_go(self) -> None:

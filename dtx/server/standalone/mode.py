@@ -13,7 +13,8 @@ from dtx.server.amqp10.connection import Connection as Connection10
 from dtx.server.amqp10.connection import Limits as Limits10
 from dtx.server.limits import ConnectionLimits
 from dtx.server.listener import ClientConnection, NewSession
-from dtx.server.standalone.connection import Connection, Parts
+from dtx.server.standalone.client import Parts
+from dtx.server.standalone.connection import Connection
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics

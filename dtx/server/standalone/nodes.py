@@ -21,8 +21,8 @@ from dtx.server.amqp10.nodes import DEFAULT_VHOST, Handed, Home, Receiver, Sende
 from dtx.server.front import ClientTransport
 from dtx.server.limits import demand_fan_out
 from dtx.server.standalone.access import Access
-from dtx.server.standalone.closing import remove, remove_own
-from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.broker import remove, remove_own
+from dtx.server.standalone.client import Parts
 from dtx.server.standalone.declaring import SERVER_NAMED
 from dtx.server.standalone.distributed import HeldDelivery
 from dtx.server.standalone.writes import Writes

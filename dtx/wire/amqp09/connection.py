@@ -185,6 +185,11 @@ class ConnectionEngine:
         return self._more or bool(self._shared.ready)
 
     @property
+    def wants_to_send(self) -> bool:
+        """Whether ``data_to_send`` has something: an answer to what was received may be no event."""
+        return bool(self._shared.out or self._shared.confirming)
+
+    @property
     def wants_pause(self) -> bool:
         """Whether so much waits on held channels that nothing more is to be read."""
         return bool(self._shared.heavy)
@@ -458,14 +463,25 @@ class ConnectionEngine:
         if self._go(EndpointStep.SEND_CLOSE_OK):
             self._shared.out.append(ConnectionCloseOk().frame(0))
 
+    def end(self) -> None:
+        """The peer's socket is gone: nothing more comes or goes, and what was read is let go."""
+        self.state = EndpointState.GONE
+        self._end_channels()
+        self._closing = self._failure = None
+        self._frames, self._more, self._buffer, self._unread = iter(()), False, b"", b""
+        self._splitter = FrameSplitter()
+
+    def _end_channels(self) -> None:
+        for channel in list(self._shared.channels.values()):
+            channel.end()
+
     def _go(self, step: EndpointStep) -> bool:
         following = TRANSITIONS.get((self.state, step))
         if following is None:
             return False
         self.state = following
         if following is not EndpointState.OPEN:
-            for channel in list(self._shared.channels.values()):
-                channel.end()
+            self._end_channels()
         return True
 
     # -- what goes

@@ -21,7 +21,8 @@ from dtx.client import pika_methods
 from dtx.manager import Limits, TransactionManager, Who
 from dtx.server.front import ClientSession
 from dtx.server.limits import ConnectionLimits
-from dtx.server.standalone.connection import Connection, Parts
+from dtx.server.standalone.client import Parts
+from dtx.server.standalone.connection import Connection
 from dtx.server.standalone.writes import Writes
 from dtx.store.postgres.store import PostgresStore
 from dtx.telemetry import Metrics

@@ -11,14 +11,17 @@ from dtx.manager.limits import Quotas
 from dtx.server.alongside.session import Session, Stage
 from dtx.server.backlog import Backlog
 from dtx.server.limits import SessionLimits
-from dtx.server.standalone.channel import Phase
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget
 from dtx.telemetry import Metrics
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09.endpoint import EndpointState
 from dtx.wire.amqp09.frames import Protocol, method_frame
+from dtx.wire.amqp09.methods import DtxSelect
 from tests.evidence.fuzz.server import ENTER, START_OK, TWO_CHANNELS, Wire, hear, whole
+
+SELECT = DtxSelect().frame(2)
 
 
 class Socket:
@@ -124,8 +127,10 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
         for data in (START_OK, ENTER, TWO_CHANNELS):
             await hear(connection, wire, data)
         first, second = connection.channels.values()
+        await hear(connection, wire, SELECT)
         first.let_go = breaks  # type: ignore[method-assign]
         connection.client_gone()
         await connection.ended
-        assert second.phase is Phase.GONE
+        assert second.engine.state is EndpointState.GONE
+        assert parts.metrics.selected_channels._value.get() == 0, "it was let go"
         assert not connection.channels

@@ -1,17 +1,17 @@
 """The handshake of standalone mode, without sockets."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from pika import amqp_object, frame, spec
 
 from dtx.server.limits import ConnectionLimits
-from dtx.server.standalone.opening import Opening
-from dtx.wire.amqp09 import methods, tables
-from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.frames import FrameSplitter
+from dtx.server.standalone.connection import Connection
+from dtx.wire.amqp09 import handshake, methods, tables
+from dtx.wire.amqp09.frames import FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import Credentials
-from tests.evidence.fuzz.server import AMQPLAIN, ENTER, FRAME_MAX, converse
+from tests.evidence.fuzz.server import AMQPLAIN, ENTER, FRAME_MAX, START_OK, Wire, converse, hear, whole
 
 LIMITS = ConnectionLimits(max_channels=100, frame_max=65_536, max_message_bytes=1, handshake_timeout=1)
 CAPABLE = {"capabilities": {"authentication_failure_close": True, "consumer_cancel_notify": True}}
@@ -22,17 +22,31 @@ def payload(method: amqp_object.Method) -> bytes:
     return marshalled[7:-1]
 
 
-def start_ok(properties: object) -> bytes:
-    return payload(spec.Connection.StartOk(properties, "PLAIN", b"\0guest\0secret", "en_US"))
+def start_ok(properties: object, password: bytes = b"guest") -> bytes:
+    return payload(spec.Connection.StartOk(properties, "PLAIN", b"\0guest\0" + password, "en_US"))
 
 
-@pytest.fixture
-def opening() -> Opening:
-    return Opening(LIMITS)
+async def said(*reads: bytes, limits: ConnectionLimits = LIMITS) -> list[amqp_object.Method]:
+    """What a server of these *limits* answers, method by method."""
+    async with whole() as (parts, _):
+        wire = Wire()
+        connection = Connection(replace(parts, limits=limits), wire)
+        await connection.connect()
+        await asyncio.sleep(0)
+        for data in reads:
+            await hear(connection, wire, data)
+        connection.client_gone()
+        await connection.ended
+    found, sent = [], bytes(wire.sent)
+    while sent:
+        consumed, decoded = frame.decode_frame(sent)
+        found.append(decoded.method)
+        sent = sent[consumed:]
+    return found
 
 
-def test_the_greeting_says_what_the_server_can_do() -> None:
-    method = frame.decode_frame(Opening.greeting())[1].method
+async def test_the_greeting_says_what_the_server_can_do() -> None:
+    (method,) = await said()
     assert (method.version_major, method.version_minor) == (0, 9)
     assert set(method.mechanisms.split()) == {b"PLAIN", b"AMQPLAIN"}
     assert method.server_properties["product"] == "dtx"
@@ -44,35 +58,44 @@ def test_the_greeting_says_what_the_server_can_do() -> None:
     assert "direct_reply_to" in capabilities
 
 
-def test_start_ok_says_who_it_is_and_what_the_client_understands(opening: Opening) -> None:
-    assert opening.start_ok(start_ok(CAPABLE)) == Credentials(b"guest", b"secret")
-    assert opening.hears_of_failed_login
-    assert opening.hears_of_cancelled_consumers
-    assert not opening.hears_of_blocking
+def test_start_ok_says_who_it_is_and_what_the_client_understands() -> None:
+    login = methods.ConnectionStartOk.decode(start_ok(CAPABLE, b"secret"))
+    assert handshake.credentials(login.mechanism, login.response) == Credentials(b"guest", b"secret")
+    assert handshake.capabilities(login.client_properties) == {
+        b"authentication_failure_close",
+        b"consumer_cancel_notify",
+    }
 
 
-def test_each_step_is_expected_once_and_in_its_turn(opening: Opening) -> None:
+async def test_a_client_that_understands_it_hears_that_its_login_failed() -> None:
+    *_, close = await said(method_frame(0, start_ok(CAPABLE, b"wrong")))
+    assert (close.reply_code, close.reply_text) == (403, "ACCESS_REFUSED - unknown user or wrong password")
+    assert (close.class_id, close.method_id) == (10, 11)
+    assert len(await said(method_frame(0, start_ok({}, b"wrong")))) == 1, "another one hears nothing"
+
+
+async def test_each_step_is_expected_once_and_in_its_turn() -> None:
     """Who a client is, is decided once: nothing may come while that is being looked up."""
-    with pytest.raises(WireError, match="503: method is not the next step"):
-        opening.expect(methods.ConnectionTuneOk.KEY)
-    opening.expect(methods.ConnectionStartOk.KEY)
-    with pytest.raises(WireError, match="not the next step"):
-        opening.expect(methods.ConnectionStartOk.KEY)
-    opening.tune()
-    opening.expect(methods.ConnectionTuneOk.KEY)
-    opening.tune_ok(payload(spec.Connection.TuneOk(10, 4096, 5)))
-    opening.expect(methods.ConnectionOpen.KEY)
-    assert opening.open(payload(spec.Connection.Open("/v"))) == "/v"
+    tune_ok, enter = spec.Connection.TuneOk(10, 4096, 5), spec.Connection.Open("/")
+    for reads in ([tune_ok], [START_OK + START_OK], [START_OK, enter]):
+        frames = [data if isinstance(data, bytes) else method_frame(0, payload(data)) for data in reads]
+        close = (await said(*frames))[-1]
+        assert close.reply_code == 503
+        assert "method is not the next step" in close.reply_text
+    steps = [method_frame(0, payload(step)) for step in (tune_ok, enter)]
+    names = [method.NAME for method in await said(START_OK, *steps)]
+    assert names == ["Connection.Start", "Connection.Tune", "Connection.OpenOk"]
 
 
-def test_the_limits_are_offered(opening: Opening) -> None:
-    method = frame.decode_frame(opening.tune())[1].method
+async def test_the_limits_are_offered() -> None:
+    _, method = await said(START_OK)
     assert (method.channel_max, method.frame_max, method.heartbeat) == (100, 65_536, 60)
 
 
-def test_without_a_frame_max_a_frame_is_bounded_nevertheless() -> None:
+async def test_without_a_frame_max_a_frame_is_bounded_nevertheless() -> None:
     limits = ConnectionLimits(max_channels=1, frame_max=0, max_message_bytes=1, handshake_timeout=1)
-    assert frame.decode_frame(Opening(limits).tune())[1].method.frame_max == 2 << 20
+    _, method = await said(START_OK, limits=limits)
+    assert method.frame_max == 2 << 20
 
 
 @pytest.mark.parametrize(
@@ -85,16 +108,18 @@ def test_without_a_frame_max_a_frame_is_bounded_nevertheless() -> None:
         ((1, 4095, 0), "frame_max = 4095 is lower than the minimum allowed"),
     ],
 )
-def test_more_than_was_offered_is_not_allowed(opening: Opening, wanted: tuple[int, int, int], words: str) -> None:
+async def test_more_than_was_offered_is_not_allowed(wanted: tuple[int, int, int], words: str) -> None:
     """connection.tune-ok: "the server MUST close the connection without attempting a negotiated close" (530)."""
-    with pytest.raises(WireError, match=words) as caught:
-        opening.tune_ok(payload(spec.Connection.TuneOk(*wanted)))
-    assert caught.value.code == 530
+    close = (await said(START_OK, method_frame(0, payload(spec.Connection.TuneOk(*wanted)))))[-1]
+    assert close.reply_code == 530
+    assert words in close.reply_text
 
 
-def test_a_vhost_that_is_no_utf_8_is_not_allowed() -> None:
-    with pytest.raises(WireError, match="no UTF-8"):
-        Opening.open(b"\x00\x0a\x00\x28\x01\xff\x00\x00")
+async def test_a_vhost_that_is_no_utf_8_is_not_allowed() -> None:
+    tune_ok = method_frame(0, payload(spec.Connection.TuneOk(1, 4096, 0)))
+    close = (await said(START_OK, tune_ok, method_frame(0, b"\x00\x0a\x00\x28\x01\xff\x00\x00")))[-1]
+    assert close.reply_code == 530
+    assert "no UTF-8" in close.reply_text
 
 
 def answers(sent: bytes) -> list[int]:
@@ -104,8 +129,8 @@ def answers(sent: bytes) -> list[int]:
 
 async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
     """connection.start-ok: "the server MUST close the connection without sending any further data"."""
-    said = methods.ConnectionStartOk(client_properties=b"", mechanism=b"EXTERNAL", response=b"", locale=b"en_US")
-    sent = await converse([said.frame(0), ENTER], enter=False)
+    login = methods.ConnectionStartOk(b"", b"EXTERNAL", b"", b"en_US")
+    sent = await converse([login.frame(0), ENTER], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY]
 
 
@@ -115,11 +140,23 @@ async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
 async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
     """Tokens are longer than frame-min-size."""
     long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
-    sent = await converse([long.frame(0)], enter=False)
+    sent = await converse([method_frame(0, handshake.encode_start_ok(long))], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY, answer]
 
 
-def test_what_a_login_may_hold_is_bounded() -> None:
+@pytest.mark.parametrize(
+    ("frame_max", "octets", "answers_with"),
+    [
+        (0, 130_900, "Connection.Tune"),
+        (0, 131_072, "Connection.Close"),
+        (65_536, 65_300, "Connection.Tune"),
+        (65_536, 65_536, "Connection.Close"),
+    ],
+)
+async def test_what_a_login_may_hold_is_bounded(frame_max: int, octets: int, answers_with: str) -> None:
     """Every socket may hold that much before anybody has logged in."""
-    limits = ConnectionLimits(max_channels=1, frame_max=0, max_message_bytes=1, handshake_timeout=1)
-    assert (Opening(limits).max_frame, Opening(LIMITS).max_frame) == (131_072, 65_536)
+    limits = ConnectionLimits(max_channels=1, frame_max=frame_max, max_message_bytes=1, handshake_timeout=1)
+    rest = tables.entry(b"x", b"S", b"")
+    response = AMQPLAIN.response + rest[:-4] + octets.to_bytes(4, "big") + bytes(octets)
+    login = methods.ConnectionStartOk(b"", b"AMQPLAIN", response, b"en_US").frame(0)
+    assert answers_with == (await said(login, limits=limits))[-1].NAME

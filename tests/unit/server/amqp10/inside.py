@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from dtx.server.amqp10.connection import Connection, Limits
 from dtx.server.amqp10.nodes import Home, Nodes
-from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.client import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.composite import encode

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.manager import Who
-from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.client import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.coordination import PROMOTE
 from dtx.wire.amqp10.endpoint import Closed, Delivered, Detached, Ended, Event

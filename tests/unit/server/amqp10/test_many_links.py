@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dtx.server.standalone.connection import Parts
+from dtx.server.standalone.client import Parts
 from dtx.wire.amqp10 import message
 from dtx.wire.amqp10.endpoint import Delivered, Detached
 from dtx.wire.amqp10.link import Link, Outgoing

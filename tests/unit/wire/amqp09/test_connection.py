@@ -9,7 +9,7 @@ from dtx.wire.amqp09.channel import ChannelEngine
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
-from dtx.wire.amqp09.events import ConnectionFailed, EngineEvent, MethodReceived, SecureReceived
+from dtx.wire.amqp09.events import ConnectionFailed, ContentReceived, EngineEvent, MethodReceived, SecureReceived
 from dtx.wire.amqp09.frames import BODY, FrameSplitter, Protocol, body_frames
 from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, End, EngineSettings, Unbounded
 
@@ -131,6 +131,16 @@ def test_a_large_body_is_cut_into_frames(engine: ConnectionEngine) -> None:
     buffer, frames = splitter.feed(b"".join(engine.data_to_send()))
     assert b"".join(buffer[start + 7 : end - 1] for key, _, start, end in frames if key == BODY) == body
     assert len(frames) == 5
+
+
+def test_publishes_are_counted_from_one(engine: ConnectionEngine) -> None:
+    """RabbitMQ, confirm.select: "message counting starts at 1 on the first confirm.select"."""
+    header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + bytes(10) + b"\xce"
+    said = methods.BasicPublish(b"", b"q").frame(1) + header
+    numbers = [event.number for event in engine.receive(said * 2) if isinstance(event, ContentReceived)]
+    first_channel(engine).become(ChannelMode.CONFIRM)
+    numbers += [event.number for event in engine.receive(said * 3) if isinstance(event, ContentReceived)]
+    assert numbers == [0, 0, 1, 2, 3]
 
 
 def test_a_client_numbers_its_publishes() -> None:

@@ -1,0 +1,97 @@
+"""One client as the parts of its channels see it, and what all clients share."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dtx.auth.accounts import Account, Accounts
+from dtx.auth.permissions import Permission
+from dtx.manager import TransactionManager, Who
+from dtx.server.connection import Outbox
+from dtx.server.limits import ConnectionLimits
+from dtx.server.standalone.access import Access
+from dtx.server.standalone.broker import Broker, close_queues, remove
+from dtx.server.standalone.direct import DirectReplies
+from dtx.server.standalone.writes import Writes
+from dtx.store.postgres.exchanges import Queue
+from dtx.store.postgres.topology import Gone, VirtualHost
+from dtx.store.slices import Slices
+from dtx.store.work import Budget
+from dtx.telemetry import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What all connections share."""
+
+    manager: TransactionManager
+    broker: Broker
+    accounts: Accounts
+    metrics: Metrics
+    limits: ConnectionLimits
+    direct: DirectReplies = field(default_factory=DirectReplies)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Client:
+    """A client that has entered a virtual host. It owns the exclusive queues that it declares.
+
+    Args:
+        parts: what all clients share.
+        connection: its number, for the log.
+        who: user and virtual host.
+        vhost, access, writes, budget: of these two.
+        frame_max: agreed with the client, bytes.
+        hears_of_cancelled_consumers: the client wants basic.cancel when a queue goes.
+        outbox: what is sent.
+        slices: long work.
+        go_on: called when frames may go on that waited behind a method.
+        fail: told of an exception that ends the connection, with class << 16 | method of what the client sent.
+        wait_for_disk: called when the client publishes, and the disk is nearly full.
+    """
+
+    parts: Parts
+    connection: int
+    who: Who
+    vhost: VirtualHost
+    access: Access
+    writes: Writes
+    budget: Budget
+    frame_max: int
+    hears_of_cancelled_consumers: bool
+    outbox: Outbox
+    slices: Slices
+    go_on: Callable[[], None]
+    fail: Callable[[Exception, int], None]
+    wait_for_disk: Callable[[], None]
+
+    @property
+    def account(self) -> Account:
+        """The user's."""
+        return self.access.account
+
+    @property
+    def manager(self) -> TransactionManager:
+        """Of the branches."""
+        return self.parts.manager
+
+    @property
+    def broker(self) -> Broker:
+        """Of the messages."""
+        return self.parts.broker
+
+    def demand(self, permission: Permission, kind: str, name: bytes) -> None:
+        """See :meth:`Access.demand`."""
+        self.access.demand(permission, kind, name)
+
+    def now(self) -> float:
+        """Seconds since the epoch, as the queues count."""
+        return time.time()
+
+    def close_queues(self, queues: Sequence[Queue]) -> None:
+        """Queues are gone from the topology: so are their messages, and their consumers hear of it."""
+        close_queues(self.broker, queues)
+
+    def remove(self, gone: Gone) -> None:
+        """The same for queues that go by themselves, so nobody waits until that is durable."""
+        remove(self.broker, self.manager, gone)

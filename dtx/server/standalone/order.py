@@ -1,0 +1,132 @@
+"""The order of what is done on a channel: one thing at a time, and each answer in its turn.
+
+A method that waits for something (the log, a message's body, what was published before it) occupies the channel; the
+engine keeps the frames behind it, so that answers and effects keep their order.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from dtx.log.api import LogError
+from dtx.server.standalone.client import Client
+from dtx.telemetry import get_logger
+from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.endpoint import EndpointState
+from dtx.xa.codes import ReplyCode, XaError
+
+_log = get_logger(part="channel")
+
+
+class ChannelOrder:
+    """What one channel does, and what its client is told. To the manager it stands for the channel.
+
+    Args:
+        client: whose channel it is.
+        engine: the channel on the wire.
+        let_go: gives back what the channel has; called before dtx closes it.
+    """
+
+    __slots__ = ("_client", "_let_go", "engine", "number")
+
+    def __init__(self, client: Client, engine: ChannelEngine, let_go: Callable[[], None]) -> None:
+        self._client = client
+        self._let_go = let_go
+        self.engine = engine
+        self.number = engine.number
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Numbers of connection and channel."""
+        return self._client.connection, self.number
+
+    def is_open(self) -> bool:
+        """Whether the channel is open still."""
+        return self.engine.state is EndpointState.OPEN
+
+    def send(self, frame: bytes) -> None:
+        """Send whole frames to the client; none are."""
+        if frame:
+            self.engine.send(frame)
+            self._client.outbox.announce(len(frame))
+
+    def send_content(self, frame: bytes, properties: bytes, body: bytes) -> None:
+        """Send a method frame with its content."""
+        self.engine.send_content(frame, properties, body)
+        self._client.outbox.announce(len(frame) + len(properties) + len(body))
+
+    def occupy(self) -> None:
+        """What the client sends from now on waits until :meth:`finish`."""
+        self.engine.hold()
+
+    def finish(self, answer: bytes | XaError = b"", key: int = 0) -> None:
+        """What occupied the channel is through: answer it, and go on with what waited behind it.
+
+        Args:
+            answer: the frame, or the reason of the channel's end.
+            key: the method that is answered.
+        """
+        if isinstance(answer, XaError):
+            self.refuse(answer, key)
+        else:
+            self.send(answer)
+        self.engine.release()
+        self._client.go_on()
+
+    def after_writes(self, act: Callable[[], None], key: int) -> None:
+        """Do *act* when all that was sent before is durable.
+
+        Args:
+            act: may occupy the channel, or refuse by an XaError.
+            key: the method in whose name it acts.
+        """
+        writes = self._client.writes
+        if writes.idle:
+            act()
+            return
+        self.occupy()
+
+        def go_on() -> None:
+            self.engine.release()
+            error: XaError | None = None
+            if self.is_open():
+                try:
+                    act()
+                except XaError as refusal:
+                    error = refusal
+                except Exception as fault:  # noqa: BLE001 - as where a method is handled at once
+                    self._client.fail(fault, key)
+            if not self.engine.held:
+                self.finish(error or b"", key)
+
+        writes.then(go_on)
+
+    def run(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
+        """Run *work*, which returns the answering frame; it goes on when the channel is gone."""
+        self.occupy()
+        self._client.manager.spawn(self._finish_after(work, key))
+
+    async def _finish_after(self, work: Coroutine[Any, Any, bytes], key: int) -> None:
+        connection = self._client.connection
+        try:
+            answer: bytes | XaError = await work
+        except XaError as error:
+            answer = error
+        except LogError as error:
+            _log.error("not durable", channel=self.number, connection=connection, reason=str(error))
+            answer = XaError(ReplyCode.INTERNAL_ERROR, "the database failed, the outcome is not known")
+        except Exception:  # noqa: BLE001 - logged; the client is told no more than that
+            _log.exception("method failed", channel=self.number, connection=connection)
+            answer = XaError(ReplyCode.INTERNAL_ERROR, "internal error")
+        self.finish(answer, key)
+
+    def refuse(self, error: XaError, key: int = 0) -> None:
+        """Close the channel with an exception; the connection lives on."""
+        if self.is_open():
+            self.refused(error)
+            self._let_go()
+            self.engine.refuse(error, key)
+            self._client.outbox.announce()
+
+    def refused(self, error: XaError) -> None:
+        """Note in the log why the channel is closed."""
+        _log.info("channel refused", connection=self._client.connection, channel=self.number, reason=str(error))
