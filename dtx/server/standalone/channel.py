@@ -8,7 +8,7 @@ from dtx.manager.scan import Scan
 from dtx.server.coordination import Call, Coordination
 from dtx.server.failpoints import replying
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.consuming import Consuming
+from dtx.server.standalone.consuming import Consuming, Settling
 from dtx.server.standalone.contexts import Context, Immediate, Local, PublisherChannel
 from dtx.server.standalone.declaring import Declaring
 from dtx.server.standalone.distributed import Distributed
@@ -16,15 +16,11 @@ from dtx.server.standalone.order import ChannelOrder
 from dtx.server.standalone.publishing import Publishing
 from dtx.wire.amqp09 import calls, methods
 from dtx.wire.amqp09.channel import ChannelEngine
-from dtx.wire.amqp09.codec import ChannelMode, Fact, Method
+from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import ContentReceived, MethodReceived
 from dtx.xa.codes import XaError
 from dtx.xa.model import Association
-
-_ROWS: Final[list[type[Method]]] = [*methods.METHODS.values(), methods.ExchangeQuery]
-_WITH_TICKET: Final = frozenset(row for row in _ROWS if Fact.TICKET | Fact.LOCAL in row.FACTS)
-"""The methods of the preview in which a ticket counts."""
 
 
 class Channel:
@@ -89,69 +85,67 @@ class Channel:
             XaError: the channel cannot go on.
             WireError: nor can the connection.
         """
-        method = event.method
-        kind = type(method)
-        if kind in _WITH_TICKET:
-            self._declaring.check_ticket(method.NAME, event.ticket)
-        handle = _HANDLERS.get(kind)
-        if handle is not None:
-            handle(self, method)
-        elif kind is methods.ExecutionFlush:
-            self._flush(event.mark)
-        else:
+        handle = _HANDLERS.get(type(event.method))
+        if handle is None:
+            key = event.method.KEY
             raise WireError(
-                HardCode.COMMAND_INVALID,
-                f"class {kind.KEY >> 16} method {kind.KEY & 0xFFFF} has no place on a channel",
+                HardCode.COMMAND_INVALID, f"class {key >> 16} method {key & 0xFFFF} has no place on a channel"
             )
+        handle(self, event)
 
-    def _settle(self, said: methods.BasicAck | methods.BasicNack | methods.BasicReject) -> None:
-        self.consuming.settle(said, self._context)
+    def _settle(self, event: MethodReceived) -> None:
+        self.consuming.settle(cast("Settling", event.method), self._context)
 
-    def _flush(self, mark: int) -> None:
+    def _flush(self, event: MethodReceived) -> None:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""
-        frame = methods.ExecutionComplete(mark & 0xFFFFFFFF).frame(self.number)
+        frame = methods.ExecutionComplete(event.mark & 0xFFFFFFFF).frame(self.number)
         self.order.after_writes(lambda: self.order.send(frame), methods.ExecutionFlush.KEY)
 
-    def _nothing(self, said: Method) -> None:
+    def _nothing(self, event: MethodReceived) -> None:
         """execution.complete of the preview, which a server MUST implement: dtx waits for no command of its own."""
+
+    def _check_ticket(self, event: MethodReceived) -> None:
+        self._declaring.check_ticket(event.method.NAME, event.ticket)
 
     # -- modes: the engine has judged whether they may change
 
-    def _confirm_select(self, said: methods.ConfirmSelect) -> None:
+    def _confirm_select(self, event: MethodReceived) -> None:
         self.engine.become(ChannelMode.CONFIRM)
-        if not said.no_wait:
+        if not cast("methods.ConfirmSelect", event.method).no_wait:
             self.order.send(methods.ConfirmSelectOk().frame(self.number))
 
-    def _tx_select(self, said: methods.TxSelect) -> None:  # noqa: ARG002 - it says no more
+    def _tx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
         if not isinstance(self._context, Local):
             self.engine.become(ChannelMode.TX)
             self._context = Local(self._client, self.order, self._publisher, self.consuming.unsettled.restore)
         self.order.send(methods.TxSelectOk().frame(self.number))
 
-    def _tx_commit(self, said: methods.TxCommit) -> None:
+    def _tx_commit(self, event: MethodReceived) -> None:
         self.order.occupy()
 
         def done(error: XaError | None) -> None:
-            self.order.finish(error or methods.TxCommitOk().frame(self.number), said.KEY)
+            self.order.finish(error or methods.TxCommitOk().frame(self.number), event.method.KEY)
 
         cast("Local", self._context).commit(done)
 
-    def _tx_rollback(self, said: methods.TxRollback) -> None:  # noqa: ARG002 - it says no more
+    def _tx_rollback(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
         cast("Local", self._context).rollback()
         self.order.send(methods.TxRollbackOk().frame(self.number))
 
-    def _dtx_select(self, said: methods.DtxSelect) -> None:  # noqa: ARG002 - it says no more
+    def _dtx_select(self, event: MethodReceived) -> None:  # noqa: ARG002 - it says no more
         if not isinstance(self._context, Distributed):
             self.engine.become(ChannelMode.DTX)
             self._context = Distributed(self._client, self.order, self._publisher)
             self._client.parts.metrics.selected_channels.inc()
         self.order.send(replying(methods.DtxSelectOk().frame(self.number)))
 
-    def _demarcate(self, said: methods.DtxStart | methods.DtxEnd) -> None:
+    def _demarcate(self, event: MethodReceived) -> None:
+        said = event.method
         call = cast("calls.Start | calls.End", calls.decode_call(said.encode()))
         cast("Distributed", self._context).demarcate(call, said.KEY)
 
-    def _coordinate(self, said: Method) -> None:
+    def _coordinate(self, event: MethodReceived) -> None:
+        said = event.method
         order, client = self.order, self._client
         order.occupy()
         call = cast("Call", calls.decode_call(said.encode()))
@@ -170,19 +164,33 @@ class Channel:
                 self._client.parts.metrics.selected_channels.dec()
 
 
-_Handler = Callable[[Channel, Any], None]
+_Handler = Callable[[Channel, MethodReceived], None]
 
 
 def _of_queue(act: Callable[[Consuming, Any, bytes], None]) -> _Handler:
-    return lambda channel, said: act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001
+    def handle(channel: Channel, event: MethodReceived) -> None:
+        said: Any = event.method
+        act(channel.consuming, said, channel._declaring.queue_name(said.queue))  # noqa: SLF001 - of this module
+
+    return handle
 
 
 def _consuming(act: Callable[[Consuming, Any], None]) -> _Handler:
-    return lambda channel, said: act(channel.consuming, said)
+    return lambda channel, event: act(channel.consuming, event.method)
 
 
 def _declaring(act: Callable[[Declaring, Any], None]) -> _Handler:
-    return lambda channel, said: act(channel._declaring, said)  # noqa: SLF001 - of this module's own class
+    return lambda channel, event: act(channel._declaring, event.method)  # noqa: SLF001 - of this module
+
+
+def _with_ticket(handle: _Handler) -> _Handler:
+    """A method of the preview: its ticket counts."""
+
+    def check_and_handle(channel: Channel, event: MethodReceived) -> None:
+        channel._check_ticket(event)  # noqa: SLF001 - of this module
+        handle(channel, event)
+
+    return check_and_handle
 
 
 _HANDLERS: Final[dict[type[Method], _Handler]] = {
@@ -199,7 +207,7 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.AccessRequest: _declaring(Declaring.access_request),
     methods.ExchangeDeclare: _declaring(Declaring.exchange_declare),
     methods.ExchangeDelete: _declaring(Declaring.exchange_delete),
-    methods.ExchangeQuery: _declaring(Declaring.exchange_query),
+    methods.ExchangeQuery: _with_ticket(_declaring(Declaring.exchange_query)),
     methods.ExchangeBind: _declaring(Declaring.bind),
     methods.ExchangeUnbind: _declaring(Declaring.bind),
     methods.QueueDeclare: _declaring(Declaring.queue_declare),
@@ -207,20 +215,21 @@ _HANDLERS: Final[dict[type[Method], _Handler]] = {
     methods.QueueUnbind: _declaring(Declaring.bind),
     methods.QueuePurge: _declaring(Declaring.queue_purge),
     methods.QueueDelete: _declaring(Declaring.queue_delete),
-    methods.BindingQuery: _declaring(Declaring.binding_query),
+    methods.BindingQuery: _with_ticket(_declaring(Declaring.binding_query)),
     methods.ConfirmSelect: Channel._confirm_select,  # noqa: SLF001
     methods.TxSelect: Channel._tx_select,  # noqa: SLF001
     methods.TxCommit: Channel._tx_commit,  # noqa: SLF001
     methods.TxRollback: Channel._tx_rollback,  # noqa: SLF001
     methods.DtxSelect: Channel._dtx_select,  # noqa: SLF001
-    methods.DtxStart: Channel._demarcate,  # noqa: SLF001
-    methods.DtxEnd: Channel._demarcate,  # noqa: SLF001
-    methods.DtxPrepare: Channel._coordinate,  # noqa: SLF001
-    methods.DtxCommit: Channel._coordinate,  # noqa: SLF001
-    methods.DtxRollback: Channel._coordinate,  # noqa: SLF001
-    methods.DtxForget: Channel._coordinate,  # noqa: SLF001
+    methods.DtxStart: _with_ticket(Channel._demarcate),  # noqa: SLF001
+    methods.DtxEnd: _with_ticket(Channel._demarcate),  # noqa: SLF001
+    methods.DtxPrepare: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.DtxCommit: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.DtxRollback: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.DtxForget: _with_ticket(Channel._coordinate),  # noqa: SLF001
     methods.DtxGetTimeout: Channel._coordinate,  # noqa: SLF001
-    methods.DtxSetTimeout: Channel._coordinate,  # noqa: SLF001
-    methods.DtxRecover: Channel._coordinate,  # noqa: SLF001
+    methods.DtxSetTimeout: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.DtxRecover: _with_ticket(Channel._coordinate),  # noqa: SLF001
+    methods.ExecutionFlush: Channel._flush,  # noqa: SLF001
     methods.ExecutionComplete: Channel._nothing,  # noqa: SLF001
 }

@@ -167,7 +167,10 @@ class Connection(ClientConnection):
         self._handling = True
         try:
             for event in events:
-                self._on(event)
+                if isinstance(event, ContentReceived | MethodReceived):
+                    self._on_channel(event)
+                else:
+                    self._on(event)
                 if clock() >= until:
                     break
         except WireError as error:
@@ -197,10 +200,6 @@ class Connection(ClientConnection):
 
     def _on(self, event: EngineEvent) -> None:
         match event:
-            case ContentReceived():
-                self._on_channel(event)
-            case MethodReceived():
-                self._on_channel(event)
             case ChannelOpened():
                 self._open_channel(event.channel)
             case ChannelClosing():

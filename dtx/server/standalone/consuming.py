@@ -46,6 +46,7 @@ _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
 _deliver_frame: Final = packer(BasicDeliver)
+Settling = BasicAck | BasicNack | BasicReject
 
 
 ALL: Final = 0
@@ -347,7 +348,7 @@ class Consuming:
 
     # -- settling
 
-    def settle(self, said: BasicAck | BasicNack | BasicReject, context: Context) -> None:
+    def settle(self, said: Settling, context: Context) -> None:
         """basic.ack, basic.nack or basic.reject: *context* has what becomes of it."""
         how = Settlement.ACK
         if not isinstance(said, BasicAck):

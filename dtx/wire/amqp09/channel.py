@@ -42,6 +42,8 @@ _CLOSE: Final = ChannelClose.KEY
 _CLOSE_OK: Final = ChannelCloseOk.KEY
 _BIND: Final = methods.ExchangeBind.KEY
 
+_SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBind, methods.ExchangeBindOk)
+
 
 class _Rule(NamedTuple):
     """What is to be known of a method when it comes.
@@ -51,6 +53,7 @@ class _Rule(NamedTuple):
         content: a content follows.
         counted: it is a command.
         ticketed: its first argument is a ticket that counts.
+        special: it is about the channel itself, or not the only one with its number.
         modes: in which it is allowed; ``None`` for all.
     """
 
@@ -58,6 +61,7 @@ class _Rule(NamedTuple):
     content: bool
     counted: bool
     ticketed: bool
+    special: bool
     modes: frozenset[ChannelMode] | None
 
 
@@ -71,6 +75,7 @@ def _rule(row: type[Method]) -> _Rule:
         _has(row.FACTS, Fact.CONTENT),
         not _has(row.FACTS, Fact.UNCOUNTED),
         _has(row.FACTS, Fact.TICKET) and _has(row.FACTS, Fact.LOCAL),
+        row in _SPECIAL,
         None if row.MODES == ANY_MODE else row.MODES,
     )
 
@@ -247,23 +252,19 @@ class ChannelEngine:
                 self._last, self._last_payload = rule.decode(payload), payload
             self._method = self._last
             return None
-        match key:
-            case methods.ChannelClose.KEY:
+        if rule.special:
+            if key == _CLOSE:
                 return self._on_close(payload)
-            case methods.ChannelOpen.KEY:
+            if key == _OPEN:
                 raise WireError(HardCode.CHANNEL_ERROR, "second 'channel.open' seen")
-            case methods.ChannelCloseOk.KEY:
+            if key == _CLOSE_OK:
                 return None  # nothing was closed: no harm
-            case methods.ExchangeBind.KEY if methods.is_query(payload):
-                rule = _QUERY
-            case methods.ExchangeBindOk.KEY if len(payload) > 4:
-                rule = _QUERY_OK
-            case _:
-                pass
+            rule = _query_or(rule, key, payload)
         method = rule.decode(payload)
         if rule.modes is not None and self.mode not in rule.modes and self._shared.end is End.SERVER:
             raise _wrong_mode(method, self.mode)
-        return MethodReceived(self.number, method, self._commands, methods.ticket(payload) if rule.ticketed else 0)
+        ticket = methods.ticket(payload) if rule.ticketed else 0
+        return MethodReceived(self.number, method, self._commands, ticket)
 
     def _on_close(self, payload: bytes) -> EngineEvent:
         if self._shared.end is End.CLIENT:
@@ -387,9 +388,11 @@ class ChannelEngine:
             data = b"".join((frame, head, properties, _BODY_HEAD.pack(FRAME_END, BODY, number, size), body, _END))
         else:
             data = b"".join((frame, head, properties, _END, *body_frames(number, body, limit)))
-        self.send(data)
-        confirms = self._confirms
-        if confirms is None or self._shared.end is End.SERVER:
+        shared, confirms = self._shared, self._confirms
+        if self in shared.confirming:
+            self.say_confirms()
+        shared.out.append(data)
+        if confirms is None or shared.end is End.SERVER:
             return 0
         confirms.published += 1
         return confirms.published
@@ -464,6 +467,13 @@ class ChannelEngine:
         shared.ready.pop(self, None)
         shared.confirming.pop(self, None)
         del shared.channels[self.number]
+
+
+def _query_or(rule: _Rule, key: int, payload: bytes) -> _Rule:
+    """The rule for a method whose number exchange.bind or its answer shares with exchange.query."""
+    if key == _BIND:
+        return _QUERY if methods.is_query(payload) else rule
+    return _QUERY_OK if len(payload) > 4 else rule
 
 
 def _lenient(payload: bytes) -> ChannelClose:

@@ -489,8 +489,9 @@ class ConnectionEngine:
     def data_to_send(self) -> list[bytes | memoryview]:
         """What is to be written to the peer, in pieces; confirms that are due are joined."""
         shared = self._shared
-        for channel in list(shared.confirming):
-            channel.say_confirms()
+        if shared.confirming:
+            for channel in list(shared.confirming):
+                channel.say_confirms()
         out, shared.out = shared.out, []
         if out:
             self._said = True
