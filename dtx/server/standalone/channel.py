@@ -8,13 +8,13 @@ from dtx.manager.scan import Scan
 from dtx.server.coordination import Call, Coordination
 from dtx.server.failpoints import replying
 from dtx.server.standalone.client import Client
-from dtx.server.standalone.consuming import Consuming, Settling
+from dtx.server.standalone.consuming import Consuming
 from dtx.server.standalone.contexts import Context, Immediate, Local, PublisherChannel
 from dtx.server.standalone.declaring import Declaring
 from dtx.server.standalone.distributed import Distributed
 from dtx.server.standalone.order import ChannelOrder
 from dtx.server.standalone.publishing import Publishing
-from dtx.wire.amqp09 import calls, methods
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.channel import ChannelEngine
 from dtx.wire.amqp09.codec import ChannelMode, Method
 from dtx.wire.amqp09.errors import HardCode, WireError
@@ -94,7 +94,7 @@ class Channel:
         handle(self, event)
 
     def _settle(self, event: MethodReceived) -> None:
-        self.consuming.settle(cast("Settling", event.method), self._context)
+        self.consuming.settle(cast("methods.Settle", event.method), self._context)
 
     def _flush(self, event: MethodReceived) -> None:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""
@@ -141,15 +141,15 @@ class Channel:
 
     def _demarcate(self, event: MethodReceived) -> None:
         said = event.method
-        call = cast("calls.Start | calls.End", calls.decode_call(said.encode()))
-        cast("Distributed", self._context).demarcate(call, said.KEY)
+        cast("Distributed", self._context).demarcate(cast("methods.DtxStart | methods.DtxEnd", said), said.KEY)
 
     def _coordinate(self, event: MethodReceived) -> None:
         said = event.method
         order, client = self.order, self._client
         order.occupy()
-        call = cast("Call", calls.decode_call(said.encode()))
-        self._coordination.run(call, client.who, client.frame_max, lambda answer: order.finish(answer, said.KEY))
+        self._coordination.run(
+            cast("Call", said), client.who, client.frame_max, lambda answer: order.finish(answer, said.KEY)
+        )
 
     # -- the end
 

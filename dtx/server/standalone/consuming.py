@@ -31,7 +31,6 @@ from dtx.wire.amqp09.methods import (
     BasicGet,
     BasicGetEmpty,
     BasicGetOk,
-    BasicNack,
     BasicQos,
     BasicQosOk,
     BasicRecover,
@@ -39,6 +38,7 @@ from dtx.wire.amqp09.methods import (
     BasicRecoverOk,
     BasicReject,
     ChannelFlowOk,
+    Settle,
 )
 from dtx.xa.codes import ReplyCode, XaError
 
@@ -46,7 +46,6 @@ _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
 _deliver_frame: Final = packer(BasicDeliver)
-Settling = BasicAck | BasicNack | BasicReject
 
 
 ALL: Final = 0
@@ -348,7 +347,7 @@ class Consuming:
 
     # -- settling
 
-    def settle(self, said: Settling, context: Context) -> None:
+    def settle(self, said: Settle, context: Context) -> None:
         """basic.ack, basic.nack or basic.reject: *context* has what becomes of it."""
         how = Settlement.ACK
         if not isinstance(said, BasicAck):

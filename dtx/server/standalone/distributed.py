@@ -20,7 +20,7 @@ from dtx.server.standalone.order import ChannelOrder
 from dtx.store.postgres.consumers import Delivery as HandedOut
 from dtx.store.postgres.consumers import SourceQueue
 from dtx.store.work import Delivery, HeldPublish
-from dtx.wire.amqp09 import calls, methods
+from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
 
@@ -65,14 +65,14 @@ class Distributed:
 
     # -- start and end
 
-    def demarcate(self, call: calls.Start | calls.End, key: int) -> None:
+    def demarcate(self, call: methods.DtxStart | methods.DtxEnd, key: int) -> None:
         """Start and end.
 
         Raises:
             XaError: as the table of the core says.
         """
         order, who = self._order, self._client.who
-        if isinstance(call, calls.End) and not call.suspend:
+        if isinstance(call, methods.DtxEnd) and not call.suspend:
             self._judge(call)
         frame = self._demarcation.run(call, who)
         if frame is not None:
@@ -80,7 +80,7 @@ class Distributed:
         else:
             order.run(self._demarcation.run_later(call, who, order.is_open), key)
 
-    def _judge(self, call: calls.End) -> None:
+    def _judge(self, call: methods.DtxEnd) -> None:
         """A branch that publishes to a full queue is rolled back: as tx.commit, it does all or nothing."""
         entry = self._demarcation.tied(call.xid)  # or it was suspended, and is ended without being resumed
         if entry is not None and entry.work is not None:

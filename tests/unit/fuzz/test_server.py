@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from dtx.wire.amqp09.calls import Forget, Select, encode_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pika import frame as pika_frame
 
-from dtx.wire.amqp09 import handshake, methods, requests
+from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import FrameSplitter, method_frame
+from dtx.wire.amqp09.methods import DtxForget, DtxSelect
 from dtx.xa.xid import Xid
 from tests.evidence.fuzz import server
 from tests.evidence.fuzz.conversations import MUTATIONS, broker_of_its_own, conversation
 
-SELECT = method_frame(1, encode_call(Select()))
-DECLARED = method_frame(1, methods.QueueDeclare(b"q", durable=True).encode())
+SELECT = DtxSelect().frame(1)
+DECLARED = methods.QueueDeclare(b"q", durable=True).frame(1)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,7 +69,7 @@ def test_a_mutated_conversation_leaves_no_trace(seed: int, strokes: int) -> None
 @given(seed=st.integers(0, 1 << 32), amqplain=st.booleans())
 def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> None:
     dice = random.Random(seed)
-    start_ok = method_frame(0, handshake.encode_start_ok(server.AMQPLAIN)) if amqplain else server.START_OK
+    start_ok = server.AMQPLAIN.frame(0) if amqplain else server.START_OK
     frames = [start_ok, server.TUNE_OK, server.OPEN, server.TWO_CHANNELS]
     mutated = dice.choice(MUTATIONS)(dice, frames)
     found = keys_of(talk(*reads(dice, b"".join(mutated)), enter=False))
@@ -79,7 +79,7 @@ def test_a_mutated_login_lets_nobody_in_or_guest(seed: int, amqplain: bool) -> N
 
 @pytest.mark.parametrize("amqplain", [False, True])
 def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
-    start_ok = method_frame(0, handshake.encode_start_ok(server.AMQPLAIN)) if amqplain else server.START_OK
+    start_ok = server.AMQPLAIN.frame(0) if amqplain else server.START_OK
     assert methods.ConnectionOpenOk.KEY in keys_of(talk(start_ok, server.TUNE_OK, server.OPEN, enter=False))
 
 
@@ -89,8 +89,8 @@ def test_both_mechanisms_let_guest_in(amqplain: bool) -> None:
         ([], 0),
         ([SELECT], 1),
         ([SELECT, SELECT], 1),
-        ([SELECT, method_frame(1, encode_call(Forget(xid=Xid(1, b"unknown"))))], 0),  # 404: the channel is closed
-        ([SELECT, method_frame(1, requests.close(methods.ChannelClose.KEY, 200, b""))], 0),
+        ([SELECT, DtxForget(xid=Xid(1, b"unknown")).frame(1)], 0),  # 404: the channel is closed
+        ([SELECT, methods.ChannelClose(200, b"").frame(1)], 0),
         ([SELECT, method_frame(2, SELECT[7:-1])], 2),
     ],
 )

@@ -140,7 +140,7 @@ async def test_a_mechanism_that_was_not_offered_ends_in_silence() -> None:
 async def test_a_login_may_be_as_long_as_a_frame(octets: int, answer: int) -> None:
     """Tokens are longer than frame-min-size."""
     long = replace(AMQPLAIN, response=AMQPLAIN.response + tables.entry(b"x", b"S", bytes(octets)))
-    sent = await converse([method_frame(0, handshake.encode_start_ok(long))], enter=False)
+    sent = await converse([long.frame(0)], enter=False)
     assert answers(sent) == [methods.ConnectionStart.KEY, answer]
 
 

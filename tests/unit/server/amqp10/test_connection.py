@@ -8,7 +8,6 @@ import pytest
 
 from dtx.server.amqp10.links import Incoming
 from dtx.server.standalone.client import Parts
-from dtx.server.standalone.connection import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
 from dtx.wire.amqp10.endpoint import Attached, Closed
 from dtx.wire.amqp10.performatives import Role, Source, Target
