@@ -75,7 +75,7 @@ class Channel:
             XaError: the channel cannot go on.
             WireError: nor can the connection.
         """
-        method = cast("methods.BasicPublish", event.method)
+        method: Any = event.method
         self._publishing.publish(method, event.properties, event.body, event.number, self._context)
 
     def receive(self, event: MethodReceived) -> None:
@@ -94,7 +94,8 @@ class Channel:
         handle(self, event)
 
     def _settle(self, event: MethodReceived) -> None:
-        self.consuming.settle(cast("methods.Settle", event.method), self._context)
+        said: Any = event.method
+        self.consuming.settle(said, self._context)
 
     def _flush(self, event: MethodReceived) -> None:
         """execution.flush of the preview: execution.complete when all commands so far have been executed."""

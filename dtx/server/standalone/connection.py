@@ -167,8 +167,10 @@ class Connection(ClientConnection):
         self._handling = True
         try:
             for event in events:
-                if isinstance(event, ContentReceived | MethodReceived):
-                    self._on_channel(event)
+                if isinstance(event, ContentReceived):
+                    self._publish(event)
+                elif isinstance(event, MethodReceived):
+                    self._do(event)
                 else:
                     self._on(event)
                 if clock() >= until:
@@ -239,13 +241,19 @@ class Connection(ClientConnection):
             case _:
                 raise AssertionError(f"{event} is told at another place, or to clients")
 
-    def _on_channel(self, event: ContentReceived | MethodReceived) -> None:
+    def _publish(self, event: ContentReceived) -> None:
         channel = self.channels[event.channel]
         try:
-            if isinstance(event, ContentReceived):
-                channel.publish(event)
-            else:
-                channel.receive(event)
+            channel.publish(event)
+        except XaError as error:
+            channel.order.refuse(error, event.method.KEY)
+        except WireError as error:
+            self.refuse(error, event.method.KEY)
+
+    def _do(self, event: MethodReceived) -> None:
+        channel = self.channels[event.channel]
+        try:
+            channel.receive(event)
         except XaError as error:
             channel.order.refuse(error, event.method.KEY)
         except WireError as error:

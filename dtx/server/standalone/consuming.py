@@ -177,21 +177,11 @@ class Consuming:
 
     def deliver(self, consumer: Consumer, delivery: Delivery, message: StoredMessage) -> None:
         """basic.deliver."""
-        unsettled = self.unsettled
+        unsettled, order = self.unsettled, self._order
         tag = unsettled.next_tag() if consumer.no_ack else unsettled.add(delivery)
-        self._deliver(consumer.tag, tag, delivery.redelivered, message.exchange, message.routing_key, message)
-
-    def _deliver(
-        self,
-        consumer_tag: bytes,
-        tag: int,
-        redelivered: bool,
-        exchange: bytes,
-        routing_key: bytes,
-        message: StoredMessage | HeldPublish,
-    ) -> None:
-        order = self._order
-        frame = _deliver_frame(order.number, consumer_tag, tag, redelivered, exchange, routing_key)
+        frame = _deliver_frame(
+            order.number, consumer.tag, tag, delivery.redelivered, message.exchange, message.routing_key
+        )
         order.send_content(frame, message.properties, message.body)
 
     def resume(self) -> None:
@@ -312,7 +302,9 @@ class Consuming:
         if self._outbox.unsent > MAX_UNREAD_REPLIES:
             _log.warning("a direct reply is dropped", connection=self._client.connection, channel=self._order.number)
             return
-        self._deliver(self._asking[0], self.unsettled.next_tag(), False, b"", message.routing_key, message)
+        tag, order = self.unsettled.next_tag(), self._order
+        frame = _deliver_frame(order.number, self._asking[0], tag, False, b"", message.routing_key)
+        order.send_content(frame, message.properties, message.body)
 
     # -- get
 
