@@ -8,14 +8,13 @@ channel that is not open any more is dropped, since nothing that is sent behind 
 from collections import deque
 from collections.abc import Callable
 from enum import Flag
-from struct import Struct
 from typing import Final, NamedTuple
 
-from dtx.wire.amqp09 import closes, methods
+from dtx.wire.amqp09 import closes, content, methods
 from dtx.wire.amqp09.codec import ANY_MODE, ChannelMode, Fact, Method, Sender
 from dtx.wire.amqp09.confirms import Confirms
 from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
-from dtx.wire.amqp09.errors import HardCode, WireError, syntax_error
+from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.events import (
     ChannelClosed,
     ChannelClosing,
@@ -24,17 +23,13 @@ from dtx.wire.amqp09.events import (
     EngineEvent,
     MethodReceived,
 )
-from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD, body_frames
+from dtx.wire.amqp09.frames import BODY, HEADER
 from dtx.wire.amqp09.methods import METHODS, ChannelClose, ChannelCloseOk, ChannelOpen, ChannelOpenOk
 from dtx.wire.amqp09.settings import MAX_BACKLOG, End, EngineSettings, Memory
 from dtx.xa.codes import ReplyCode, XaError
 
 _BASIC: Final = 60
 _DTX_CLASSES: Final = frozenset((methods.DtxSelect.KEY >> 16, methods.DtxPrepare.KEY >> 16))
-_HEADER: Final = Struct(">HHQ")
-_CONTENT_HEAD: Final = Struct(">BHIHHQ")
-_BODY_HEAD: Final = Struct(">BBHI")
-_END: Final = b"\xce"
 
 _OPEN: Final = ChannelOpen.KEY
 _OPEN_OK: Final = ChannelOpenOk.KEY
@@ -282,9 +277,7 @@ class ChannelEngine:
         method = self._method
         if method is None or self._left >= 0:
             raise self._unexpected("content header without a publish")
-        if len(payload) < _HEADER.size + 2:
-            raise syntax_error("content header is truncated or too long")
-        class_id, _, size = _HEADER.unpack_from(payload)
+        class_id, size, properties = content.header(payload)
         if class_id != _BASIC:
             raise self._unexpected(f"content of class {class_id}")
         limit = self._shared.settings.max_message
@@ -293,8 +286,8 @@ class ChannelEngine:
                 ReplyCode.PRECONDITION_FAILED, f"message size {size} is larger than configured max size {limit}"
             )
         if not size:
-            return self._complete(method, payload[_HEADER.size :], b"")
-        self._properties = payload[_HEADER.size :]
+            return self._complete(method, properties, b"")
+        self._properties = properties
         self._left = size
         return None
 
@@ -380,18 +373,10 @@ class ChannelEngine:
         """
         if self.state is not EndpointState.OPEN and self.state is not EndpointState.OPENING:
             return 0
-        size, number, limit = len(body), self.number, self._shared.frame_max
-        head = _CONTENT_HEAD.pack(HEADER, number, 12 + len(properties), _BASIC, 0, size)
-        if not size:
-            data = b"".join((frame, head, properties, _END))
-        elif not limit or size <= limit - OVERHEAD:
-            data = b"".join((frame, head, properties, _BODY_HEAD.pack(FRAME_END, BODY, number, size), body, _END))
-        else:
-            data = b"".join((frame, head, properties, _END, *body_frames(number, body, limit)))
         shared, confirms = self._shared, self._confirms
         if self in shared.confirming:
             self.say_confirms()
-        shared.out.append(data)
+        shared.out.append(content.message(frame, self.number, properties, body, shared.frame_max))
         if confirms is None or shared.end is End.SERVER:
             return 0
         confirms.published += 1
@@ -436,6 +421,7 @@ class ChannelEngine:
         self.send(frame)
         self._go(EndpointStep.SEND_CLOSE)
         self._drop_content()
+        self._shared.heavy.discard(self)
         return True
 
     def close_ok(self) -> None:

@@ -77,23 +77,8 @@ def advertise(payload: bytes) -> bytes:
     return replace(start, server_properties=b"".join(parts), mechanisms=b" ".join(mechanisms)).encode()
 
 
-def has_capability(properties: bytes, name: bytes) -> bool:
-    """Whether *properties* (server's or client's, a table without its length) have ``capabilities.name: true``.
-
-    Raises:
-        WireError: 502 when the table is malformed.
-    """
-    for entry in tables.entries(properties):
-        if entry.key == _CAPABILITIES and entry.kind == b"F":
-            return any(
-                inner.key == name and inner.kind == b"t" and inner.value != b"\x00"
-                for inner in tables.entries(entry.value)
-            )
-    return False
-
-
 def capabilities(properties: bytes) -> frozenset[bytes]:
-    """Names of the capabilities that *properties* claim, see :func:`has_capability`.
+    """Names of the capabilities that *properties* (server's or client's, a table without its length) claim.
 
     Raises:
         WireError: 502 when the table is malformed.

@@ -177,7 +177,7 @@ def sasl(data: bytes) -> None:
     with nothing_but(*_MALFORMED):
         said = methods.ConnectionStartOk.decode(data.ljust(4, b"\x00"))
         with nothing_but(*_MALFORMED):
-            handshake.has_capability(said.client_properties, b"dtx")
+            handshake.capabilities(said.client_properties)
         for mechanism in (said.mechanism, *handshake.PASSED):
             _respond(mechanism, said.response)
     for mechanism in handshake.PASSED:
