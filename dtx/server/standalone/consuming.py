@@ -46,6 +46,7 @@ _log = get_logger(part="channel")
 
 _PRIORITY: Final = b"x-priority"
 _deliver_frame: Final = packer(BasicDeliver)
+_get_ok_frame: Final = packer(BasicGetOk)
 
 
 ALL: Final = 0
@@ -333,8 +334,10 @@ class Consuming:
         else:
             delivery, message = found
             tag = self.unsettled.next_tag() if getter.no_ack else self.unsettled.add(delivery)
-            said = BasicGetOk(tag, delivery.redelivered, message.exchange, message.routing_key, remaining)
-            order.send_content(said.frame(order.number), message.properties, message.body)
+            frame = _get_ok_frame(
+                order.number, tag, delivery.redelivered, message.exchange, message.routing_key, remaining
+            )
+            order.send_content(frame, message.properties, message.body)
         asyncio.get_running_loop().call_soon(order.finish)
 
     # -- settling

@@ -106,7 +106,7 @@ EVERY_READER: list[Callable[[bytes], object]] = [
     tables.entries,
     tables.items,
     methods.ConnectionStartOk.decode,
-    lambda data: handshake.capabilities(data),
+    handshake.capabilities,
     lambda data: handshake.credentials(handshake.PLAIN, data),
     lambda data: handshake.credentials(handshake.AMQPLAIN, data),
     properties.checked,
