@@ -5,7 +5,7 @@ verified before must not pay it again, so what was verified is remembered: as a 
 *stored hash*, with a key of this process alone. A password that was changed has another stored hash, and is not found.
 What was wrong is remembered in the same way: a client that comes back with its old password again and again costs
 nothing. A new wrong password costs its user name, from the address it came from, a pause before the next one is looked
-at, and after some of them it costs all of that address one (see :mod:`~dtx.auth.turns`): guessing is slow,
+at, and after some of them it costs all of that address one (see :mod:`~dtx.auth.login_throttle`): guessing is slow,
 and does not hold up others.
 """
 
