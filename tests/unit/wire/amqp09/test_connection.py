@@ -10,8 +10,9 @@ from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
 from dtx.wire.amqp09.events import ConnectionFailed, ContentReceived, EngineEvent, MethodReceived, SecureReceived
-from dtx.wire.amqp09.frames import BODY, FrameSplitter, Protocol, body_frames
+from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames
 from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, End, EngineSettings, Unbounded
+from tests.unit.wire.amqp09.dialogue import Few
 
 QOS = methods.BasicQos(0, 1).frame(1)
 DECLARE = methods.QueueDeclare(b"q", arguments=bytes(1000)).frame(1)
@@ -162,6 +163,33 @@ def test_a_channel_that_fails_with_confirms_to_say_says_them_first(engine: Conne
     engine.close_ok()  # nothing was closed
     all_of(engine.receive(methods.ChannelClose(200, b"", 0).frame(1)))
     assert not engine.data_to_send(), "who has closed hears of nothing but that"
+
+
+def test_a_content_comes_behind_the_confirms_that_are_due(engine: ConnectionEngine) -> None:
+    channel = first_channel(engine)
+    channel.become(ChannelMode.CONFIRM)
+    channel.confirm(1, safe=True)
+    assert engine.wants_to_send
+    channel.send_content(methods.BasicReturn(312, b"NO_ROUTE", b"", b"q").frame(1), b"\0\0", b"")
+    keys = [key for key, *_ in FrameSplitter(0).feed(b"".join(engine.data_to_send()))[1]]
+    assert keys == [methods.BasicAck.KEY, methods.BasicReturn.KEY, HEADER]
+    assert not engine.wants_to_send
+
+
+def test_a_peer_that_is_gone_leaves_nothing(engine: ConnectionEngine) -> None:
+    """Neither what was read and not handled, nor half a content."""
+    memory = Few()
+    engine.memory = memory
+    header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + (50).to_bytes(8, "big") + b"\0\0\xce"
+    all_of(engine.receive(methods.BasicPublish(b"", b"q").frame(1) + header + body_frames(1, bytes(20), 0)[0]))
+    assert memory.used == 20
+    events = engine.receive(BEAT + methods.ChannelOpen().frame(2) + QOS)
+    next(events)
+    engine.end()
+    assert not all_of(events)
+    assert not engine.behind
+    assert memory.used == 0
+    assert engine.tick(0) == (None, [])
 
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
