@@ -152,8 +152,12 @@ class Connection(ClientConnection):
 
     def _go_on(self) -> None:
         """A channel may go on with what waited."""
-        if not self._handling and not self._awaited:
+        if self._handling or self._awaited:
+            return
+        if self._engine.behind:
             self._handle(self._engine.events())
+        elif self.stage is Stage.RUNNING:
+            self.writes.flush()
 
     def _catch_up(self) -> None:
         self._awaited = False
@@ -188,12 +192,14 @@ class Connection(ClientConnection):
         self._pace()
 
     def _pace(self) -> None:
-        engine = self._engine
+        engine, behind = self._engine, self._engine.behind
+        if not (behind or self._holding or engine.wants_pause):
+            return
         if engine.wants_pause:
             self.hold(engine)
         else:
             self.release(engine)
-        if not engine.behind:
+        if not behind:
             self.release(_BEHIND)
         elif not self._awaited:
             self._awaited = True

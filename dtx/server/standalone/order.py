@@ -26,10 +26,11 @@ class ChannelOrder:
         let_go: gives back what the channel has; called before dtx closes it.
     """
 
-    __slots__ = ("_client", "_let_go", "engine", "number")
+    __slots__ = ("_announce", "_client", "_let_go", "engine", "number")
 
     def __init__(self, client: Client, engine: ChannelEngine, let_go: Callable[[], None]) -> None:
         self._client = client
+        self._announce = client.outbox.announce
         self._let_go = let_go
         self.engine = engine
         self.number = engine.number
@@ -47,12 +48,12 @@ class ChannelOrder:
         """Send whole frames to the client; none are."""
         if frame:
             self.engine.send(frame)
-            self._client.outbox.announce(len(frame))
+            self._announce(len(frame))
 
     def send_content(self, frame: bytes, properties: bytes, body: bytes) -> None:
         """Send a method frame with its content."""
         self.engine.send_content(frame, properties, body)
-        self._client.outbox.announce(len(frame) + len(properties) + len(body))
+        self._announce(len(frame) + len(properties) + len(body))
 
     def occupy(self) -> None:
         """What the client sends from now on waits until :meth:`finish`."""
@@ -125,7 +126,7 @@ class ChannelOrder:
             self.refused(error)
             self._let_go()
             self.engine.refuse(error, key)
-            self._client.outbox.announce()
+            self._announce()
 
     def refused(self, error: XaError) -> None:
         """Note in the log why the channel is closed."""
