@@ -183,7 +183,8 @@ class Consuming:
         frame = _deliver_frame(
             order.number, consumer.tag, tag, delivery.redelivered, message.exchange, message.routing_key
         )
-        order.send_content(frame, message.properties, message.body)
+        order.engine.send_content(frame, message.properties, message.body)
+        self._outbox.announce(len(frame) + len(message.body))
 
     def resume(self) -> None:
         """The sink may have room again."""

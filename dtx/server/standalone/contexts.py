@@ -143,7 +143,7 @@ class PublisherChannel:
     def written(self, number: int, error: LogError | None) -> None:
         """The publish *number* is durable, or may not be; 0 where nobody confirms."""
         if number:
-            self.confirm(number, safe=error is None)
+            self._order.engine.confirm(number, safe=error is None)
         elif error is not None:  # nothing else can tell the client
             self._order.refuse(
                 XaError(ReplyCode.INTERNAL_ERROR, "the database failed, messages may be lost"), BasicPublish.KEY

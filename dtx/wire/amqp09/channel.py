@@ -389,7 +389,8 @@ class ChannelEngine:
             number: of :class:`ContentReceived`.
             safe: it is durable in all queues that take it.
         """
-        if self._confirms is not None and self._confirms.settle(number, safe) and self.state is EndpointState.OPEN:
+        if self._confirms is not None:
+            self._confirms.settle(number, safe)
             self._shared.confirming[self] = None
 
     def say_confirms(self) -> None:

@@ -27,18 +27,14 @@ class Confirms:
         self._confirmed = 0
         self._fates: dict[int, bool] = {}
 
-    def settle(self, number: int, safe: bool) -> bool:
+    def settle(self, number: int, safe: bool) -> None:
         """Note the fate of a publish.
 
         Args:
             number: of the publish.
             safe: it is durable in all queues that take it; otherwise one refused it, or the outcome is not known.
-
-        Returns:
-            Whether a confirm can be sent now.
         """
         self._fates[number] = safe
-        return self._confirmed + 1 in self._fates
 
     def take(self) -> list[bytes]:
         """The basic.ack and basic.nack frames that can be sent now."""
