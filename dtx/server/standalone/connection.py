@@ -474,6 +474,7 @@ class Connection(ClientConnection):
     def _close(self, frame: bytes) -> None:
         self._leave(Stage.CLOSING)
         self._engine.close(frame)
+        self.release(self._engine)  # no channel waits any more, and the client's close-ok is to be read
         self.outbox.announce()
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 
