@@ -182,7 +182,7 @@ class ConnectionEngine:
     @property
     def behind(self) -> bool:
         """Whether frames that were read have not been looked at: ``receive(b"")`` goes on with them."""
-        return self._more or bool(self._shared.ready)
+        return self._more or bool(self._shared.ready) or (self._closing is not None and not self._something_waits())
 
     @property
     def wants_to_send(self) -> bool:
@@ -255,6 +255,8 @@ class ConnectionEngine:
         return ChannelFailed(channel.number, error)
 
     def _fail(self, error: WireError, key: int) -> EngineEvent | None:
+        if self.state is EndpointState.CLOSE_RECEIVED:
+            return None  # behind its close nothing counts
         # "the server MUST send a valid protocol header … then close the socket" (AMQP 0-9-1, 4.2.2)
         known = self._header is None
         said = self.close(closes.close_frame(error, 0, key) if known else Protocol.AMQP_0_9_1.value)
@@ -324,13 +326,16 @@ class ConnectionEngine:
     def _close_if_nothing_waits(self) -> EngineEvent | None:
         """The peer's close has its turn when all that was sent before it has had it. Nothing behind it counts."""
         closing = self._closing
-        if any(channel.waits for channel in self._shared.channels.values()):
+        if self._something_waits():
             return None
         self._closing = None
         self._go(EndpointStep.RECEIVE_CLOSE)
         if self._end is End.CLIENT:
             self.close_ok()
         return closing
+
+    def _something_waits(self) -> bool:
+        return any(channel.waits for channel in self._shared.channels.values())
 
     # -- the handshake
 
@@ -451,6 +456,7 @@ class ConnectionEngine:
         Returns:
             Whether it has been sent: not twice, nor behind the end.
         """
+        self._say_confirms()
         if not self._go(EndpointStep.SEND_CLOSE):
             return False
         self._closing = None
@@ -488,14 +494,16 @@ class ConnectionEngine:
 
     def data_to_send(self) -> list[bytes | memoryview]:
         """What is to be written to the peer, in pieces; confirms that are due are joined."""
+        self._say_confirms()
         shared = self._shared
-        if shared.confirming:
-            for channel in list(shared.confirming):
-                channel.say_confirms()
         out, shared.out = shared.out, []
         if out:
             self._said = True
         return out
+
+    def _say_confirms(self) -> None:
+        for channel in list(self._shared.confirming):
+            channel.say_confirms()
 
     def tick(self, now: float) -> tuple[float | None, list[EngineEvent]]:
         """Keep the heartbeats, both ways (4.2.7): each half interval is looked at once, however late.

@@ -9,7 +9,14 @@ from dtx.wire.amqp09.channel import ChannelEngine
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.endpoint import TRANSITIONS, EndpointState, EndpointStep
-from dtx.wire.amqp09.events import ConnectionFailed, ContentReceived, EngineEvent, MethodReceived, SecureReceived
+from dtx.wire.amqp09.events import (
+    ConnectionClosing,
+    ConnectionFailed,
+    ContentReceived,
+    EngineEvent,
+    MethodReceived,
+    SecureReceived,
+)
 from dtx.wire.amqp09.frames import BODY, HEADER, FrameSplitter, Protocol, body_frames
 from dtx.wire.amqp09.settings import MAX_BACKLOG, MAX_EFFORT, End, EngineSettings, Unbounded
 from tests.unit.wire.amqp09.dialogue import Few
@@ -79,6 +86,24 @@ def test_a_bad_frame_ends_what_is_read_meanwhile(engine: ConnectionEngine) -> No
     assert isinstance(told[-1], ConnectionFailed)
     assert len(told) == 2
     assert not engine.behind
+
+
+@pytest.mark.parametrize("spare", range(4))
+def test_a_close_is_told_however_many_frames_waited(engine: ConnectionEngine, spare: int) -> None:
+    """Also where the last look of a turn finds that nothing waits any more."""
+    channel = first_channel(engine)
+    parts = MAX_EFFORT - spare - 2
+    header = b"\x02\0\x01\0\0\0\x0e\0\x3c\0\0" + (MAX_EFFORT).to_bytes(8, "big") + b"\0\0\xce"
+    channel.hold()
+    said = methods.BasicPublish(b"", b"q").frame(1) + header + body_frames(1, b"x", 0)[0] * parts
+    all_of(engine.receive(said))
+    all_of(engine.receive(methods.ConnectionClose(200, b"").frame(0)))
+    channel.release()
+    told = all_of(engine.events())
+    while engine.behind:
+        told += all_of(engine.receive(b""))
+    assert len(told) == 1
+    assert isinstance(told[0], ConnectionClosing)
 
 
 # -- channels that wait ------------------------------------------------------------------------------------------------
