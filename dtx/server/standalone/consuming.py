@@ -184,7 +184,7 @@ class Consuming:
             order.number, consumer.tag, tag, delivery.redelivered, message.exchange, message.routing_key
         )
         order.engine.send_content(frame, message.properties, message.body)
-        self._outbox.announce(len(frame) + len(message.body))
+        self._outbox.announce(len(frame) + len(message.properties) + len(message.body))
 
     def resume(self) -> None:
         """The sink may have room again."""
