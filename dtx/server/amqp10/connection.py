@@ -630,10 +630,10 @@ class Connection(ClientConnection):
         self._discount_sessions(len(self._sessions))
         self._sessions.clear()
         self.slices.run(self._forget_all(self._links))
-        self.slices.then(lambda: self.nodes.leave(then))
+        self.behind_all(lambda: self.nodes.leave(then))  # control links part from their branches behind this
 
     def _gone(self) -> None:
         self._charge(0)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        self.slices.then(lambda: self.nodes.end(self._over))
+        self.behind_all(lambda: self.nodes.end(self._over))

@@ -214,7 +214,13 @@ class Work:
         self._connection.manager.ask(self._connection.who, xid, Operation.ROLLBACK, _nobody)
 
     def end(self, *, fail: bool) -> XaFlag | None:
-        """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it."""
+        """End the association; as :meth:`begin`, ``None`` also while it is not known what belongs to it.
+
+        Raises:
+            XaError: as the table of the core says; 404, too, where its control link has gone before.
+        """
+        if self.has_failed:  # what was sent in it has returned, so it must not commit before :meth:`part`
+            raise XaError(ReplyCode.NOT_FOUND, "the control link of the transaction is gone")
         if not fail:
             if self._verdicts:
                 return None

@@ -1,7 +1,8 @@
 """Discharges that come to nothing: what they leave of the branch, and of what was retired."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -247,3 +248,28 @@ async def test_a_branch_that_was_promoted_while_the_log_was_away_leaves_no_empty
             while entry in place.manager.entries():
                 await asyncio.sleep(0.01)
         assert transactions.work(asked.transaction).entry.branch.state is State.ACTIVE
+
+
+async def test_a_discharge_that_waits_commits_nothing_once_its_control_link_is_gone() -> None:
+    xid = Xid(1, uuid4().bytes, b"b")
+    async with declared(xid.to_wire(), Limits(), Broker()) as (place, transactions, asked, entry):
+        verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        transactions.work(asked.transaction).wait_for(verdict)
+        transactions.discharge(asked)
+        busy = [True]
+
+        def work() -> Iterator[None]:
+            while busy:
+                time.sleep(0.01)
+                yield
+
+        place.slices.run(work())  # as where very many transactions end, or deliveries return
+        transactions.lose([asked.transaction])
+        verdict.set_result(None)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert entry.branch.state is not State.IDLE  # or it could be prepared, without what has returned
+        busy.clear()
+        assert await place.manager.drain(30)
+        assert entry.branch.state is State.ROLLBACK_ONLY
+        assert entry.branch.associations == {}
