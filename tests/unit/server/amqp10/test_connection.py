@@ -1,14 +1,17 @@
 """A connection when what it waits for comes to nothing that anybody foresaw, or ends in an unlucky order."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from dtx.server.amqp10.links import Incoming
+from dtx.server.amqp10.transactions import Work
 from dtx.server.standalone.client import Parts
 from dtx.server.standalone.nodes import StandaloneNodes
+from dtx.store.slices import SLICE_SECONDS
 from dtx.wire.amqp10.endpoint import Attached, Closed
 from dtx.wire.amqp10.performatives import Role, Source, Target
 from tests.evidence.fuzz.server import whole
@@ -92,3 +95,44 @@ async def test_a_link_that_breaks_when_its_client_goes_keeps_no_other_from_being
     async with asyncio.timeout(10):
         await client.server.ended
     assert gone == [link.handle for link in links]
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+async def test_a_connection_is_over_behind_the_transactions_of_its_links(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, by_client: bool
+) -> None:
+    """Also where its links are let go in several turns."""
+    parts.broker.virtual_host("/").declare_queue(b"q", None, durable=True)
+    client = Inside(parts)
+    await client.open()
+    session = await client.begin()
+    await client.sender(session, "q")
+    await client.declare(session, await client.control(session))
+    order: list[str] = []
+    let_go = Incoming.let_go
+
+    def slow(shell: Incoming, **options: Any) -> None:
+        let_go(shell, **options)
+        time.sleep(2 * SLICE_SECONDS)
+
+    def noted(of: Any, name: str) -> None:
+        method = getattr(of, name)
+
+        def called(*arguments: Any) -> None:
+            order.append(name)
+            method(*arguments)
+
+        monkeypatch.setattr(of, name, called)
+
+    monkeypatch.setattr(Incoming, "let_go", slow)
+    noted(Work, "part")
+    noted(client.server.nodes, "leave")
+    noted(client.server.nodes, "end")
+    if by_client:
+        client.engine.close()
+        await client.turn()
+    else:
+        client.server.client_gone()
+    async with asyncio.timeout(10):
+        await client.server.ended
+    assert order == ["part", "leave", "end"]
