@@ -206,6 +206,7 @@ LARGEST: dict[str, bytes] = {
 """What a message has most beside its body."""
 
 
+@pytest.mark.parametrize("watched", ["alongside"], indirect=True)  # standalone still reads all heads in one step
 @pytest.mark.parametrize("kind", LARGEST)
 def test_messages_of_a_transaction_have_the_largest_heads(service: WatchedService, own: bytes, kind: str) -> None:
     count = 20
