@@ -4,7 +4,9 @@ import pytest
 from pika import frame
 
 from dtx.client.pika_methods import DtxCoordination
-from dtx.wire.amqp09.recovery import MAX_XIDS, recover_ok, split_recover
+from dtx.wire.amqp09 import tables
+from dtx.wire.amqp09.errors import WireError
+from dtx.wire.amqp09.recovery import MAX_XIDS, read_xids, recover_ok, split_recover, write_xids
 from dtx.xa.xid import Xid
 
 
@@ -38,3 +40,18 @@ def test_a_batch_has_a_largest_number_of_xids() -> None:
     xids = [Xid(7, b"g")] * (MAX_XIDS + 1)
     assert [split_recover(xids, frame_max, 0) for frame_max in (0, 2 << 20)] == [MAX_XIDS, MAX_XIDS]
     assert split_recover(xids, 0, MAX_XIDS) == 1
+
+
+@pytest.mark.parametrize("kind", [b"S", b"x"])
+def test_xids_are_read_from_their_entry_alone(kind: bytes) -> None:
+    wires = [Xid(1, b"g").to_wire(), Xid(2, b"gg", b"b").to_wire()]
+    value = b"".join(bytes((len(wire),)) + wire for wire in wires)
+    table = tables.entry(b"other", b"I", b"\x00\x00\x00\x01") + tables.entry(b"xids", kind, value)
+    assert read_xids(table) == wires
+    assert read_xids(write_xids(wires)) == wires
+
+
+def test_xids_of_another_type_are_refused() -> None:
+    with pytest.raises(WireError, match="has xids of type b'I'") as raised:
+        read_xids(tables.entry(b"xids", b"I", b"\x00\x00\x00\x01"))
+    assert raised.value.code == 502
