@@ -30,7 +30,7 @@ def header(payload: bytes) -> Header:
     if len(payload) < _HEADER.size + 2:
         raise syntax_error("content header is truncated or too long")
     class_id, _, body_size = _HEADER.unpack_from(payload)
-    return Header(class_id, body_size, payload[_HEADER.size :])
+    return Header._make((class_id, body_size, payload[_HEADER.size :]))
 
 
 def message(method: bytes, channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:

@@ -102,7 +102,8 @@ def words_of(said: Method) -> list[str]:
 def words_of_event(event: events.EngineEvent) -> list[str]:
     """The same for an event."""
     channel, words = "", [type(event).__name__]
-    for name, value in event._asdict().items():
+    for each in fields(event):
+        name, value = each.name, getattr(event, each.name)
         if name == "channel":
             channel = str(value)
         elif isinstance(value, Method):

@@ -251,7 +251,8 @@ def test_bodies_need_a_limit_only_where_the_shell_has_one(engine: ConnectionEngi
     parts = b"".join(body_frames(1, part, 0)[0] for part in (b"ab", b"cde"))
     empty = b"\x03\0\x01\0\0\0\0\xce"
     (event,) = all_of(engine.receive(said + empty + parts))
-    assert event[3:] == (b"abcde", 0)
+    assert isinstance(event, ContentReceived)
+    assert (event.body, event.number) == (b"abcde", 0)
 
 
 def test_without_heartbeats_nothing_is_ever_due(engine: ConnectionEngine) -> None:
