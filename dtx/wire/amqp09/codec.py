@@ -27,7 +27,7 @@ from typing import (
 
 from dtx.wire.amqp09.errors import WireError, syntax_error
 from dtx.wire.amqp09.frames import FRAME_END, METHOD
-from dtx.wire.amqp09.tables import put_long, put_short
+from dtx.wire.amqp09.tables import put_short
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.xid import Xid
 
@@ -215,12 +215,18 @@ def _softly_malformed(name: str, payload: bytes) -> XaError:
     return XaError(ReplyCode.SYNTAX_ERROR, f"{name} of {len(payload)} octets is truncated or too long")
 
 
+def _judge_short(*values: bytes) -> None:
+    """Refuse strings that are too long for one octet of length."""
+    for value in values:
+        put_short(value)
+
+
 _SCOPE: Final = {
-    "END": bytes((FRAME_END,)),
     "LONG": _LONG,
-    "put_long": put_long,
-    "put_short": put_short,
+    "OCTETS": [bytes((value,)) for value in range(256)],
+    "judge": _judge_short,
     "truncated": (IndexError, struct_error),
+    "unfit": (IndexError, struct_error),
     "read_xid": Xid.from_wire,
 }
 
@@ -287,16 +293,25 @@ class _Source:
         form, packed = ">BHII", [str(METHOD), "channel", "{size}", str(key)]
         size = 4
         lengths: list[str] = []
+        short: list[str] = []
         pieces: list[str] = []
+
+        def put() -> None:
+            """The numbers so far are one piece."""
+            pieces.append(f"OCTETS[{packed[0]}]" if form == ">B" else f"{self._struct(form)}.pack({', '.join(packed)})")
+
         for run in runs:
             if run and run[0][1] in _STRINGS:
                 ((name, kind),) = run
-                if packed:
-                    pieces.append(f"{self._struct(form)}.pack({', '.join(packed)})")
-                form, packed = ">", []
-                put = {"short": "put_short({})", "long": "put_long({})", "xid": "put_long({}.to_wire())"}[kind]
-                lines.append(f"    {name} = {put.format(owner + name)}\n")
+                lines.append(f"    {name} = {owner}{name}{'.to_wire()' if kind == 'xid' else ''}\n")
                 lengths.append(f"len({name})")
+                packed.append(f"len({name})")
+                form += "B" if kind == "short" else "I"
+                size += 1 if kind == "short" else 4
+                if kind == "short":
+                    short.append(name)
+                put()
+                form, packed = ">", []
                 pieces.append(name)
             else:
                 for name, letter, bits in _octets(run):
@@ -304,12 +319,14 @@ class _Source:
                     size += Struct(">" + letter).size
                     shifted = " | ".join(f"{owner}{bit} << {at}" if at else owner + bit for at, bit in enumerate(bits))
                     packed.append("0" if name == TICKET else shifted or owner + name)
-        if packed:
-            pieces.append(f"{self._struct(form + 'B')}.pack({', '.join((*packed, str(FRAME_END)))})")
-        else:
-            pieces.append("END")
-        result = " + ".join(pieces).format(size=" + ".join((str(size), *lengths)))
-        return f"def {head}:\n{''.join(lines)}    return {result}\n\n"
+        form += "B"
+        packed.append(str(FRAME_END))
+        put()
+        result = ", ".join(pieces).format(size=" + ".join((str(size), *lengths)))
+        if not lengths:
+            return f"def {head}:\n    return {result}\n\n"
+        body = "".join(lines) + f"    try:\n        return b''.join(({result}))\n"
+        return f"def {head}:\n{body}    except unfit:\n        judge({', '.join(short)})\n        raise\n\n"
 
 
 def _after(position: str, size: int) -> str:
