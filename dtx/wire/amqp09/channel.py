@@ -50,6 +50,7 @@ class _Rule(NamedTuple):
         ticketed: its first argument is a ticket that counts.
         special: it is about the channel itself, or not the only one with its number.
         modes: in which it is allowed; ``None`` for all.
+        plain: nothing of this is to be looked at.
     """
 
     decode: Callable[[bytes], Method]
@@ -58,6 +59,7 @@ class _Rule(NamedTuple):
     ticketed: bool
     special: bool
     modes: frozenset[ChannelMode] | None
+    plain: bool
 
 
 def _has(facts: Flag, fact: Flag) -> bool:
@@ -65,14 +67,11 @@ def _has(facts: Flag, fact: Flag) -> bool:
 
 
 def _rule(row: type[Method]) -> _Rule:
-    return _Rule(
-        row.decode,
-        _has(row.FACTS, Fact.CONTENT),
-        not _has(row.FACTS, Fact.UNCOUNTED),
-        _has(row.FACTS, Fact.TICKET) and _has(row.FACTS, Fact.LOCAL),
-        row in _SPECIAL,
-        None if row.MODES == ANY_MODE else row.MODES,
-    )
+    content, counted = _has(row.FACTS, Fact.CONTENT), not _has(row.FACTS, Fact.UNCOUNTED)
+    ticketed = _has(row.FACTS, Fact.TICKET) and _has(row.FACTS, Fact.LOCAL)
+    special, modes = row in _SPECIAL, None if row.MODES == ANY_MODE else row.MODES
+    plain = counted and modes is None and not (content or ticketed or special)
+    return _Rule(row.decode, content, counted, ticketed, special, modes, plain)
 
 
 def _rules(sender: Sender) -> dict[int, _Rule]:
@@ -240,6 +239,9 @@ class ChannelEngine:
         rule = self._rules.get(key)
         if rule is None:
             raise _no_place(key)
+        if rule.plain:
+            self._commands += 1
+            return MethodReceived(self.number, rule.decode(payload), self._commands, 0)
         if rule.counted:
             self._commands += 1
         if rule.content:
