@@ -26,6 +26,8 @@ from dtx.store.postgres.ready import NEVER, Limits, PriorityReady, Ready
 
 DISPATCH_MESSAGES: Final = 100
 """Messages that one call hands out at most, a millisecond, or ten where AMQP 1.0 takes them: others want their turn."""
+PROPERTY_OCTETS: Final = 256
+"""Octets of properties that count as one message more: AMQP 1.0 reads all of them."""
 LEAVE_MESSAGES: Final = 1000
 """Messages that expire, or are too many, in one step at most: what the host then has to drop in one statement."""
 
@@ -393,10 +395,9 @@ class QueueIndex:
         while self.ready:
             position = ready.head()
             assert position is not None
-            if not left or (expiries and expiries.get(position, NEVER) <= now):
+            if left <= 0 or (expiries and expiries.get(position, NEVER) <= now):
                 self._schedule()
                 break
-            left -= 1
             message = bodies.find(position)
             if message is None:
                 if self._getters or turns.active:
@@ -404,6 +405,7 @@ class QueueIndex:
                     if wanted:
                         self._host.fetch(self, wanted)
                 break
+            left -= 1 + len(message.properties) // PROPERTY_OCTETS
             # As in RabbitMQ, where a message waits only while no consumer can take it.
             getters_turn = self._getters and self._preferred >= DISPATCH_MESSAGES
             consumer = None if getters_turn else turns.next()

@@ -26,7 +26,7 @@ from dtx.wire.amqp10.performatives import (
 )
 from dtx.wire.amqp10.session import Session
 from dtx.xa.xid import Xid
-from tests.servers.amqp10.raw import Raw
+from tests.servers.amqp10.raw import Raw, body
 from tests.support.broker import MODES
 from tests.support.client import new_xid
 from tests.support.peer import Peer, logged_in
@@ -206,7 +206,6 @@ LARGEST: dict[str, bytes] = {
 """What a message has most beside its body."""
 
 
-@pytest.mark.parametrize("watched", ["alongside"], indirect=True)  # standalone still reads all heads in one step
 @pytest.mark.parametrize("kind", LARGEST)
 def test_messages_of_a_transaction_have_the_largest_heads(service: WatchedService, own: bytes, kind: str) -> None:
     count = 20
@@ -225,6 +224,44 @@ def test_messages_of_a_transaction_have_the_largest_heads(service: WatchedServic
         raw.socket.sendall(frame(AMQP, session.channel, encode(said)))
         assert raw.discharge(session, control, txn_id) == ACCEPTED
     assert ready(service, own) == 0
+
+
+@pytest.mark.parametrize("how", ["detach", "end", "close", "disconnect", "rollback", "control"])
+def test_a_transaction_ends_while_it_acquires_the_largest_heads(service: WatchedService, own: bytes, how: str) -> None:
+    """What has been sent in it returns to its place, before what has not."""
+    bodies = [b"%d" % number for number in range(20)]
+    named = {f"{number:x}": None for number in range(MOST)}
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        control, sender = raw.control(session), raw.sender(session, own.decode())
+        txn_id = raw.declare(session, control)
+        for one in bodies:
+            payload = message.bare(Properties(), named, message.data(one))
+            sender.send(b"post", payload, state=TransactionalState(txn_id=txn_id))
+        assert raw.discharge(session, control, txn_id) == ACCEPTED
+        txn_id = raw.declare(session, control)
+        link, _ = raw.receiver(session, own.decode(), 0)
+        link.grant(len(bodies), properties={"txn-id": txn_id})
+        assert body(raw.take()) == bodies[0]
+        match how:
+            case "detach":
+                raw.detach(session, link)
+            case "end":
+                session.end()
+                raw.until(lambda: raw.engine.session(session.channel) is None)
+            case "close":
+                raw.close()
+            case "rollback":
+                assert raw.discharge(session, control, txn_id, fail=True) == ACCEPTED
+            case "control":
+                raw.detach(session, control)
+            case _:
+                raw.socket.close()
+    wait_until(lambda: ready(service, own) == len(bodies), what="messages that have returned")
+    with Raw(service, window=WINDOW) as raw:
+        session = raw.opened().begin()
+        raw.receiver(session, own.decode(), len(bodies))
+        assert [body(raw.take()) for _ in bodies] == bodies
 
 
 @pytest.mark.parametrize("how", ["detach", "close", "disconnect"])

@@ -14,10 +14,15 @@ PLENTY = 1 << 30
 
 
 def message(
-    position: int, *, priority: int = 0, expires_at: float | None = None, body: bytes | None = None
+    position: int,
+    *,
+    priority: int = 0,
+    expires_at: float | None = None,
+    properties: bytes = b"\x00\x00",
+    body: bytes | None = None,
 ) -> StoredMessage:
     text = b"%d" % position if body is None else body
-    return StoredMessage(QUEUE, position, b"", b"q", 1 | priority << PRIORITY_SHIFT, b"\x00\x00", text, expires_at)
+    return StoredMessage(QUEUE, position, b"", b"q", 1 | priority << PRIORITY_SHIFT, properties, text, expires_at)
 
 
 class Channel:

@@ -70,3 +70,40 @@ def test_a_message_behind_the_one_of_a_get_expires_on_time() -> None:
     assert rig.get().delivery.position == 1
     rig.at(NOW + 10)
     assert rig.dropped == [2]
+
+
+def test_messages_with_long_properties_are_handed_out_in_parts() -> None:
+    """A link of AMQP 1.0 reads the properties of each message: tens of milliseconds for the largest."""
+    rig, channel = Rig(), Channel()
+    rig.consumer(channel)
+    most = queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS
+    rig.put(1, 2, 3, properties=bytes(most))
+    rig.put(4, 5, 6, properties=bytes(most // 2))
+    taken: list[list[int]] = []
+    while rig.scheduled:
+        rig.dispatch()
+        taken.append(channel.positions[sum(map(len, taken)) :])
+    assert taken == [[1], [2], [3], [4, 5], [6]]
+
+
+def test_a_get_waits_behind_a_message_with_long_properties() -> None:
+    """One of the two at most is handed out in one step."""
+    rig, channel, getter = Rig(), Channel(), Get()
+    rig.consumer(channel, prefetch=1)
+    rig.put(1, 2, properties=bytes(queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS))
+    rig.queue.get(getter, rig.now)
+    assert (channel.positions, getter.answers) == ([1], [])
+    rig.run()
+    assert getter.delivery.position == 2
+
+
+def test_a_consumer_that_leaves_amid_long_properties_leaves_the_rest_in_order() -> None:
+    rig, first, second = Rig(), Channel(), Channel()
+    leaving = rig.consumer(first)
+    rig.put(1, 2, 3, properties=bytes(queue.DISPATCH_MESSAGES * queue.PROPERTY_OCTETS))
+    rig.dispatch()
+    assert first.positions == [1]
+    rig.queue.cancel(leaving, rig.now)
+    rig.queue.requeue(first.taken(), rig.now)
+    rig.consumer(second)
+    assert second.positions == [1, 2, 3]
