@@ -479,7 +479,7 @@ class Settings(BaseSettings):
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     def unencrypted(self) -> dict[str, str]:
-        """By setting: which of the addresses that other machines reach have no TLS, and what to do about it."""
+        """By setting: which of the addresses that lead to other machines have no TLS, and what to do about it."""
         found = {}
         clients = [str(address) for address in self.listen if not address.is_loopback]
         if clients and self.tls_cert is None:
@@ -492,6 +492,13 @@ class Settings(BaseSettings):
                 f"passwords and tokens are readable on the way to {', '.join(operators)}: "
                 "give --admin-tls-cert and --admin-tls-key, or name the proxy with TLS as --admin-proxy"
             )
+        if self.broker is not None and not _is_amqps(self.broker):
+            broker = urlsplit(self.broker.get_secret_value())
+            address = Address(broker.hostname or "localhost", broker.port or 5672)
+            if not address.is_loopback:
+                found["broker"] = (
+                    f"passwords and messages are readable on the way to {address}: give --broker an amqps:// URL"
+                )
         return found
 
     @property

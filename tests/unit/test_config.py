@@ -282,12 +282,22 @@ def test_passwords_are_taken_out_of_any_text(text: str, expected: str) -> None:
         ({"admin_listen": "0.0.0.0:15673", "no_admin": True}, []),
         ({"admin_listen": "0.0.0.0:15673", "admin_tls_cert": "c", "admin_tls_key": "k"}, []),
         ({"admin_listen": "0.0.0.0:15673", "admin_proxy": "10.0.0.1"}, []),
+        ({"broker": "amqp://user:password@[::1]:5672/"}, []),
+        ({"broker": "amqp://user:password@broker.example"}, ["broker"]),
+        ({"broker": "amqps://user:password@broker.example"}, []),
     ],
 )
 def test_addresses_that_others_reach_without_tls_are_named(given: dict[str, object], named: list[str]) -> None:
     found = Settings.load(given).unencrypted()
     assert list(found) == named
     assert all("are readable on the way to " in sentence for sentence in found.values())
+
+
+def test_a_broker_without_tls_is_named_without_its_password() -> None:
+    found = Settings.load({"broker": "amqp://user:secret@[fd00::1]"}).unencrypted()
+    assert found == {
+        "broker": "passwords and messages are readable on the way to [fd00::1]:5672: give --broker an amqps:// URL"
+    }
 
 
 @pytest.mark.parametrize(
