@@ -1,5 +1,6 @@
 """What the spans of XA calls say, and which traces the messages of a branch belong to. Nothing of it runs when off."""
 
+from itertools import islice
 from typing import Final
 
 from dtx.manager import Who
@@ -73,7 +74,7 @@ class Span:
 
 def _headers(work: HeldWork) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
-    for item in work.items[:_MOST_READ]:
+    for item in islice(work.items, _MOST_READ):
         if b"traceparent" not in item.properties:
             continue
         try:

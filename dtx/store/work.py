@@ -149,7 +149,8 @@ class HeldWork:
     def __init__(self, limit_bytes: int, limit_messages: int, budget: Budget) -> None:
         self.budget = budget
         self._charged = 0
-        self.items: list[HeldPublish | Delivery] = []
+        self.items: dict[HeldPublish | Delivery, None] = {}
+        """In order; a publish may be left out again, of very many."""
         self.outcomes: list[Decided] = []
         """Of deliveries that are not consumed, and of which the end of the branch says what becomes of them."""
         self.publishes = 0
@@ -184,7 +185,7 @@ class HeldWork:
 
     def add_publish(self, publish: HeldPublish) -> None:
         """Hold a publish."""
-        self.items.append(publish)
+        self.items[publish] = None
         self.publishes += 1
         size = publish.size
         self.bytes += size
@@ -196,7 +197,7 @@ class HeldWork:
     def withdraw(self, publish: HeldPublish) -> None:
         """Leave a publish out again; one that is not held, or not any more, is none."""
         if publish in self.items:
-            self.items.remove(publish)
+            del self.items[publish]
             self.publishes -= 1
             size = publish.size
             self.bytes -= size
@@ -205,7 +206,7 @@ class HeldWork:
 
     def add_consume(self, delivery: Delivery) -> None:
         """Hold an acknowledged delivery; its content was charged when it was kept."""
-        self.items.append(delivery)
+        self.items[delivery] = None
         self.consumes += 1
         self.bytes += delivery.size
         if failpoint.armed:
@@ -227,7 +228,7 @@ class HeldWork:
         """All of it belongs to another branch from now on, behind what that one holds."""
         self.budget.charge(-self._charged)
         other.budget.charge(self._charged)
-        other.items += self.items
+        other.items |= self.items
         other.outcomes += self.outcomes
         other.publishes += self.publishes
         other.consumes += self.consumes
