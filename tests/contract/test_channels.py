@@ -594,9 +594,10 @@ def test_what_was_sent_before_a_close_is_done(client: RawClient, either_url: str
 def test_both_sides_may_close_a_channel_at_once(client: RawClient) -> None:
     """AMQP 0-9-1, 1.5.2.5: each side answers the other's close."""
     close = methods.ChannelClose(200, b"done").encode()
-    client.send(1, methods.BasicGet(b"not-there").encode(), close, methods.ChannelCloseOk().encode())
+    client.send(1, methods.BasicGet(b"not-there").encode(), close)
     client.read_method(1, methods.ChannelClose.KEY)
     client.read_method(1, methods.ChannelCloseOk.KEY)
+    client.send(1, methods.ChannelCloseOk().encode())  # a RabbitMQ that has read it may forget its own
     client.open(1)
 
 

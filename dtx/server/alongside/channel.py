@@ -76,7 +76,7 @@ class Drain:
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:  # noqa: ARG002
         """A frame from the broker."""
         if key == methods.ChannelClose.KEY:
-            self._upstream.write(methods.ChannelCloseOk().frame(self._number))
+            self._upstream.crossed(self._number)
         elif key == methods.ChannelCloseOk.KEY:
             self._upstream.free(self._number)
             if self._done is not None:
@@ -284,7 +284,7 @@ class Channel:
         """A frame from the broker (as the handler of a mapped channel, or because it does not pass unseen)."""
         if key == methods.ChannelClose.KEY:
             if self.phase is Phase.CLOSING:
-                self.session.upstream.write(methods.ChannelCloseOk().frame(self.upstream_number))
+                self.session.upstream.crossed(self.upstream_number)
                 return
             self.phase = Phase.CLOSED_BY_BROKER
             self.session.sort(self)

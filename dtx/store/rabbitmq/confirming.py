@@ -113,10 +113,12 @@ class ConfirmChannel:
             settle = methods.BasicAck.decode(payload) if taken else methods.BasicNack.decode(payload)
             self._confirmed(settle.delivery_tag, multiple=settle.multiple, taken=taken)
         elif key == methods.ChannelClose.KEY:
-            self._upstream.write(methods.ChannelCloseOk().frame(self._number))
-            if self._open:  # else the broker's close-ok follows
+            if self._open:
+                self._upstream.write(methods.ChannelCloseOk().frame(self._number))
                 self._end()
                 self._owner.closed(methods.ChannelClose.decode(payload))
+            else:
+                self._upstream.crossed(self._number)
         elif key == methods.ChannelCloseOk.KEY:
             self._end()
 

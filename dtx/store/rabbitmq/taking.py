@@ -740,9 +740,10 @@ class TakingChannel:
             self.upstream.write(methods.ChannelClose(200, b"done").frame(self.number))
 
     def _closed(self, close: ChannelClose) -> None:
-        self.upstream.write(methods.ChannelCloseOk().frame(self.number))
         if self.gone is not None:
-            return  # both sides close at once: the broker's close-ok follows
+            self.upstream.crossed(self.number)
+            return
+        self.upstream.write(methods.ChannelCloseOk().frame(self.number))
         self.upstream.free(self.number)
         owner = self.owner
         # Behind tx.commit anything may have happened, and at no method (a delivery was not acknowledged in time) nobody

@@ -139,6 +139,8 @@ class Upstream(asyncio.BaseProtocol):
         self._transport: asyncio.Transport | None = None
         self._slices = Slices(self._failed)
         """What was read and is not handled yet."""
+        self._crossed: set[int] = set()
+        """Channels that both sides have closed at once: the broker's close is confirmed behind its own close-ok."""
         self._unread_for: set[object] = set()
         """Why nothing is read."""
         self._pulse = Pulse(lambda: self.write(HEARTBEAT_FRAME), lambda: self.abort("the broker missed its heartbeats"))
@@ -291,8 +293,19 @@ class Upstream(asyncio.BaseProtocol):
             "(a selected channel needs two, and a connection that selects two more)",
         )
 
+    def crossed(self, number: int) -> None:
+        """The broker has closed a channel before it has read dtx's own close, which it still confirms.
+
+        Its close is confirmed when that has come, by :meth:`free`: RabbitMQ ends a channel at close-ok, and with it
+        what it has not written yet.
+        """
+        self._crossed.add(number)
+
     def free(self, number: int) -> None:
         """Give a channel number back: the channel is closed on both sides."""
+        if number in self._crossed:
+            self._crossed.discard(number)
+            self.write(methods.ChannelCloseOk().frame(number))
         self.handlers.pop(number, None)
         self.used.discard(number)
 
@@ -335,6 +348,7 @@ class OwnChannel:
         """Takes the messages of consumers on this channel."""
         self._waiting: deque[tuple[tuple[int, ...], asyncio.Future[tuple[int, bytes, Content | None]]]] = deque()
         self._content: Content | None = None
+        self._closing = False
         upstream.handlers[self.number] = self
 
     @property
@@ -396,8 +410,11 @@ class OwnChannel:
         elif key in methods.CONTENT:
             self._content = Content(payload)
         elif key == methods.ChannelClose.KEY:
-            self.upstream.write(methods.ChannelCloseOk().frame(self.number))
-            self.upstream.free(self.number)
+            if self._closing:
+                self.upstream.crossed(self.number)
+            else:
+                self.upstream.write(methods.ChannelCloseOk().frame(self.number))
+                self.upstream.free(self.number)
             self._fail(ChannelClosed(methods.ChannelClose.decode(payload)))
         elif key == methods.BasicCancel.KEY:
             self.upstream.abort("a queue of dtx's own was deleted")
@@ -441,4 +458,5 @@ class OwnChannel:
     async def close(self) -> None:
         """channel.close; unacknowledged messages go back to their queues."""
         if self.closed is None:
+            self._closing = True
             await self.call(methods.ChannelClose(200, b"done").encode(), methods.ChannelCloseOk.KEY)

@@ -1,0 +1,89 @@
+"""Both sides close a channel of the connection to the broker at once."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dtx.server.alongside.channel import Channel, Drain
+from dtx.store.rabbitmq.confirming import ConfirmChannel
+from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.upstream import OwnChannel, Upstream
+from dtx.store.work import Budget
+from dtx.wire.amqp09 import methods
+from dtx.wire.amqp09.frames import FrameSplitter
+from dtx.wire.amqp09.methods import ChannelClose, ChannelCloseOk
+
+CLOSE = ChannelClose(404, b"NOT_FOUND - no queue", methods.QueueDeclare.KEY)
+
+
+class Rig:
+    """A connection to the broker that keeps what is written to it, and a channel on it."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.upstream = Upstream()
+        transport: Any = SimpleNamespace(set_write_buffer_limits=lambda **_: None, write=self._write)
+        self.upstream.connection_made(transport)
+        self.number = self.upstream.allocate()
+
+    def _write(self, data: bytes) -> None:
+        self.written += data
+
+    @property
+    def keys(self) -> list[int]:
+        """The methods that the broker got."""
+        return [key for key, _, _, _ in FrameSplitter(0).feed(self.written)[1]]
+
+    def broker(self, method: ChannelClose | ChannelCloseOk) -> None:
+        """The broker sends a method."""
+        frame = method.frame(self.number)
+        self.upstream.handlers[self.number].frame(method.KEY, frame, 0, len(frame))
+
+
+def nothing(*_: object) -> None:
+    """What the owner of a channel does here."""
+
+
+def selected(rig: Rig) -> None:
+    keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
+    TakingChannel(rig.upstream, rig.number, 1000, Budget(1000), b"", keeper).close()
+
+
+def drained(rig: Rig) -> None:
+    Drain(cast("Any", SimpleNamespace(upstream=rig.upstream, drained=nothing)), rig.number)
+
+
+def passed_through(rig: Rig) -> None:
+    session = SimpleNamespace(upstream=rig.upstream, speaks_0_9=False, sort=nothing, forget=nothing, to_client=nothing)
+    channel = Channel(cast("Any", session), 1, rig.number)
+    rig.upstream.handlers[rig.number] = channel
+    channel.close(ChannelClose(200, b"bye").encode())
+
+
+def confirming(rig: Rig) -> None:
+    ConfirmChannel(rig.upstream, rig.number, b"", cast("Any", None)).close(nothing)
+
+
+def of_dtx_itself(rig: Rig) -> None:
+    rig.upstream.free(rig.number)  # it takes one itself, the same
+    channel = OwnChannel(rig.upstream)
+    closing = asyncio.ensure_future(channel.close())
+    closing.add_done_callback(lambda _: closing.exception())
+
+
+@pytest.mark.parametrize("begin", [selected, drained, passed_through, confirming, of_dtx_itself])
+async def test_the_close_of_the_broker_is_confirmed_behind_its_close_ok(begin: Callable[[Rig], None]) -> None:
+    """RabbitMQ ends a channel at close-ok, and with it a close-ok of its own that it has not written yet."""
+    rig = Rig()
+    begin(rig)
+    await asyncio.sleep(0)
+    assert rig.keys == [ChannelClose.KEY]
+    rig.broker(CLOSE)
+    assert rig.keys == [ChannelClose.KEY]
+    assert rig.number in rig.upstream.used
+    rig.broker(ChannelCloseOk())
+    assert rig.keys == [ChannelClose.KEY, ChannelCloseOk.KEY]
+    assert rig.number not in rig.upstream.used
