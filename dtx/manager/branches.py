@@ -239,12 +239,12 @@ class Branches:
             found = await self._log.lookup(who.vhost, xid)
         except LogError as error:
             raise log_failed(error, operation, xid) from error
-        if self.get(who.vhost, xid) is not None:
-            return
         if found.branch is not None:
-            _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
-            self.add(Entry.restored(found.branch))
+            if self.get(who.vhost, xid) is None:  # else another look has made it known
+                _log.warning("branch found in the log only", xid=xid, vhost=who.vhost)
+                self.add(Entry.restored(found.branch))
             return
+        # A branch that has begun meanwhile is not the one that was asked for.
         reason, facts = f"unknown xid {xid}", {}
         if found.ending is not None and (who.operator or self.may(found.ending.owner, who.user)):
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.ending.at))
