@@ -18,7 +18,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.processes import wait_until
 from tests.support.rabbitmq import RabbitNode
 
-COUNT = 60
+COUNT = 24
 PROGRAM = Path(__file__).parents[3] / "examples/failover.py"
 
 
@@ -82,10 +82,10 @@ def test_every_number_comes_in_once_though_the_active_dtx_and_the_program_are_ki
     with scene:
         pair = Pair(scene)
         example = Example(pair, tmp_path)
-        example.wait_for("sent 20")
+        example.wait_for("sent 8")
         pair.active.kill9()
         pair.succeed()
-        example.wait_for("sent 30")
+        example.wait_for("sent 12")
         example.kill9()
         second = Example(pair, tmp_path)
         assert second.end() == 0, second.said
