@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count, product
 
+import psycopg
 import pytest
 
 from dtx.auth.users import AccountEditor
@@ -227,6 +228,7 @@ class Scene:
         self._plain.open(CONFIRMING)
         self._plain.send(CONFIRMING, CONFIRM_SELECT)
         self._plain.read_method(CONFIRMING)
+        self._wait_marked(service.database)
         messages = stack.enter_context(Lock(service.database, "message"))
         self.journal = stack.enter_context(Lock(service.database, "journal"))
         self._other.publish(SPARE, "in-0", b"3", properties=DURABLE_MESSAGE)
@@ -238,6 +240,16 @@ class Scene:
         round_trip(self._plain, SPARE)
         messages.release()
         self.journal.wait_felt()
+
+    def _wait_marked(self, database: str) -> None:
+        """Wait until dtx has written what was delivered, within a second or two.
+
+        In company of that the message that the writer waits with would let a part of the table go behind it.
+        """
+        consuming = sum(case.consumes for case in self.table)
+        with psycopg.connect(database, autocommit=True) as connection:
+            marked = "SELECT count(*) = %s FROM dtx.queue WHERE delivered > 0"
+            wait_until(lambda: connection.execute(marked, (consuming,)).fetchone() == (True,), what="all marks")
 
     def _client(self, case: Case) -> RawClient:
         return self._plain if case.act is Act.TX_COMMIT else self._branches
