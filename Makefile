@@ -83,6 +83,8 @@ evidence: install $(PIPELINE) ## long runs, with result files in docs/evidence (
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[dev,fuzz]' || \
 	    echo 'atheris has wheels for Linux on x86-64 alone: the part fuzz is left out'
+	@$(BIN)/python -c 'import duckdb' 2>/dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --editable '.[bench]'
 	@$(BIN)/python -m pytest --quiet --minutes $(MINUTES) $(addprefix tests/evidence/,$(PARTS)) $(ARGS)
 
 java: ## build dtx-client.jar, XA for Java's transaction managers, in build/java (AMQP_CLIENT=amqp-client.jar)

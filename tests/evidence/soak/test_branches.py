@@ -86,6 +86,8 @@ def stage(rabbitmq: RabbitNode, postgres: PostgresServer) -> Iterator[Stage]:
         yield made
 
 
+# pika leaves the socket of a connection open that is refused or cut while it is made.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_every_message_is_somewhere_exactly_once(stage: Stage) -> None:
     """Guarantee: "exactly once when dtx, PostgreSQL, clients or the network die"."""
     seed = secrets.randbits(32)
