@@ -20,8 +20,8 @@ from dtx.telemetry import get_logger
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="connection")
-_numbers: Final = count(1)
-"""Of connections, whatever they speak."""
+connection_numbers: Final = count(1)
+"""Of connections, whatever they speak: operators name a connection by its number."""
 
 
 class Outbox:
@@ -140,7 +140,7 @@ class ClientConnection(ABC):
     """
 
     def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
-        self.id = next(_numbers)
+        self.id = next(connection_numbers)
         self.manager = manager
         self.stage = Stage.OPENING
         self.who = Who("", "")

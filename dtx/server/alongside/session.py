@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
 from functools import partial
-from itertools import count
 from typing import Final
 
 from dtx.manager import TransactionManager, Who
@@ -23,6 +22,7 @@ from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
 from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
+from dtx.server.connection import connection_numbers
 from dtx.server.failpoints import replying
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
@@ -50,7 +50,6 @@ from dtx.wire.amqp09.methods import BasicPublish
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
-_numbers = count(1)
 
 _TO_BROKER: Final = methods.watched(Sender.CLIENT) | {methods.ExchangeBindOk.KEY}
 """Methods of a client that do not pass unseen."""
@@ -102,7 +101,7 @@ class Session:
         transport: ClientTransport,
         header: bytes,
     ) -> None:
-        self.id = next(_numbers)
+        self.id = next(connection_numbers)
         self.manager = manager
         self.store = store
         self.metrics = metrics

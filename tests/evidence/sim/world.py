@@ -19,7 +19,6 @@ from dtx.log import lease, writer
 from dtx.manager import entry
 from dtx.server import connection
 from dtx.server.alongside import mode as alongside_mode
-from dtx.server.alongside import session
 from dtx.server.standalone import mode as standalone_mode
 from tests.evidence.sim import database as sim_database
 from tests.evidence.sim.broker import SimBroker, SimManagement
@@ -94,8 +93,7 @@ def simulated(
         (writer, "Session", sim_database.connector(database)),
         (writer, "raise_epoch", sim_database.raise_epoch),
         (writer, "was_applied", sim_database.was_applied),
-        (connection, "_numbers", count(1)),
-        (session, "_numbers", count(1)),
+        (connection, "connection_numbers", count(1)),
         (alongside_mode, "Management", OneManagement),
         (standalone_mode, "Accounts", _SimAccounts),
     ]

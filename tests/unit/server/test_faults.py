@@ -134,3 +134,10 @@ async def test_a_channel_of_the_standalone_server_that_breaks_keeps_no_other_eit
         assert second.engine.state is EndpointState.GONE
         assert parts.metrics.selected_channels._value.get() == 0, "it was let go"
         assert not connection.channels
+
+
+async def test_no_two_connections_have_the_same_number() -> None:
+    """An operator closes a connection by its number, and beside a broker dtx speaks AMQP 0-9 and 1.0."""
+    async with whole() as (parts, _):
+        numbers = [running(Socket()).id, Connection(parts, Wire()).id, running(Socket()).id]
+    assert numbers == sorted(set(numbers))
