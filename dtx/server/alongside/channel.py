@@ -5,18 +5,20 @@ broker may ever see, come through here. dtx-coordination needs no select, so any
 """
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
+from dtx.server.alongside.client import ProxiedClient
 from dtx.server.alongside.order import Fence
+from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled import ANSWERS, Tally
 from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
-from dtx.store.rabbitmq.taking import TakingChannel
+from dtx.store.rabbitmq.taking import Keeper, TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
 from dtx.store.slices import advance, finish
 from dtx.telemetry import get_logger
@@ -27,9 +29,6 @@ from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
-
-if TYPE_CHECKING:
-    from dtx.server.alongside.session import Session
 
 _log = get_logger(part="channel")
 
@@ -58,6 +57,37 @@ class Running(Enum):
     """A call of dtx-coordination: it goes on without the channel, and the client is told what it has decided."""
 
 
+class ChannelOwner(ProxiedClient, Keeper):
+    """The connection, as its channels see it."""
+
+    channels: "dict[int, Channel]"
+    """By number."""
+
+    @abstractmethod
+    def sort(self, channel: "Channel") -> None:
+        """A channel has changed: its frames pass unseen, or not any more."""
+
+    @abstractmethod
+    def select(self, channel: "Channel") -> Awaitable[bytes]:
+        """dtx-demarcation.select; returns the answering frame.
+
+        Raises:
+            XaError: see :meth:`Selecting.select`.
+        """
+
+    @abstractmethod
+    def replay(self, channel: "Channel", backlog: Backlog) -> None:
+        """Frames that waited behind a call of their channel, until one makes those behind it wait again."""
+
+    @abstractmethod
+    def forget(self, channel: "Channel") -> None:
+        """A channel is closed on both sides."""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """An upstream channel number has become free."""
+
+
 class Drain:
     """An upstream channel that is being closed: what still comes is of no interest.
 
@@ -65,7 +95,7 @@ class Drain:
         done: called when it is closed.
     """
 
-    def __init__(self, session: "Session", number: int, done: Callable[[], None] | None = None) -> None:
+    def __init__(self, session: ChannelOwner, number: int, done: Callable[[], None] | None = None) -> None:
         self._session = session
         self._upstream = session.upstream
         self._number = number
@@ -101,7 +131,7 @@ class Channel:
 
     mode = ChannelMode.PLAIN
 
-    def __init__(self, session: "Session", number: int, upstream_number: int | None = None) -> None:
+    def __init__(self, session: ChannelOwner, number: int, upstream_number: int | None = None) -> None:
         self.session = session
         self.number = number
         self.phase = Phase.OPEN
@@ -109,18 +139,13 @@ class Channel:
         self.upstream_number = session.upstream.allocate(number) if upstream_number is None else upstream_number
         self.used = False
         """Whether it was ever used for anything but dtx-coordination."""
-        self.counting = session.speaks_0_9
-        """Whether every command is counted, for execution.complete; then none passes unseen."""
-        self.commands = 0
-        """Those that did not pass unseen."""
+        self.preview = Preview(session, number)
         self._fence: Fence | None = None
         self.coordinated = False
         self.tally: Tally | None = None
         """What it has consumed, since it began to."""
         self.last_queue = b""
         self._declares = Declares(session.upstream.exclusive)
-        self.ticket = 0
-        """The ticket that access.request was answered with."""
         self.coordination: Coordination | None = None
         """Made at the first call of dtx-coordination."""
         self._running = Running.NOTHING
@@ -156,7 +181,7 @@ class Channel:
             self.used
             and self.phase is Phase.OPEN
             and self._running is Running.NOTHING
-            and not self.counting
+            and not self.preview.counting
             and self.upstream_number == self.number
         )
 
@@ -209,8 +234,7 @@ class Channel:
         if self.phase is not Phase.OPEN:
             self._late(key, buffer, start, end)
             return
-        if queries.is_command(key):
-            self.commands += 1
+        self.preview.commands += queries.is_command(key)
         if key >> 16 in methods.DTX_CLASSES:
             self._call(key, buffer[start + 7 : end - 1])
         elif queries.is_query(key, buffer, start, end):
@@ -306,7 +330,7 @@ class Channel:
         """Pass a frame on to the client."""
         frame = buffer[start:end]
         if frame[0] == METHOD and frame.startswith(methods.AccessRequestOk.HEAD, 7):
-            self.ticket = methods.ticket(frame[7:-1])
+            self.preview.ticket = methods.ticket(frame[7:-1])
         self.session.to_client(frame if self.upstream_number == self.number else with_channel(frame, self.number))
 
     def lost(self, reason: str) -> None:
@@ -408,53 +432,21 @@ class Channel:
         Raises:
             WireError: the connection cannot go on.
         """
+        if key in queries.ABOUT_THE_BROKER:
+            self.need_broker()
         try:
-            answer = queries.answer(self, key, payload)
+            answer = self.preview.answer(key, payload, self.executed, used=self.used)
         except XaError as error:
             self.refuse(error, key)
         else:
             if answer is not None:
                 self._begin(answer, key)
 
-    def check_ticket(self, name: str, payload: bytes) -> None:
-        """Judge the ticket of a query: "a valid ticket should be provided".
-
-        That is the one that the broker gave to this channel, or 0: no broker demands any.
-
-        Args:
-            name: of the method.
-            payload: of its frame.
-
-        Raises:
-            XaError: 403 (the rule's on-failure="access-refused").
-            WireError: 502, it has none.
-        """
-        ticket = methods.ticket(payload)
-        if ticket not in (0, self.ticket):
-            raise XaError(
-                ReplyCode.ACCESS_REFUSED,
-                f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
-            )
-
-    def commands_so_far(self) -> int:
-        """How many commands there have been.
-
-        Raises:
-            XaError: 540, some may have passed uncounted.
-        """
-        if self.used and not self.counting:
-            raise XaError(
-                ReplyCode.NOT_IMPLEMENTED,
-                "commands of this channel have not been counted: send one execution.flush before anything else on it, "
-                "or open the connection with the header of AMQP 0-9",
-            )
-        self.counting = True
-        return self.commands
-
-    async def executed(self) -> None:
-        """Wait until the broker has done what it was sent on the channel, or the channel is no more."""
+    async def executed(self) -> bool:
+        """Wait until the broker has done what it was sent on the channel, or that is no more; whether it is open."""
         if self.used and self.phase is Phase.OPEN:  # it may have been closed before its turn came
             await self._fenced().wait()
+        return self.phase is Phase.OPEN
 
     def _fenced(self) -> Fence:
         if self._fence is None:

@@ -13,17 +13,15 @@ then another one takes its place. Whatever is kept is copied: no frame handler e
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+from dtx.server.alongside.channel import ChannelOwner
 from dtx.store.rabbitmq.upstream import Upstream
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
-
-if TYPE_CHECKING:
-    from dtx.server.alongside.session import Session
 
 ROOM: Final = 1 << 20
 """Octets that one read takes at most: the larger it is, the less often the processes wake each other."""
@@ -121,22 +119,26 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
     """The client's connection to the broker.
 
     Args:
-        session: whose it is.
+        owner: the client.
+        unopened: tells how many channels it may still open.
+        lost: told the reason when the connection is gone.
     """
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, owner: ChannelOwner, unopened: Callable[[], int], lost: Callable[[str], None]) -> None:
         super().__init__()
-        self._session = session
+        self._owner = owner
+        self._unopened = unopened
+        self._lost = lost
         self._reading = Reading(self.splitter)
 
     @property
     def kept_free(self) -> int:
         """See :class:`Upstream`: what the client was granted is there when it opens a channel."""
-        return self._session.unopened
+        return self._unopened()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where to read to."""
-        return self._reading.room(behind=self._session.client_is_behind)
+        return self._reading.room(behind=self._owner.client_is_behind)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Octets from the broker."""
@@ -147,20 +149,20 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
 
     def frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
         """Hand frames on, and keep dtx's own answers out of the midst of a message."""
-        contents, unsettled = self._session.contents, self._session.unsettled
+        owner, unsettled = self._owner, self._owner.unsettled
         passing = self._pass_on(buffer, frames)
         begin = 0
         while begin < len(frames):
-            contents.passing = True
+            owner.passing = True
             try:
                 buffer, end = next(passing, (buffer, frames[-1][3]))
             finally:
-                contents.passing = False
+                owner.passing = False
             passed = frames[begin : bisect_right(frames, end, key=_END)]
             begin += len(passed)
             if unsettled.by_upstream:
                 unsettled.from_broker(buffer, passed)
-            contents.passed(buffer, passed)
+            owner.passed(buffer, passed)
             yield
 
     def _pass_on(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[tuple[bytes, int]]:
@@ -171,16 +173,16 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
         """
         until = time.monotonic() + _AT_ONCE
         handlers = self.handlers
-        session = self._session
+        owner = self._owner
         begin = end_of_run = frames[0][2]
         for key, channel, start, end in frames:
             if channel not in handlers and key not in _TO_CLIENT:
                 end_of_run = end
                 continue
             if end_of_run > begin:
-                session.pass_to_client(buffer, begin, end_of_run)
+                owner.pass_to_client(buffer, begin, end_of_run)
             begin = end_of_run = end
-            handler = handlers.get(channel) or session.channels.get(channel)
+            handler = handlers.get(channel) or owner.channels.get(channel)
             if handler is not None:
                 buffer = kept(buffer, frames)
                 handler.frame(key, buffer, start, end)
@@ -188,35 +190,35 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
                     yield buffer, end
                     until = time.monotonic() + _AT_ONCE
         if end_of_run > begin:
-            session.pass_to_client(buffer, begin, end_of_run)
+            owner.pass_to_client(buffer, begin, end_of_run)
 
     def pause_writing(self) -> None:
         """The broker is slow: so is the client, from now on."""
-        self._session.hold_client(self)
+        self._owner.hold_client(self)
 
     def resume_writing(self) -> None:
         """The broker has caught up."""
-        self._session.release_client(self)
+        self._owner.release_client(self)
 
     def on_lost(self, reason: str) -> None:
-        """The session ends."""
-        self._session.upstream_lost(reason)
+        """See :class:`Upstream`."""
+        self._lost(reason)
 
 
 class ChannelZero:
     """The connection class, as the broker speaks it.
 
     Args:
-        session: whose connection it is.
+        said: is told the frames, with class << 16 | method.
     """
 
-    def __init__(self, session: "Session") -> None:
-        self._session = session
+    def __init__(self, said: Callable[[int, bytes], None]) -> None:
+        self._said = said
 
     def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
         """A frame of the broker on channel 0."""
         if key != HEARTBEAT:
-            self._session.broker_said(key, buffer[start:end])
+            self._said(key, buffer[start:end])
 
     def lost(self, reason: str) -> None:
         """The session hears of it from the connection."""

@@ -5,16 +5,17 @@ answer tells how things are when all that was sent before it on the channel has 
 waits: so each waits for the broker first, and for nothing else afterwards.
 """
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
+from dtx.server.alongside.client import ProxiedClient
 from dtx.store.rabbitmq.arguments import Plain, from_table
 from dtx.wire.amqp09 import methods
 from dtx.xa.codes import ReplyCode, XaError
 
-if TYPE_CHECKING:
-    from dtx.server.alongside.channel import Channel
-
+_Executed = Callable[[], Awaitable[bool]]
+ABOUT_THE_BROKER: Final = frozenset((methods.ExchangeBind.KEY, methods.BindingQuery.KEY))
+"""Queries that need it."""
 _PREVIEW: Final = frozenset((methods.BindingQuery.KEY >> 16, methods.ExecutionFlush.KEY >> 16))
 _BINDS: Final = frozenset((methods.ExchangeBind.KEY, methods.ExchangeBindOk.KEY))
 """Methods of RabbitMQ's whose numbers the preview gave to exchange.query and its answer."""
@@ -42,69 +43,108 @@ def is_command(key: int) -> bool:
     return key >> 16 not in _NOT_COMMANDS
 
 
-def answer(channel: "Channel", key: int, payload: bytes) -> Coroutine[Any, Any, bytes] | None:
-    """What answers a method of the preview: it returns the frame, none when the channel has been closed meanwhile.
+class Preview:
+    """What one channel does of the preview.
 
-    Returns:
-        ``None`` where nothing is to be answered.
-
-    Raises:
-        XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer; 403
-            for a ticket that the channel was not given.
-        WireError: 502, the arguments are malformed; 320, the broker is away.
+    Args:
+        client: whose channel it is.
+        number: of the channel, as the client knows it.
     """
-    match key:
-        case methods.ExchangeBind.KEY:
-            channel.need_broker()
-            name = methods.ExchangeQuery.decode(payload).exchange
-            channel.check_ticket("exchange.query", payload)
-            return _exchange(channel, name)
-        case methods.BindingQuery.KEY:
-            channel.need_broker()
-            asked = methods.BindingQuery.decode(payload)
-            channel.check_ticket("binding.query", payload)
-            return _binding(channel, asked, from_table(asked.arguments))
-        case methods.ExecutionFlush.KEY:
-            methods.ExecutionFlush.decode(payload)
-            return _complete(channel, channel.commands_so_far())
-        case methods.ExecutionComplete.KEY:
-            return None  # an answer to a flush that dtx never sends: there is nothing to it
-        case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
-            raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
-        case _:
-            raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
+    def __init__(self, client: ProxiedClient, number: int) -> None:
+        self._client = client
+        self._number = number
+        self.counting = client.speaks_0_9
+        """Whether every command is counted, for execution.complete; then none passes unseen."""
+        self.commands = 0
+        """Those that did not pass unseen."""
+        self.ticket = 0
+        """The ticket that access.request was answered with."""
 
-async def _exchange(channel: "Channel", name: bytes) -> bytes:
-    await channel.executed()
-    if not channel.is_open():
-        return b""
-    session = channel.session
-    facts = await session.store.queries.exchange(session.who.vhost, session.user, name)
-    answer = methods.ExchangeQueryOk(
-        facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
-    )
-    return answer.frame(channel.number)
+    def answer(self, key: int, payload: bytes, executed: _Executed, *, used: bool) -> Awaitable[bytes] | None:
+        """What answers a query: it returns the frame, none when the channel has been closed meanwhile.
 
+        Args:
+            key: class << 16 | method.
+            payload: of its frame.
+            executed: waits until all that was sent before it has been done; whether the channel is still open then.
+            used: whether something was sent to the broker before it.
 
-async def _binding(channel: "Channel", asked: methods.BindingQuery, arguments: dict[bytes, Plain]) -> bytes:
-    await channel.executed()
-    if not channel.is_open():
-        return b""
-    session = channel.session
-    facts = await session.store.queries.binding(
-        session.who.vhost, session.user, asked.exchange, asked.queue, asked.routing_key, arguments
-    )
-    answer = methods.BindingQueryOk(
-        exchange_not_found=facts.exchange_not_found,
-        queue_not_found=facts.queue_not_found,
-        queue_not_matched=facts.queue_not_matched,
-        key_not_matched=facts.key_not_matched,
-        args_not_matched=facts.args_not_matched,
-    )
-    return answer.frame(channel.number)
+        Returns:
+            ``None`` where nothing is to be answered.
 
+        Raises:
+            XaError: 503 for a method that only servers send, 540 for one that there is not, or that dtx cannot answer;
+                403 for a ticket that the channel was not given.
+            WireError: 502, the arguments are malformed.
+        """
+        match key:
+            case methods.ExchangeBind.KEY:
+                name = methods.ExchangeQuery.decode(payload).exchange
+                self._check_ticket("exchange.query", payload)
+                return self._exchange(name, executed)
+            case methods.BindingQuery.KEY:
+                asked = methods.BindingQuery.decode(payload)
+                self._check_ticket("binding.query", payload)
+                return self._binding(asked, from_table(asked.arguments), executed)
+            case methods.ExecutionFlush.KEY:
+                methods.ExecutionFlush.decode(payload)
+                return self._complete(self._commands_so_far(used), executed)
+            case methods.ExecutionComplete.KEY:
+                return None  # an answer to a flush that dtx never sends: there is nothing to it
+            case methods.ExchangeBindOk.KEY | methods.BindingQueryOk.KEY:
+                raise XaError(ReplyCode.COMMAND_INVALID, "an answer to a query is sent by servers only")
+            case _:
+                raise XaError(ReplyCode.NOT_IMPLEMENTED, f"class {key >> 16} has no method {key & 0xFFFF}")
 
-async def _complete(channel: "Channel", mark: int) -> bytes:
-    await channel.executed()
-    return methods.ExecutionComplete.of(mark).frame(channel.number)
+    def _check_ticket(self, name: str, payload: bytes) -> None:
+        """Judge the ticket of a query: "a valid ticket should be provided".
+
+        That is the one that the broker gave to this channel, or 0: no broker demands any.
+        """
+        ticket = methods.ticket(payload)
+        if ticket not in (0, self.ticket):
+            raise XaError(
+                ReplyCode.ACCESS_REFUSED,
+                f"{name} with ticket {ticket}, which this channel was not given: send access.request first",
+            )
+
+    def _commands_so_far(self, used: bool) -> int:
+        if used and not self.counting:
+            raise XaError(
+                ReplyCode.NOT_IMPLEMENTED,
+                "commands of this channel have not been counted: send one execution.flush before anything else on it, "
+                "or open the connection with the header of AMQP 0-9",
+            )
+        self.counting = True
+        return self.commands
+
+    async def _exchange(self, name: bytes, executed: _Executed) -> bytes:
+        if not await executed():
+            return b""
+        client = self._client
+        facts = await client.store.queries.exchange(client.who.vhost, client.user, name)
+        answer = methods.ExchangeQueryOk(
+            facts.type, durable=facts.durable, not_found=facts.not_found, arguments=facts.arguments
+        )
+        return answer.frame(self._number)
+
+    async def _binding(self, asked: methods.BindingQuery, arguments: dict[bytes, Plain], executed: _Executed) -> bytes:
+        if not await executed():
+            return b""
+        client = self._client
+        facts = await client.store.queries.binding(
+            client.who.vhost, client.user, asked.exchange, asked.queue, asked.routing_key, arguments
+        )
+        answer = methods.BindingQueryOk(
+            exchange_not_found=facts.exchange_not_found,
+            queue_not_found=facts.queue_not_found,
+            queue_not_matched=facts.queue_not_matched,
+            key_not_matched=facts.key_not_matched,
+            args_not_matched=facts.args_not_matched,
+        )
+        return answer.frame(self._number)
+
+    async def _complete(self, mark: int, executed: _Executed) -> bytes:
+        await executed()
+        return methods.ExecutionComplete.of(mark).frame(self._number)

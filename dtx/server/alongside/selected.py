@@ -21,6 +21,7 @@ from dtx.store.rabbitmq.capture import check_consume, check_publish, check_settl
 from dtx.store.rabbitmq.lane import Lane
 from dtx.store.rabbitmq.taking import REPLY_TO, TakingChannel
 from dtx.store.rabbitmq.upstream import words
+from dtx.store.rabbitmq.validation import Validator
 from dtx.store.work import Delivery, HeldPublish, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods, properties
@@ -89,19 +90,20 @@ class SelectedChannel(Channel):
         before: the channel that it was.
         taking: T, in tx mode.
         publishing: number of P, open.
+        validator: has the broker judge what is published in branches.
     """
 
     mode = ChannelMode.DTX
 
-    def __init__(self, before: Channel, taking: TakingChannel, publishing: int) -> None:
+    def __init__(self, before: Channel, taking: TakingChannel, publishing: int, validator: Validator) -> None:
         super().__init__(before.session, before.number, before.upstream_number)
         self.coordination = before.coordination
-        self.ticket = before.ticket
+        self.preview = before.preview
         # From here on it sees every command; before, it did as long as nothing was for the broker.
-        self.counting = before.counting or not before.used
-        self.commands = before.commands
+        self.preview.counting |= not before.used
         self.used = True
         self._taking = taking
+        self._validator = validator
         self._publishing: int | None = publishing
         self._demarcation = Demarcation(self.session.manager, self.session.metrics, self.number, self)
         self._capture: _Capture | None = None
@@ -206,7 +208,7 @@ class SelectedChannel(Channel):
 
     def _wait_for(self, done: Awaitable[bytes], key: int, frame: bytes) -> None:
         """Do first what was sent first: *frame* and what follows it wait."""
-        self.commands -= queries.is_command(key)  # it is counted again when it has its turn
+        self.preview.commands -= queries.is_command(key)  # it is counted again when it has its turn
         self._begin(done, key)
         self._backlog.add(key, frame)
 
@@ -219,14 +221,15 @@ class SelectedChannel(Channel):
             reason = f"more than {MAX_UNSETTLED} deliveries are not settled: consume with a prefetch (basic.qos)"
             self.refuse_as(ChannelClose(ReplyCode.RESOURCE_ERROR, reason.encode(), 0))
 
-    async def executed(self) -> None:
-        """Wait until the broker has done what it was sent on T and P, or the channel is no more."""
+    async def executed(self) -> bool:
+        """See :class:`Channel`: the broker has done what it was sent on T and P."""
         if self.phase is not Phase.OPEN:
-            return  # it was closed before its turn came
+            return False  # it was closed before its turn came
         waits = [self._asked.wait()]
         if not self.published.passed:
             waits.append(self.published.wait())
         await asyncio.gather(*waits)
+        return self.is_open()
 
     # -- publish
 
@@ -337,7 +340,8 @@ class SelectedChannel(Channel):
         if work is None or entry.branch.state is not State.ACTIVE:
             return  # it can only be rolled back: what is published in it is gone already
         publish = capture.publish
-        judgement = self.session.judge(publish, capture.raw)
+        judgement, metrics = self._validator.judge(publish, capture.raw), self.session.metrics
+        (metrics.validation_hits if judgement is None else metrics.validation_misses).inc()
         if judgement is not None:
             self._judgements.add(judgement)
             judgement.add_done_callback(self._judged)

@@ -1,9 +1,9 @@
 """dtx-demarcation.select: makes a selected channel of one that passes through."""
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dtx.server.alongside.channel import Channel, Drain, Phase
+from dtx.server.alongside.channel import Channel, ChannelOwner, Drain, Phase
 from dtx.server.alongside.lock import declare_lock
 from dtx.server.alongside.selected import SelectedChannel
 from dtx.store.rabbitmq.taking import TakingChannel
@@ -11,9 +11,6 @@ from dtx.store.rabbitmq.upstream import OwnChannel, UpstreamLost
 from dtx.store.rabbitmq.validation import Validator
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.xa.codes import ReplyCode, XaError
-
-if TYPE_CHECKING:
-    from dtx.server.alongside.session import Session
 
 _LANE_PATIENCE: Final = 5.0
 """Seconds that a select waits for the lane of its vhost."""
@@ -26,10 +23,9 @@ class Selecting:
         session: the connection.
     """
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: ChannelOwner) -> None:
         self._session = session
-        self._preparation: asyncio.Task[None] | None = None
-        self.validator: Validator | None = None
+        self._preparation: asyncio.Task[Validator] | None = None
 
     async def select(self, channel: Channel) -> SelectedChannel | None:
         """Give *channel* what a selected channel has.
@@ -46,7 +42,7 @@ class Selecting:
         _check(channel, session.user)
         await session.store.lane(session.who.vhost).ready(_LANE_PATIENCE)
         try:
-            await self._prepare()
+            validator = await self._prepare()
             if not self._is_current(channel):
                 return None
             taking = TakingChannel(
@@ -67,22 +63,23 @@ class Selecting:
             if taking.gone is None:  # else the client's close is under way
                 taking.detach()
             return None
-        return SelectedChannel(channel, taking, publishing.number)
+        return SelectedChannel(channel, taking, publishing.number, validator)
 
     def _is_current(self, channel: Channel) -> bool:
         """Whether the client has not closed *channel*, nor left, since it asked."""
         return channel.phase is Phase.OPEN and self._session.channels.get(channel.number) is channel
 
-    async def _prepare(self) -> None:
-        if self._preparation is None or (self._preparation.done() and self.validator is None):
-            self._preparation = asyncio.create_task(self._declare_lock())
-        await asyncio.shield(self._preparation)
+    async def _prepare(self) -> Validator:
+        task = self._preparation
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._preparation = asyncio.create_task(self._declare_lock())
+        return await asyncio.shield(task)
 
-    async def _declare_lock(self) -> None:
+    async def _declare_lock(self) -> Validator:
         """The lock, the side channel, and the proof that receipts will work."""
         session = self._session
         side = await declare_lock(session.upstream, session.store, session.who, "select")
-        self.validator = Validator(session.upstream, side.number)
+        return Validator(session.upstream, side.number)
 
 
 def _check(channel: Channel, user: str | None) -> None:

@@ -15,38 +15,24 @@ from typing import Final
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.limits import Resource
-from dtx.server.alongside.channel import Channel, Drain
-from dtx.server.alongside.contents import Contents
+from dtx.server.alongside.channel import Channel, ChannelOwner, Drain
 from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
-from dtx.server.alongside.unsettled import Unsettled
 from dtx.server.backlog import Backlog
-from dtx.server.connection import connection_numbers
 from dtx.server.failpoints import replying
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
-from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.rabbitmq.store import RabbitStore
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import MOST_AT_ONCE
-from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.slices import SLICE_SECONDS, Slices
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import closes, methods
 from dtx.wire.amqp09.codec import ChannelMode, Sender
 from dtx.wire.amqp09.errors import FrameError, HardCode, WireError
-from dtx.wire.amqp09.frames import (
-    HEARTBEAT,
-    HEARTBEAT_FRAME,
-    OPENING_FRAME,
-    Frame,
-    FrameSplitter,
-    Protocol,
-    method_frame,
-)
+from dtx.wire.amqp09.frames import HEARTBEAT, OPENING_FRAME, Frame, FrameSplitter, method_frame
 from dtx.wire.amqp09.handshake import NotOffered
-from dtx.wire.amqp09.methods import BasicPublish
 from dtx.xa.codes import XaError
 
 _log = get_logger(part="session")
@@ -81,16 +67,8 @@ class Stage(Enum):
     """The client is gone; branches still need the connection to the broker."""
 
 
-class Session:
-    """One client, from its protocol header to its end.
-
-    Args:
-        manager, store, metrics: shared by all.
-        limits: of one connection.
-        transport: the client's socket.
-        header: the protocol header that the client sent.
-        on_end: called once when nothing is left.
-    """
+class Session(ChannelOwner):
+    """One client, from its protocol header to its end; arguments as of :class:`ProxiedClient`."""
 
     def __init__(
         self,
@@ -101,33 +79,23 @@ class Session:
         transport: ClientTransport,
         header: bytes,
     ) -> None:
-        self.id = next(connection_numbers)
-        self.manager = manager
-        self.store = store
-        self.metrics = metrics
-        self.limits = limits
-        self.channels: dict[int, Channel] = {}
-        self.unsettled = Unsettled()
+        super().__init__(manager, store, metrics, limits, transport, header)
+        self.channels = {}
+        self._plain: set[int] = set()
+        """Channels whose frames pass unseen."""
         self._late_opens: deque[tuple[int, bytes]] = deque()
-        self.contents = Contents(self._write)
-        self.upstream = ProxyUpstream(self)
-        self.upstream.handlers[0] = ChannelZero(self)
+        self.upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
+        self.upstream.handlers[0] = ChannelZero(self._broker_said)
         self.stage = Stage.OPENING
-        self.who = Who("", "")
-        self.budget = manager.budget
-        """Memory that the client's messages take; that of its user and virtual host once they are known."""
         self._admitted = False
         self.ended = asyncio.get_running_loop().create_future()
         """Done when neither side is left."""
         self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
         self._selecting = Selecting(self)
-        self._client: ClientTransport | None = transport
         self._header = header
         self._splitter = FrameSplitter(min(limits.frame_max or OPENING_FRAME, OPENING_FRAME), MOST_AT_ONCE)
         self._slices = Slices(self.refuse)
         """What was read from the client and is not handled yet."""
-        self._plain: set[int] = set()
-        self._holding: set[object] = set()
         self._slow = False
         self._goodbye: bytes | None = None
         """The client's connection.close, until it is passed on or answered."""
@@ -136,7 +104,6 @@ class Session:
         self._left = False
         """The broker was told that nobody is left."""
         self._timer: asyncio.TimerHandle | None = None
-        self._pulse = Pulse(lambda: self.to_client(HEARTBEAT_FRAME), self._client_is_dead)
 
     # -- opening
 
@@ -162,28 +129,10 @@ class Session:
             _log.info("handshake took too long", connection=self.id)
             self.abort()
 
-    @property
-    def frame_max(self) -> int:
-        """Agreed with the client, octets."""
-        return self._opening.client.frame_max
-
-    @property
-    def unopened(self) -> int:
-        """Channels that the client may still open."""
+    def _unopened(self) -> int:
         return self._opening.client.channel_max - len(self.channels)
 
-    @property
-    def user(self) -> str | None:
-        """The login's name; ``None`` when it does not tell one."""
-        return self._opening.user
-
-    @property
-    def speaks_0_9(self) -> bool:
-        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
-        return self._header == Protocol.AMQP_0_9.value
-
-    def broker_said(self, key: int, frame: bytes) -> None:
-        """A frame of the broker on channel 0."""
+    def _broker_said(self, key: int, frame: bytes) -> None:
         match key:
             case methods.ConnectionStart.KEY | methods.ConnectionSecure.KEY | methods.ConnectionTune.KEY:
                 self.to_client(self._opening.from_broker(key, frame))
@@ -211,11 +160,12 @@ class Session:
         self.upstream.frame_max = agreed.frame_max
         self.upstream.splitter.max_frame = agreed.frame_max
         self.upstream.start_heartbeats(agreed.heartbeat)
-        self._splitter.max_frame = client.frame_max
+        self.frame_max = self._splitter.max_frame = client.frame_max
         self._pulse.start(client.heartbeat)
 
     def _opened(self) -> bool:
-        who = Who(self._opening.user or "", self._opening.vhost)
+        self.user = self._opening.user
+        who = Who(self.user or "", self._opening.vhost)
         quotas = self.manager.quotas
         reason = quotas.excess(who.user, who.vhost, Resource.CONNECTIONS)
         if reason is not None:
@@ -436,55 +386,7 @@ class Session:
         """A T has done what was asked of it, and holds what branches need: the client may go."""
         self._say_goodbye()
 
-    def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
-        """Have the broker judge a publish; ``None`` when it is known to be good."""
-        validator = self._selecting.validator
-        assert validator is not None, "made by the first select"
-        judgement = validator.judge(publish, raw)
-        (self.metrics.validation_hits if judgement is None else self.metrics.validation_misses).inc()
-        return judgement
-
-    # -- to the client
-
-    def to_client(self, data: bytes) -> None:
-        """Send whole frames."""
-        self.contents.send(data)
-        if self.contents.late > MAX_UNSENT:
-            self.hold_client(self.contents)
-
-    def _write(self, data: bytes) -> None:
-        self.release_client(self.contents)
-        if self._client is not None:
-            self._pulse.wrote = True
-            self._client.write(data)
-
-    @property
-    def client_is_behind(self) -> bool:
-        """Whether something waits to be sent to the client."""
-        return self._client is not None and self._client.unsent > 0
-
-    def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
-        """Send a slice of what the broker sent."""
-        if self._client is not None:
-            self.metrics.traffic.to_client += end - start
-            self._pulse.wrote = True
-            self._client.write(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
-
-    def hold_client(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
-        if not self._holding and self._client is not None:
-            self._pulse.paused = True
-            self._client.pause_reading()
-        self._holding.add(reason)
-
-    def release_client(self, reason: object) -> None:
-        """*reason* does not hold any more."""
-        if reason in self._holding:
-            self._holding.discard(reason)
-            if not self._holding and self._client is not None:
-                self._pulse.paused = False
-                self._pulse.read = True
-                self._client.resume_reading()
+    # -- pace
 
     def client_is_slow(self) -> None:
         """The client takes no more for now: neither does dtx from the broker."""
@@ -496,10 +398,6 @@ class Session:
         self._slow = False
         self.release_client(self)
         self.upstream.resume_reading(self)
-
-    def _client_is_dead(self) -> None:
-        _log.info("client missed its heartbeats", connection=self.id)
-        self.abort()
 
     # -- the end
 
@@ -567,19 +465,6 @@ class Session:
         """Whether the broker has still to do what was sent on a channel that is being closed."""
         return any(isinstance(handler, Drain) for handler in self.upstream.handlers.values())
 
-    def _end_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-            self.client_gone()
-
-    def abort(self) -> None:
-        """End the client's connection at once."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.abort()
-            self.client_gone()
-
     def client_gone(self) -> None:
         """The client's socket is closed."""
         self._client = self._goodbye = None
@@ -645,7 +530,7 @@ class Session:
     def upstream_lost(self, reason: str) -> None:
         """The connection to the broker is gone: associations and held deliveries went with it."""
         self.release_client(self.upstream)
-        self.contents.flush()
+        self.send_late()
         if self._client is not None and self.stage is Stage.RUNNING:
             _log.warning("connection to the broker lost", connection=self.id, reason=reason)
             if self.channels and all(channel.only_coordinates for channel in self.channels.values()):

@@ -65,7 +65,7 @@ class Rig:
         before = Channel(cast("Any", self.session), 1, 1)
         keeper: Any = SimpleNamespace(taking_ended=nothing, release_client=nothing)
         taking = TakingChannel(upstream, 1, 1000, manager.budget, b"", keeper)
-        self.channel = SelectedChannel(before, taking, P)
+        self.channel = SelectedChannel(before, taking, P, cast("Any", None))
         self.session.channels[1] = self.channel
         self.channel.coordination = SimpleNamespace(run=self._run)  # type: ignore[assignment]
 

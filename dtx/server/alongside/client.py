@@ -1,0 +1,173 @@
+"""A client in front of a broker, as its channels and its connection to the broker see it.
+
+Contents stay whole: what dtx itself says to a client never comes between the frames of a message. "The content body
+frames of one channel are not intermixed with its methods" (AMQP 0-9-1, 2.3.5.2): strict clients end their connection
+over it. A broker writes each message in one piece, so it is enough to know whether what was passed on last ended within
+one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from dtx.manager import TransactionManager, Who
+from dtx.server.alongside.unsettled import Unsettled
+from dtx.server.connection import connection_numbers
+from dtx.server.front import ClientTransport
+from dtx.server.limits import MAX_UNSENT, SessionLimits
+from dtx.store.rabbitmq.pulse import Pulse
+from dtx.store.rabbitmq.store import RabbitStore
+from dtx.store.rabbitmq.upstream import Upstream
+from dtx.telemetry import Metrics, get_logger
+from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT_FRAME, OVERHEAD, Frame, Protocol
+
+_log = get_logger(part="session")
+_CONNECTION: Final = b"\x00\x00"
+_LATE: Final = "frames wait for the end of a message"
+"""Why nothing is read from the client."""
+
+
+class ProxiedClient(ABC):
+    """What the parts of one connection share, and the client's socket.
+
+    Args:
+        manager, store, metrics: shared by all.
+        limits: of one connection.
+        transport: the client's socket.
+        header: the protocol header that the client sent.
+    """
+
+    upstream: Upstream
+    """The client's connection to the broker."""
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        store: RabbitStore,
+        metrics: Metrics,
+        limits: SessionLimits,
+        transport: ClientTransport,
+        header: bytes,
+    ) -> None:
+        self.id = next(connection_numbers)
+        self.manager = manager
+        self.store = store
+        self.metrics = metrics
+        self.limits = limits
+        self.speaks_0_9 = header == Protocol.AMQP_0_9.value
+        """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
+        self.who = Who("", "")
+        self.user: str | None = None
+        """The login's name; ``None`` when it does not tell one."""
+        self.frame_max = 0
+        """Agreed with the client, octets."""
+        self.budget = manager.budget
+        """Memory that the client's messages take; that of its user and virtual host once they are known."""
+        self.unsettled = Unsettled()
+        self.passing = False
+        """Frames of the broker are being passed on at the moment: what is sent now is between whole ones."""
+        self._client: ClientTransport | None = transport
+        self._holding: set[object] = set()
+        self._pulse = Pulse(lambda: self.to_client(HEARTBEAT_FRAME), self._client_is_dead)
+        self._missing = 0
+        """Octets of the message that was passed on last that are still to come; 1 while its header is."""
+        self._late: list[bytes] = []
+        """What waits for the end of that message."""
+        self._late_octets = 0
+
+    # -- to the client
+
+    def to_client(self, data: bytes) -> None:
+        """Send whole frames of one channel, now or behind the message that is on its way."""
+        if self._missing and not self.passing and data[1:3] != _CONNECTION:
+            self._late.append(data)
+            self._late_octets += len(data)
+            if self._late_octets > MAX_UNSENT:
+                self.hold_client(_LATE)
+        else:
+            self._write(data)
+
+    def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
+        """Send a slice of what the broker sent."""
+        if self._client is not None:
+            self.metrics.traffic.to_client += end - start
+            self._write(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if self._client is not None:
+            self._pulse.wrote = True
+            self._client.write(data)
+
+    def passed(self, buffer: bytes, frames: Sequence[Frame]) -> None:
+        """These frames of the broker were passed on."""
+        octets = 0
+        for key, channel, start, end in reversed(frames):
+            if not channel:
+                continue  # a heartbeat, for example
+            if key == BODY:
+                octets += end - start - OVERHEAD
+                continue
+            if key == HEADER:
+                self._missing = content.header(buffer[start + 7 : end - 1]).body_size - octets
+            else:
+                self._missing = int(key in methods.CONTENT)
+            break
+        else:
+            self._missing = max(0, self._missing - octets)
+        if not self._missing:
+            self.send_late()
+
+    def send_late(self) -> None:
+        """Nothing more comes of the message that is on its way, or it is whole: send what waits."""
+        late, self._late = self._late, []
+        self._missing = self._late_octets = 0
+        self.release_client(_LATE)
+        for data in late:
+            self._write(data)
+
+    @property
+    def client_is_behind(self) -> bool:
+        """Whether something waits to be sent to the client."""
+        return self._client is not None and self._client.unsent > 0
+
+    # -- from the client
+
+    def hold_client(self, reason: object) -> None:
+        """Read no more from the client until *reason* is released."""
+        if not self._holding and self._client is not None:
+            self._pulse.paused = True
+            self._client.pause_reading()
+        self._holding.add(reason)
+
+    def release_client(self, reason: object) -> None:
+        """*reason* does not hold any more."""
+        if reason in self._holding:
+            self._holding.discard(reason)
+            if not self._holding and self._client is not None:
+                self._pulse.paused = False
+                self._pulse.read = True
+                self._client.resume_reading()
+
+    # -- the end
+
+    def _client_is_dead(self) -> None:
+        _log.info("client missed its heartbeats", connection=self.id)
+        self.abort()
+
+    def abort(self) -> None:
+        """End the client's connection at once."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.abort()
+            self.client_gone()
+
+    def _end_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+            self.client_gone()
+
+    @abstractmethod
+    def client_gone(self) -> None:
+        """The client's socket is closed."""
