@@ -1,4 +1,4 @@
-"""What connections of clients have in common where dtx itself speaks the protocol: pace, patience and the end.
+"""What connections of clients have in common: pace and patience; where dtx itself speaks the protocol, also the end.
 
 Each protocol says what it does at these turns; that the socket is read from as long as nobody holds it, and that the
 end comes once and leaves no timer behind, stands here.
@@ -131,8 +131,8 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-class ClientConnection(ABC):
-    """One client, from its protocol header to its end.
+class BaseClient(ABC):
+    """What all connections of clients have in common: who is there, patience, and whether the socket is read from.
 
     Args:
         manager: of the branches.
@@ -142,17 +142,12 @@ class ClientConnection(ABC):
     def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
         self.id = next(connection_numbers)
         self.manager = manager
-        self.stage = Stage.OPENING
         self.who = Who("", "")
         self.budget = manager.budget
         """Memory that the client's messages take; that of its user and virtual host once they are known."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when nothing is left of it."""
-        self.outbox = Outbox(transport, self._wrote, self._resume)
-        self.slices = Slices(self._work_failed)
-        """What takes long of what the client asks for."""
         self._transport: ClientTransport | None = transport
-        self._login: asyncio.Task[None] | None = None
         self._holding: set[object] = set()
         self._admitted: Who | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -171,9 +166,16 @@ class ClientConnection(ABC):
         self._admitted = who
         self.budget = quotas.budget(who.user, who.vhost)
 
-    def behind_all(self, act: Callable[[], None]) -> None:
-        """Do *act* when all that ends has returned what it has: some begin that behind what runs already."""
-        self.slices.then(lambda: self.slices.then(act))
+    def _discount_connection(self) -> None:
+        """The client counts no longer. Idempotent."""
+        who, self._admitted = self._admitted, None
+        if who is not None:
+            self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
+
+    def _over(self) -> None:
+        self._discount_connection()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     # -- patience
 
@@ -192,14 +194,14 @@ class ClientConnection(ABC):
 
     # -- pace
 
-    def hold(self, reason: object) -> None:
+    def hold_client(self, reason: object) -> None:
         """Read no more from the client until *reason* is released."""
         if not self._holding and self._transport is not None:
             self._reads(False)
             self._transport.pause_reading()
         self._holding.add(reason)
 
-    def release(self, reason: object) -> None:
+    def release_client(self, reason: object) -> None:
         """*reason* does not hold any more."""
         if reason in self._holding:
             self._holding.discard(reason)
@@ -207,10 +209,40 @@ class ClientConnection(ABC):
                 self._reads(True)
                 self._transport.resume_reading()
 
+    def _reads(self, reads: bool) -> None:  # noqa: B027 - who need not know
+        """The client is read from, or not any more."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the client's connection at once."""
+
+
+class ClientConnection(BaseClient):
+    """One client to which dtx itself speaks the protocol, from its header to its end.
+
+    Args:
+        manager: of the branches.
+        transport: the client's socket.
+    """
+
+    def __init__(self, manager: TransactionManager, transport: ClientTransport) -> None:
+        super().__init__(manager, transport)
+        self.stage = Stage.OPENING
+        self.outbox = Outbox(transport, self._wrote, self._resume)
+        self.slices = Slices(self._work_failed)
+        """What takes long of what the client asks for."""
+        self._login: asyncio.Task[None] | None = None
+
+    def behind_all(self, act: Callable[[], None]) -> None:
+        """Do *act* when all that ends has returned what it has: some begin that behind what runs already."""
+        self.slices.then(lambda: self.slices.then(act))
+
+    # -- pace
+
     def _hold_if_it_reads_nothing(self) -> None:
         """A client that takes no answers may ask for no more."""
         if self.outbox.is_slow and self.outbox.unsent > MAX_UNSENT:
-            self.hold(self)
+            self.hold_client(self)
 
     def client_is_slow(self) -> None:
         """The client takes no more for now: it is sent no messages meanwhile."""
@@ -219,13 +251,10 @@ class ClientConnection(ABC):
     def client_has_caught_up(self) -> None:
         """The client takes data again."""
         self.outbox.is_slow = False
-        self.release(self)
+        self.release_client(self)
         self._resume()
 
-    def _reads(self, reads: bool) -> None:  # noqa: B027 - who need not know
-        """The client is read from, or not any more."""
-
-    def _wrote(self) -> None:  # noqa: B027 - who need not know
+    def _wrote(self) -> None:
         """Something was written to the client."""
 
     @abstractmethod
@@ -269,10 +298,3 @@ class ClientConnection(ABC):
     def _gone(self) -> None:
         """Give back what is left, then say that nothing is (:meth:`_over`)."""
         self._over()
-
-    def _over(self) -> None:
-        who, self._admitted = self._admitted, None
-        if who is not None:
-            self.manager.quotas.remove(who.user, who.vhost, Resource.CONNECTIONS)
-        if not self.ended.done():
-            self.ended.set_result(None)

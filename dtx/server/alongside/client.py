@@ -6,13 +6,13 @@ over it. A broker writes each message in one piece, so it is enough to know whet
 one.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from dtx.manager import TransactionManager, Who
+from dtx.manager import TransactionManager
 from dtx.server.alongside.unsettled import Unsettled
-from dtx.server.connection import connection_numbers
+from dtx.server.connection import BaseClient
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits
 from dtx.store.rabbitmq.pulse import Pulse
@@ -28,7 +28,7 @@ _LATE: Final = "frames wait for the end of a message"
 """Why nothing is read from the client."""
 
 
-class ProxiedClient(ABC):
+class ProxiedClient(BaseClient):
     """What the parts of one connection share, and the client's socket.
 
     Args:
@@ -50,25 +50,19 @@ class ProxiedClient(ABC):
         transport: ClientTransport,
         header: bytes,
     ) -> None:
-        self.id = next(connection_numbers)
-        self.manager = manager
+        super().__init__(manager, transport)
         self.store = store
         self.metrics = metrics
         self.limits = limits
         self.speaks_0_9 = header == Protocol.AMQP_0_9.value
         """Whether the client has announced AMQP 0-9, whose preview has class execution, and not 0-9-1."""
-        self.who = Who("", "")
         self.user: str | None = None
         """The login's name; ``None`` when it does not tell one."""
         self.frame_max = 0
         """Agreed with the client, octets."""
-        self.budget = manager.budget
-        """Memory that the client's messages take; that of its user and virtual host once they are known."""
         self.unsettled = Unsettled()
         self.passing = False
         """Frames of the broker are being passed on at the moment: what is sent now is between whole ones."""
-        self._client: ClientTransport | None = transport
-        self._holding: set[object] = set()
         self._pulse = Pulse(lambda: self.to_client(HEARTBEAT_FRAME), self._client_is_dead)
         self._missing = 0
         """Octets of the message that was passed on last that are still to come; 1 while its header is."""
@@ -90,14 +84,14 @@ class ProxiedClient(ABC):
 
     def pass_to_client(self, buffer: bytes, start: int, end: int) -> None:
         """Send a slice of what the broker sent."""
-        if self._client is not None:
+        if self._transport is not None:
             self.metrics.traffic.to_client += end - start
             self._write(memoryview(buffer)[start:end])  # a view also of the whole: it may be a scratch buffer
 
     def _write(self, data: bytes | memoryview) -> None:
-        if self._client is not None:
+        if self._transport is not None:
             self._pulse.wrote = True
-            self._client.write(data)
+            self._transport.write(data)
 
     def passed(self, buffer: bytes, frames: Sequence[Frame]) -> None:
         """These frames of the broker were passed on."""
@@ -129,25 +123,11 @@ class ProxiedClient(ABC):
     @property
     def client_is_behind(self) -> bool:
         """Whether something waits to be sent to the client."""
-        return self._client is not None and self._client.unsent > 0
+        return self._transport is not None and self._transport.unsent > 0
 
-    # -- from the client
-
-    def hold_client(self, reason: object) -> None:
-        """Read no more from the client until *reason* is released."""
-        if not self._holding and self._client is not None:
-            self._pulse.paused = True
-            self._client.pause_reading()
-        self._holding.add(reason)
-
-    def release_client(self, reason: object) -> None:
-        """*reason* does not hold any more."""
-        if reason in self._holding:
-            self._holding.discard(reason)
-            if not self._holding and self._client is not None:
-                self._pulse.paused = False
-                self._pulse.read = True
-                self._client.resume_reading()
+    def _reads(self, reads: bool) -> None:
+        self._pulse.paused = not reads
+        self._pulse.read |= reads
 
     # -- the end
 
@@ -156,14 +136,14 @@ class ProxiedClient(ABC):
         self.abort()
 
     def abort(self) -> None:
-        """End the client's connection at once."""
-        client, self._client = self._client, None
+        """See :class:`BaseClient`."""
+        client, self._transport = self._transport, None
         if client is not None:
             client.abort()
             self.client_gone()
 
     def _end_client(self) -> None:
-        client, self._client = self._client, None
+        client, self._transport = self._transport, None
         if client is not None:
             client.close()
             self.client_gone()

@@ -4,7 +4,6 @@ The handshake passes through: who the client is, the broker decides; dtx learns 
 frames of channels that did not select dtx are passed on as slices of what was read.
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -87,9 +86,6 @@ class Session(ChannelOwner):
         self.upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
         self.upstream.handlers[0] = ChannelZero(self._broker_said)
         self.stage = Stage.OPENING
-        self._admitted = False
-        self.ended = asyncio.get_running_loop().create_future()
-        """Done when neither side is left."""
         self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
         self._selecting = Selecting(self)
         self._header = header
@@ -103,13 +99,12 @@ class Session(ChannelOwner):
         """The client has said connection.close."""
         self._left = False
         """The broker was told that nobody is left."""
-        self._timer: asyncio.TimerHandle | None = None
 
     # -- opening
 
     async def connect(self) -> None:
         """Reach the broker and begin the handshake; the client hears it when the broker is not there."""
-        self._timer = asyncio.get_running_loop().call_later(self.limits.handshake_timeout, self._too_slow)
+        self._set_timer(self.limits.handshake_timeout, self._too_slow)
         try:
             await self.store.broker.connect(self.upstream)
         except OSError as error:
@@ -118,16 +113,11 @@ class Session(ChannelOwner):
             )
             self.upstream.is_lost = True
             self._end_client()
-            self._finish()
+            self._over()
             return
-        if self._client is None:
+        if self._transport is None:
             self.upstream.end("the client left during the handshake")
         self.upstream.write(self._header)
-
-    def _too_slow(self) -> None:
-        if self.stage is Stage.OPENING:
-            _log.info("handshake took too long", connection=self.id)
-            self.abort()
 
     def _unopened(self) -> int:
         return self._opening.client.channel_max - len(self.channels)
@@ -166,21 +156,17 @@ class Session(ChannelOwner):
     def _opened(self) -> bool:
         self.user = self._opening.user
         who = Who(self.user or "", self._opening.vhost)
-        quotas = self.manager.quotas
-        reason = quotas.excess(who.user, who.vhost, Resource.CONNECTIONS)
-        if reason is not None:
-            self.refuse(WireError(HardCode.NOT_ALLOWED, f"connection refused: {reason}"))
+        try:
+            self._admit(who)
+        except XaError as error:
+            self.refuse(WireError(HardCode.NOT_ALLOWED, error.reason))
             return False
         self.who = who
-        if self._client is None or not self._client.opened(who):
+        if self._transport is None or not self._transport.opened(who):
             self.refuse(WireError(HardCode.NOT_ALLOWED, "connection limit reached (--max-connections)"))
             return False
-        quotas.add(who.user, who.vhost, Resource.CONNECTIONS)
-        self._admitted = True
-        self.budget = quotas.budget(who.user, who.vhost)
         self.stage = Stage.RUNNING
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         return True
 
     # -- from the client
@@ -188,7 +174,7 @@ class Session(ChannelOwner):
     def client_data(self, data: bytes) -> None:
         """Octets from the client."""
         self._pulse.read = True
-        if self._slow and self._client is not None and self._client.unsent > MAX_UNSENT:
+        if self._slow and self._transport is not None and self._transport.unsent > MAX_UNSENT:
             self.hold_client(self)
         self._slices.run(self._read(data))
         if self._slices.busy:
@@ -423,9 +409,7 @@ class Session(ChannelOwner):
         self._expect_end()
 
     def _expect_end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_CLOSE_PATIENCE, self.abort)
+        self._set_timer(_CLOSE_PATIENCE, self.abort)
 
     def _client_closes(self, frame: bytes) -> None:
         opening = self.stage is Stage.OPENING
@@ -467,7 +451,7 @@ class Session(ChannelOwner):
 
     def client_gone(self) -> None:
         """The client's socket is closed."""
-        self._client = self._goodbye = None
+        self._transport = self._goodbye = None
         self._slices.then(self._detach)  # what the client has sent comes first
 
     def _detach(self) -> None:
@@ -475,8 +459,7 @@ class Session(ChannelOwner):
             opening = self.stage is Stage.OPENING
             self.stage = Stage.DETACHED
             self._pulse.stop()
-            if self._timer is not None:
-                self._timer.cancel()
+            self._cancel_timer()
             self.upstream.resume_reading(self)
             if opening:
                 _log.debug("the client left during the handshake", connection=self.id)
@@ -514,36 +497,25 @@ class Session(ChannelOwner):
         if self.stage is not Stage.DETACHED:
             return
         if self.upstream.is_lost:
-            self._finish()
+            self._over()
         elif not self._takings() and not self._left:
             # What the client sent is delivered first, however long that takes; heartbeats tell if the broker lives.
             self._left = True
             self._discount_connection()
             self.upstream.write(methods.ConnectionClose(200, b"bye").frame(0))
 
-    def _discount_connection(self) -> None:
-        """A client that has left counts as long as branches need its connection to the broker."""
-        if self._admitted:
-            self._admitted = False
-            self.manager.quotas.remove(self.who.user, self.who.vhost, Resource.CONNECTIONS)
-
     def upstream_lost(self, reason: str) -> None:
         """The connection to the broker is gone: associations and held deliveries went with it."""
         self.release_client(self.upstream)
         self.send_late()
-        if self._client is not None and self.stage is Stage.RUNNING:
+        if self._transport is not None and self.stage is Stage.RUNNING:
             _log.warning("connection to the broker lost", connection=self.id, reason=reason)
             if self.channels and all(channel.only_coordinates for channel in self.channels.values()):
                 self.stage = Stage.CUT_OFF
                 return
             error = WireError(HardCode.CONNECTION_FORCED, f"the connection to the broker is gone: {reason}")
             self.stop(closes.close_frame(error, 0))
-        elif self._client is not None and (self.stage is Stage.OPENING or self._leaving):
+        elif self._transport is not None and (self.stage is Stage.OPENING or self._leaving):
             self._end_client()
         if self.stage is Stage.DETACHED:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._discount_connection()
-        if not self.ended.done():
-            self.ended.set_result(None)
+            self._over()

@@ -197,7 +197,7 @@ class Connection(ClientConnection):
         self._take(lambda: self._engine.receive(data, time.monotonic()))
         self._charge(self._engine.unfinished)
         if self._engine.behind:
-            self.hold(_BEHIND)
+            self.hold_client(_BEHIND)
             self._loop.call_soon(self._catch_up)
 
     def _catch_up(self) -> None:
@@ -207,7 +207,7 @@ class Connection(ClientConnection):
         self._take(lambda: self._engine.receive(b"", time.monotonic()))
         self._charge(self._engine.unfinished)
         if not self._engine.behind:
-            self.release(_BEHIND)
+            self.release_client(_BEHIND)
         elif self.stage is not Stage.ENDED:
             self._loop.call_soon(self._catch_up)
 
@@ -248,7 +248,7 @@ class Connection(ClientConnection):
     def _wait_for(self, work: Awaitable[None]) -> None:
         """Handle nothing more before *work* is through."""
         self._late = []
-        self.hold(_LATE)
+        self.hold_client(_LATE)
         self.manager.spawn(self._go_on_behind(work))
 
     async def _go_on_behind(self, work: Awaitable[None]) -> None:
@@ -258,7 +258,7 @@ class Connection(ClientConnection):
             _log.exception("connection failed", connection=self.id)
             self._close(INTERNAL)
         late, self._late = self._late or [], None
-        self.release(_LATE)
+        self.release_client(_LATE)
         self._take(lambda: late)
         if self._engine.behind:
             self._catch_up()
@@ -293,7 +293,7 @@ class Connection(ClientConnection):
             case Delivered() | Flowed() | Disposed() | Dropped() | Missed() | Writable():
                 self._on_work(event)
             case LoginAsked():
-                self.hold(event)
+                self.hold_client(event)
                 self._login = self.manager.spawn(self._log_in(event))
             case Opened():
                 self._enter(event)
@@ -354,7 +354,7 @@ class Connection(ClientConnection):
         code = await self.nodes.log_in(read_login(asked.mechanism, asked.response), transport)
         if self.stage is not Stage.OPENING:
             return
-        self.release(asked)
+        self.release_client(asked)
         if code is SaslCode.OK:
             self._take(self._engine.login)
         else:

@@ -86,10 +86,10 @@ class Home(Protocol):
     who: Who
     slices: Slices
 
-    def hold(self, reason: object) -> None:
+    def hold_client(self, reason: object) -> None:
         """Read no more from the client until *reason* is released."""
 
-    def release(self, reason: object) -> None:
+    def release_client(self, reason: object) -> None:
         """*reason* does not hold any more."""
 
     def soon(self, work: Callable[[], None] | None = None) -> None:

@@ -196,14 +196,14 @@ class Connection(ClientConnection):
         if not (behind or self._holding or engine.wants_pause):
             return
         if engine.wants_pause:
-            self.hold(engine)
+            self.hold_client(engine)
         else:
-            self.release(engine)
+            self.release_client(engine)
         if not behind:
-            self.release(_BEHIND)
+            self.release_client(_BEHIND)
         elif not self._awaited:
             self._awaited = True
-            self.hold(_BEHIND)
+            self.hold_client(_BEHIND)
             asyncio.get_running_loop().call_soon(self._catch_up)
 
     def _on(self, event: EngineEvent) -> None:
@@ -413,7 +413,7 @@ class Connection(ClientConnection):
     def _throttle(self, much: bool) -> None:
         """More is on its way to the log than may be, or not any more."""
         if much:
-            self.hold(self.writes)
+            self.hold_client(self.writes)
             self._blocked_timer = asyncio.get_running_loop().call_later(_BLOCKED_AFTER, self._say_blocked)
             return
         if self._blocked_timer is not None:
@@ -431,7 +431,7 @@ class Connection(ClientConnection):
 
         As with RabbitMQ, a client that does not publish is served as before: so what makes room, or ends, can go on.
         """
-        self.hold(self.manager.disk)
+        self.hold_client(self.manager.disk)
         self.manager.disk.wait(self._disk_has_room)
         self._say_blocked(b"low on disk")
 
@@ -440,7 +440,7 @@ class Connection(ClientConnection):
 
     def _read_on(self, reason: object) -> None:
         """*reason* does not hold any more: the client is read from, and hears so, if nothing else holds."""
-        self.release(reason)
+        self.release_client(reason)
         if self._told_blocked and not {self.writes, self.manager.disk} & self._holding:
             self._told_blocked = False
             self._send(methods.ConnectionUnblocked())
@@ -474,7 +474,7 @@ class Connection(ClientConnection):
     def _close(self, frame: bytes) -> None:
         self._leave(Stage.CLOSING)
         self._engine.close(frame)
-        self.release(self._engine)  # no channel waits any more, and the client's close-ok is to be read
+        self.release_client(self._engine)  # no channel waits any more, and the client's close-ok is to be read
         self.outbox.announce()
         self._set_timer(_CLOSE_PATIENCE, self.abort)
 

@@ -136,17 +136,17 @@ class StandaloneNodes:
     def _throttle(self, much: bool) -> None:
         """More is on its way to the log than may be, or not any more."""
         if much:
-            self.home.hold(self.writes)
+            self.home.hold_client(self.writes)
         else:
-            self.home.release(self.writes)
+            self.home.release_client(self.writes)
 
     def wait_for_disk(self) -> None:
         """The client publishes, and the disk is nearly full: it is read from when there is room again."""
-        self.home.hold(self.home.manager.disk)
+        self.home.hold_client(self.home.manager.disk)
         self.home.manager.disk.wait(self._disk_has_room)
 
     def _disk_has_room(self) -> None:
-        self.home.release(self.home.manager.disk)
+        self.home.release_client(self.home.manager.disk)
 
     def barred(self) -> str | None:
         """See :class:`Nodes`."""

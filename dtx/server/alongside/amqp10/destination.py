@@ -92,7 +92,7 @@ class BrokerDestination:
         self._line.append(_Waiting(delivery, message, judgement))
         self._octets += len(message.body)
         if self._octets > _MAX_WAITING:
-            self._broker.home.hold(self)
+            self._broker.home.hold_client(self)
         if judgement is not None:
             judgement.add_done_callback(self._go_on)
 
@@ -107,7 +107,7 @@ class BrokerDestination:
             elif not judgement.cancelled():
                 self._sender.reject(delivery, broker_error(cast("ChannelClose", judgement.result())))
         if self._octets <= _MAX_WAITING:
-            self._broker.home.release(self)
+            self._broker.home.release_client(self)
         if self._closing and not line:
             self._close()
 

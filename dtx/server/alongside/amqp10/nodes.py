@@ -261,11 +261,11 @@ class BrokerNodes:
 
     def hold_client(self, reason: object) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
-        self.home.hold(reason)
+        self.home.hold_client(reason)
 
     def release_client(self, reason: object) -> None:
         """See :class:`~dtx.store.rabbitmq.taking.Keeper`."""
-        self.home.release(reason)
+        self.home.release_client(reason)
 
     # -- the end
 

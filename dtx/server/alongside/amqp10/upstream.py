@@ -71,11 +71,11 @@ class ClientUpstream(ServiceConnection):
 
     def pause_writing(self) -> None:
         """The broker is slow: so is the client, from now on."""
-        self._home.hold(self)
+        self._home.hold_client(self)
 
     def resume_writing(self) -> None:
         """The broker has caught up."""
-        self._home.release(self)
+        self._home.release_client(self)
 
     def on_lost(self, reason: str) -> None:
         """The client's connection ends."""
