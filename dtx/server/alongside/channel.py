@@ -12,11 +12,11 @@ from enum import Enum
 from dtx.manager.entry import Entry
 from dtx.manager.scan import Scan
 from dtx.server.alongside import queries
+from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.client import ProxiedClient
 from dtx.server.alongside.order import Fence
 from dtx.server.alongside.queries import Preview
 from dtx.server.alongside.unsettled import ANSWERS, Tally
-from dtx.server.backlog import MAX_BACKLOG, Backlog
 from dtx.server.coordination import Call, Coordination
 from dtx.store.rabbitmq.taking import Keeper, TakingChannel
 from dtx.store.rabbitmq.upstream import Declares
@@ -27,6 +27,7 @@ from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
 from dtx.wire.amqp09.frames import METHOD, method_frame, with_channel
 from dtx.wire.amqp09.methods import ChannelClose
+from dtx.wire.amqp09.settings import MAX_BACKLOG
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association
 

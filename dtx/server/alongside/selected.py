@@ -27,7 +27,7 @@ from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.errors import HardCode, WireError
-from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame, method_frame, with_channel
+from dtx.wire.amqp09.frames import BODY, HEADER, method_frame, with_channel
 from dtx.wire.amqp09.methods import MANDATORY, BasicPublish, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 from dtx.xa.model import Association, State
@@ -330,10 +330,9 @@ class SelectedChannel(Channel):
     def _request(self, capture: _Capture) -> None:
         """Publish on T: the broker sends direct replies to the channel that asked, and T has their consumer."""
         number, body = self.upstream_number, b"".join(capture.parts)
-        method = capture.publish.frame(number)
-        header = header_frame(number, _BASIC, len(body), capture.raw)
         self._asked.sent(methods.BasicPublish.KEY)  # what is published next waits until T has done it
-        self._taking.publish(b"".join((method, header, *body_frames(number, body, self.session.frame_max))))
+        method = capture.publish.frame(number)
+        self._taking.publish(content.message(method, number, capture.raw, body, self.session.frame_max))
 
     def _hold(self, capture: _Capture, entry: Entry) -> None:
         work = entry.work
@@ -356,8 +355,8 @@ class SelectedChannel(Channel):
         if self.phase is not Phase.OPEN:
             return
         method = methods.BasicReturn(code, text, work.exchange, work.routing_key).frame(self.number)
-        header = header_frame(self.number, _BASIC, len(work.body), work.properties)
-        self.session.to_client(b"".join((method, header, *body_frames(self.number, work.body, self.session.frame_max))))
+        frame_max = self.session.frame_max
+        self.session.to_client(content.message(method, self.number, work.properties, work.body, frame_max))
 
     def _judged(self, judgement: asyncio.Future[ChannelClose | None]) -> None:
         self._judgements.discard(judgement)

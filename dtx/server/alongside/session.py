@@ -14,11 +14,11 @@ from typing import Final
 
 from dtx.manager import TransactionManager, Who
 from dtx.manager.limits import Resource
+from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.channel import Channel, ChannelOwner, Drain
 from dtx.server.alongside.opening import Opening
 from dtx.server.alongside.passing import ChannelZero, ProxyUpstream
 from dtx.server.alongside.selecting import Selecting
-from dtx.server.backlog import Backlog
 from dtx.server.failpoints import replying
 from dtx.server.front import ClientTransport
 from dtx.server.limits import MAX_UNSENT, SessionLimits

@@ -1,6 +1,6 @@
 """Frames that wait."""
 
-from dtx.server.backlog import Backlog
+from dtx.server.alongside.backlog import Backlog
 
 
 def test_frames_come_out_in_their_order_and_the_size_is_theirs() -> None:

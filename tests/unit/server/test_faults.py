@@ -8,8 +8,8 @@ import pytest
 
 from dtx.manager import Who
 from dtx.manager.limits import Quotas
+from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.session import Session, Stage
-from dtx.server.backlog import Backlog
 from dtx.server.limits import SessionLimits
 from dtx.server.standalone.connection import Connection
 from dtx.store.work import Budget

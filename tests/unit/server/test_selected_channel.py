@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from dtx.server.alongside.backlog import Backlog
 from dtx.server.alongside.channel import Channel
 from dtx.server.alongside.selected import SelectedChannel
-from dtx.server.backlog import Backlog
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ExclusiveQueues
 from dtx.store.work import Budget

@@ -1,10 +1,6 @@
 """Frames of a client that wait behind a method of their channel, until that is answered."""
 
 from collections import deque
-from typing import Final
-
-MAX_BACKLOG: Final = 1 << 20
-"""Octets that may wait on a channel before its client is not read from any more."""
 
 
 class Backlog:
