@@ -21,6 +21,7 @@ from dtx.wire.amqp09.events import (
     ChannelOpened,
     ContentReceived,
     EngineEvent,
+    FramePassed,
     MethodReceived,
 )
 from dtx.wire.amqp09.frames import BODY, HEADER
@@ -35,6 +36,8 @@ _OPEN: Final = ChannelOpen.KEY
 _OPEN_OK: Final = ChannelOpenOk.KEY
 _CLOSE: Final = ChannelClose.KEY
 _CLOSE_OK: Final = ChannelCloseOk.KEY
+_LATE: Final = (_OPEN_OK, _CLOSE, _CLOSE_OK)
+"""What counts of a peer behind a close, and before an open."""
 _BIND: Final = methods.ExchangeBind.KEY
 
 _SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBind, methods.ExchangeBindOk)
@@ -122,6 +125,7 @@ class ChannelEngine:
         state: where it is in its life.
         mode: what it was selected for; see :meth:`become`.
         held: later frames wait.
+        passes: frames are not looked at, but told one by one; the shell deals with all of them, closes included.
     """
 
     __slots__ = (
@@ -141,6 +145,7 @@ class ChannelEngine:
         "held",
         "mode",
         "number",
+        "passes",
         "state",
     )
 
@@ -151,6 +156,7 @@ class ChannelEngine:
         self.state = EndpointState.OPENING if shared.end is End.CLIENT else EndpointState.OPEN
         self.mode = ChannelMode.PLAIN
         self.held = False
+        self.passes = False
         self.backlog_size = 0
         """Bytes of frames that wait."""
         self._backlog: deque[tuple[int, bytes]] = deque()
@@ -181,7 +187,9 @@ class ChannelEngine:
             XaError: the channel cannot go on; the connection engine closes it.
             WireError: nor can the connection.
         """
-        if self.state is not EndpointState.OPEN:
+        if self.passes:
+            return FramePassed(self.number, key, buffer, start, end)
+        if self.state is not EndpointState.OPEN and not self._counts(key):
             return self._late(key, buffer[start + 7 : end - 1])
         if self.held and not self._overtakes(key):
             self._wait(key, buffer[start:end])
@@ -232,6 +240,10 @@ class ChannelEngine:
         elif key == _CLOSE_OK and self._go(EndpointStep.RECEIVE_CLOSE_OK):
             return ChannelClosed(self.number)
         return None
+
+    def _counts(self, key: int) -> bool:
+        """Whether a client wants to know what the server did before it read the client's close: confirms, above all."""
+        return self._shared.end is End.CLIENT and self.state is EndpointState.CLOSE_SENT and key not in _LATE
 
     def _on_method(self, key: int, payload: bytes) -> EngineEvent | None:
         if self._method is not None:
@@ -321,7 +333,7 @@ class ChannelEngine:
         self._drop_content()
         number = 0
         confirms = self._confirms
-        if confirms is not None:
+        if confirms is not None and self._shared.end is End.SERVER:
             number = confirms.published = confirms.published + 1
         return ContentReceived(self.number, method, properties, body, number)
 
@@ -423,7 +435,8 @@ class ChannelEngine:
             return False
         self.send(frame)
         self._go(EndpointStep.SEND_CLOSE)
-        self._drop_content()
+        if self._shared.end is End.SERVER:
+            self._drop_content()
         self._shared.heavy.discard(self)
         return True
 
@@ -444,6 +457,7 @@ class ChannelEngine:
             return False
         self.state = following
         if following is EndpointState.GONE:
+            self._drop_content()
             self._forget()
         return True
 

@@ -115,7 +115,6 @@ class ConnectionEngine:
         if end is End.CLIENT:
             self._header = None
             self._awaited = frozenset((ConnectionStart.KEY,))
-            self._shared.out.append(Protocol.AMQP_0_9_1.value)
 
     @property
     def memory(self) -> Memory:
@@ -420,6 +419,10 @@ class ConnectionEngine:
         if self._go(EndpointStep.OPEN):
             self._shared.out.append(ConnectionOpenOk().frame(0))
 
+    def start(self) -> None:
+        """The protocol header: a client begins with it."""
+        self._shared.out.append(Protocol.AMQP_0_9_1.value)
+
     def log_in(self, start_ok: ConnectionStartOk) -> None:
         """connection.start-ok: who the client is."""
         self._say(start_ok, ConnectionSecure, ConnectionTune)
@@ -434,6 +437,11 @@ class ConnectionEngine:
         self._have_agreed(agreed)
         self._say(ConnectionOpen(vhost), ConnectionOpenOk)
 
+    def adopt(self, agreed: ConnectionTuneOk) -> None:
+        """The peers of a proxy have agreed on this, and open the connection themselves."""
+        self._have_agreed(agreed)
+        self._go(EndpointStep.OPEN)
+
     # -- what else the shell says
 
     def open_channel(self, number: int) -> ChannelEngine:
@@ -446,6 +454,10 @@ class ConnectionEngine:
         """Send a whole frame on channel 0, while the connection is open."""
         if self.state is EndpointState.OPEN:
             self._shared.out.append(frame)
+
+    def send_raw(self, data: bytes | memoryview) -> None:
+        """Send whole frames that the shell has made, whatever they are."""
+        self._shared.out.append(data)
 
     def close(self, frame: bytes) -> bool:
         """End the connection.
@@ -531,7 +543,7 @@ class ConnectionEngine:
         return self._look_at, []
 
     def excuse(self) -> None:
-        """Nothing is read at present: that nothing comes says nothing about the peer."""
+        """That nothing comes here says nothing about the peer: nothing is read at present, or others read it."""
         self._heard = True
 
 

@@ -117,6 +117,20 @@ class ContentReceived:
     number: int
 
 
+@dataclass(slots=True)
+class FramePassed:
+    """A whole frame, ``buffer[start:end]``, of a channel that passes; see :attr:`ChannelEngine.passes`.
+
+    ``key`` is class << 16 | method, or the kind of content.
+    """
+
+    channel: int
+    key: int
+    buffer: bytes
+    start: int
+    end: int
+
+
 # -- ends
 
 
@@ -170,6 +184,7 @@ class PeerSilent:
 EngineEvent = (
     ContentReceived
     | MethodReceived
+    | FramePassed
     | ChannelOpened
     | ChannelClosing
     | ChannelFailed

@@ -159,6 +159,8 @@ class Dialogue:
         engine = self.engine = ConnectionEngine(settings, End.SERVER if server else End.CLIENT)
         self._reader = FrameSplitter(0)
         self._client_header = not server
+        if not server:
+            engine.start()
         if "running" in words:
             engine.memory = Few()
             if server:
@@ -306,6 +308,10 @@ class Dialogue:
                 engine.log_in(methods.ConnectionStartOk(b"", b"PLAIN", b"\0a\0b", b"en_US"))
             case "tune_ok":
                 engine.tune_ok(methods.ConnectionTuneOk(*map(int, rest)), b"/")
+            case "adopt":
+                engine.adopt(methods.ConnectionTuneOk(*map(int, rest)))
+            case "send_raw":
+                engine.send_raw(octets(rest))
             case "fail":
                 engine.close(close_frame(WireError(HardCode(int(rest[0])), rest[1]), 0))
             case "send":
@@ -318,6 +324,8 @@ class Dialogue:
         match name:
             case "become":
                 channel.become(ChannelMode(rest[0]))
+            case "passes":
+                channel.passes = True
             case "confirm":
                 channel.confirm(int(rest[0]), safe=rest[1] == "safe")
             case "refuse":

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtx.wire.amqp09 import methods, settings, tables
+from dtx.wire.amqp09 import content, methods, settings, tables
 from dtx.wire.amqp09.channel import ChannelEngine
 from dtx.wire.amqp09.codec import ChannelMode
 from dtx.wire.amqp09.connection import ConnectionEngine
@@ -176,6 +176,19 @@ def test_a_client_numbers_its_publishes() -> None:
     assert channel.send_content(publish, b"\0\0", b"") == 0
     channel.become(ChannelMode.CONFIRM)
     assert [channel.send_content(publish, b"\0\0", b"") for _ in range(2)] == [1, 2]
+
+
+def test_a_message_that_comes_back_to_a_client_is_no_publish() -> None:
+    client = ConnectionEngine(EngineSettings(), End.CLIENT)
+    channel = client.open_channel(3)
+    channel.become(ChannelMode.CONFIRM)
+    publish = methods.BasicPublish(b"", b"q").frame(3)
+    returned = methods.BasicReturn(312, b"NO_ROUTE", b"", b"q").frame(3)
+    all_of(client.receive(methods.ChannelOpenOk().frame(3)))
+    assert channel.send_content(publish, b"\0\0", b"") == 1
+    (event,) = client.receive(content.message(returned, 3, b"\0\0", b"one", 0))
+    assert isinstance(event, ContentReceived)
+    assert (event.number, channel.send_content(publish, b"\0\0", b"")) == (0, 2)
 
 
 def test_a_channel_that_fails_with_confirms_to_say_says_them_first(engine: ConnectionEngine) -> None:
