@@ -133,6 +133,7 @@ class ChannelEngine:
         "_charged",
         "_commands",
         "_confirms",
+        "_crossed",
         "_last",
         "_last_payload",
         "_left",
@@ -162,6 +163,9 @@ class ChannelEngine:
         self._backlog: deque[tuple[int, bytes]] = deque()
         self._commands = 0
         self._confirms: Confirms | None = None
+        self._crossed = False
+        """Both ends have closed it at once, and a client confirms the server's close behind the server's close-ok: a
+        RabbitMQ that has read the other's may forget its own."""
         self._last: Method | None = None
         """The last method with content, and its payload: most publishers use one target."""
         self._last_payload = b""
@@ -234,12 +238,20 @@ class ChannelEngine:
             self._go(EndpointStep.OPEN)
             return ChannelOpened(self.number)
         if key == _CLOSE and self.state is EndpointState.CLOSE_SENT:
-            self._shared.out.append(ChannelCloseOk().frame(self.number))
+            if self._shared.end is End.CLIENT:
+                self._crossed = True
+            else:
+                self._confirm_close()
         elif key == _CLOSE and self.state is EndpointState.OPENING:
             return self._on_close(payload)
         elif key == _CLOSE_OK and self._go(EndpointStep.RECEIVE_CLOSE_OK):
+            if self._crossed:
+                self._confirm_close()
             return ChannelClosed(self.number)
         return None
+
+    def _confirm_close(self) -> None:
+        self._shared.out.append(ChannelCloseOk().frame(self.number))
 
     def _counts(self, key: int) -> bool:
         """Whether a client wants to know what the server did before it read the client's close: confirms, above all."""
@@ -278,7 +290,7 @@ class ChannelEngine:
     def _on_close(self, payload: bytes) -> EngineEvent:
         if self._shared.end is End.CLIENT:
             close = ChannelClose.decode(payload)
-            self._shared.out.append(ChannelCloseOk().frame(self.number))
+            self._confirm_close()
             self.end()
             return ChannelClosing(self.number, close)
         self._go(EndpointStep.RECEIVE_CLOSE)
@@ -443,7 +455,7 @@ class ChannelEngine:
     def close_ok(self) -> None:
         """Confirm the client's close: all that it sent before is done. The number is free."""
         if self._go(EndpointStep.SEND_CLOSE_OK) and self.state is EndpointState.GONE:
-            self._shared.out.append(ChannelCloseOk().frame(self.number))
+            self._confirm_close()
 
     def end(self) -> None:
         """Nothing more comes or goes: the connection ends, or the peer's close is done."""
