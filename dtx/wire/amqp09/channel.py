@@ -37,7 +37,7 @@ _OPEN_OK: Final = ChannelOpenOk.KEY
 _CLOSE: Final = ChannelClose.KEY
 _CLOSE_OK: Final = ChannelCloseOk.KEY
 _LATE: Final = (_OPEN_OK, _CLOSE, _CLOSE_OK)
-"""What counts of a peer behind a close, and before an open."""
+"""What counts behind a close; to a client, what the server did before it read the close counts as well: confirms."""
 _BIND: Final = methods.ExchangeBind.KEY
 
 _SPECIAL: Final = (ChannelOpen, ChannelClose, ChannelCloseOk, methods.ExchangeBind, methods.ExchangeBindOk)
@@ -193,7 +193,10 @@ class ChannelEngine:
         """
         if self.passes:
             return FramePassed(self.number, key, buffer, start, end)
-        if self.state is not EndpointState.OPEN and not self._counts(key):
+        state = self.state
+        if state is not EndpointState.OPEN and (
+            key in _LATE or state is EndpointState.OPENING or self._shared.end is End.SERVER
+        ):
             return self._late(key, buffer[start + 7 : end - 1])
         if self.held and not self._overtakes(key):
             self._wait(key, buffer[start:end])
@@ -252,10 +255,6 @@ class ChannelEngine:
 
     def _confirm_close(self) -> None:
         self._shared.out.append(ChannelCloseOk().frame(self.number))
-
-    def _counts(self, key: int) -> bool:
-        """Whether a client wants to know what the server did before it read the client's close: confirms, above all."""
-        return self._shared.end is End.CLIENT and self.state is EndpointState.CLOSE_SENT and key not in _LATE
 
     def _on_method(self, key: int, payload: bytes) -> EngineEvent | None:
         if self._method is not None:

@@ -4,7 +4,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from dtx.wire.amqp09.errors import syntax_error
-from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD, body_frames
+from dtx.wire.amqp09.frames import BODY, FRAME_END, HEADER, OVERHEAD
 
 _HEADER: Final = Struct(">HHQ")
 _HEADER_FRAME: Final = Struct(">BHIHHQ")
@@ -49,4 +49,9 @@ def message(method: bytes, channel: int, properties: bytes, body: bytes, frame_m
         return b"".join((method, head, properties, _END))
     if not frame_max or size <= frame_max - OVERHEAD:
         return b"".join((method, head, properties, _BODY_FRAME.pack(FRAME_END, BODY, channel, size), body, _END))
-    return b"".join((method, head, properties, _END, *body_frames(channel, body, frame_max)))
+    room, whole = frame_max - OVERHEAD, memoryview(body)
+    parts: list[bytes | memoryview] = [method, head, properties]
+    for start in range(0, size, room):
+        part = whole[start : start + room]
+        parts += (_BODY_FRAME.pack(FRAME_END, BODY, channel, len(part)), part)
+    return b"".join((*parts, _END))

@@ -119,10 +119,7 @@ class ContentReceived:
 
 @dataclass(slots=True)
 class FramePassed:
-    """A whole frame, ``buffer[start:end]``, of a channel that passes; see :attr:`ChannelEngine.passes`.
-
-    ``key`` is class << 16 | method, or the kind of content.
-    """
+    """``buffer[start:end]`` is a frame of a channel that passes; ``key`` is class << 16 | method, or its kind."""
 
     channel: int
     key: int
@@ -181,14 +178,11 @@ class PeerSilent:
     """Nothing has come for two heartbeat intervals: "the peer should close the connection" (AMQP 0-9-1, 4.2.7)."""
 
 
+ChannelEvent = ContentReceived | MethodReceived | ChannelOpened | ChannelClosing | ChannelClosed
 EngineEvent = (
-    ContentReceived
-    | MethodReceived
+    ChannelEvent
     | FramePassed
-    | ChannelOpened
-    | ChannelClosing
     | ChannelFailed
-    | ChannelClosed
     | ConnectionMethodReceived
     | ServerStarted
     | LoginReceived
