@@ -96,8 +96,20 @@ class SimTransport(asyncio.Transport):
             data = self._incoming.pop(0)
             if data is None:
                 self._end(None)
+            elif isinstance(self.protocol, asyncio.BufferedProtocol):
+                _fill(self.protocol, data)
             else:
                 self.protocol.data_received(data)
+
+
+def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+    """Give *data* to a protocol that has a buffer for it."""
+    while data:
+        room = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
 
 
 class SimServer:
