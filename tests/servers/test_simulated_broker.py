@@ -13,8 +13,9 @@ from dtx.server.alongside.order import FLOW
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import Identity, NameTaken, consumers_of, declare_lock, hold_lock
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel
 from dtx.wire.amqp09 import methods, properties, tables
+from dtx.wire.amqp09.events import ContentReceived
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import MANDATORY
 from tests.evidence.sim.broker import HOST, PORT, SimBroker
@@ -66,19 +67,17 @@ class Rig:
     async def remove(self) -> None:
         """Leave nothing at a broker that others use: a queue that refuses makes dtx believe no receipts."""
         channel = await self.channel()
-        await channel.call(methods.QueueDelete(self.queue).encode(), methods.QueueDeleteOk.KEY)
+        await channel.call(methods.QueueDelete(self.queue))
         await self.close()
 
     async def channel(self, *, tx: bool = False) -> OwnChannel:
         channel = await OwnChannel(await self.connect()).open()
         if tx:
-            await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+            await channel.call(methods.TxSelect())
         return channel
 
     async def declare(self, channel: OwnChannel, **options: Any) -> None:
-        await channel.call(
-            methods.QueueDeclare(self.queue, durable=True, **options).encode(), methods.QueueDeclareOk.KEY
-        )
+        await channel.call(methods.QueueDeclare(self.queue, durable=True, **options))
 
 
 Scenario = Callable[[Rig], Awaitable[None]]
@@ -144,28 +143,27 @@ def publish(channel: OwnChannel, queue: bytes, body: bytes, raw: bytes = PERSIST
 
 
 async def commit(channel: OwnChannel, frames: bytes = b"") -> None:
-    await channel.send_raw(frames + methods.TxCommit().frame(channel.number), methods.TxCommitOk.KEY)
+    await channel.send_raw(frames + methods.TxCommit().frame(channel.number), methods.TxCommitOk)
 
 
 async def count(channel: OwnChannel, queue: bytes) -> int:
-    _, answer, _ = await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
-    return methods.QueueDeclareOk.decode(answer).message_count
+    return (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
 
 
-async def get(channel: OwnChannel, queue: bytes) -> tuple[int, Content] | None:
-    key, payload, message = await channel.call(
-        methods.BasicGet(queue).encode(), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY
-    )
-    if key == methods.BasicGetEmpty.KEY or message is None:
-        return None
-    return methods.BasicGetOk.decode(payload).delivery_tag, message
+async def get(channel: OwnChannel, queue: bytes) -> tuple[int, ContentReceived] | None:
+    get = methods.BasicGet(queue).frame(channel.number)
+    match await channel.send_raw(get, methods.BasicGetOk, methods.BasicGetEmpty):
+        case ContentReceived(method=methods.BasicGetOk(delivery_tag=tag)) as message:
+            return tag, message
+        case _:
+            return None
 
 
 async def bodies(channel: OwnChannel, queue: bytes) -> list[bytes]:
     """Everything that is ready; it stays unacknowledged."""
     found = []
     while (got := await get(channel, queue)) is not None:
-        found.append(bytes(got[1].body))
+        found.append(got[1].body)
     return found
 
 
@@ -200,7 +198,7 @@ async def test_a_unit_whose_connection_ends_before_its_commit_has_not_happened(p
         got = await get(unit, rig.queue)
         assert got is not None
         unit.upstream.write(methods.BasicAck(got[0]).frame(unit.number) + publish(unit, rig.queue, b"never"))
-        await unit.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
+        await unit.call(methods.QueueDeclare(rig.queue, passive=True))
         unit.upstream.abort("the end")
         async with asyncio.timeout(30):
             while not await count(other, rig.queue):
@@ -218,7 +216,7 @@ async def test_channel_flow_is_answered_behind_what_was_published_before_it(play
         await rig.declare(other)
         for number in range(20):
             flow = method_frame(channel.number, FLOW)
-            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, methods.ChannelFlowOk.KEY)
+            await channel.send_raw(publish(channel, rig.queue, b"%d" % number) + flow, methods.ChannelFlowOk)
             assert await bodies(other, rig.queue) == [b"%d" % number]
 
     await play(scenario)
@@ -232,7 +230,7 @@ async def test_a_rolled_back_unit_leaves_deliveries_with_its_channel(play: Play)
         got = await get(unit, rig.queue)
         assert got is not None
         unit.upstream.write(methods.BasicAck(got[0]).frame(unit.number) + publish(unit, rig.queue, b"never"))
-        await unit.call(methods.TxRollback().encode(), methods.TxRollbackOk.KEY)
+        await unit.call(methods.TxRollback())
         assert await count(other, rig.queue) == 0
         await commit(unit, methods.BasicAck(got[0]).frame(unit.number))
         assert await count(other, rig.queue) == 0
@@ -246,7 +244,7 @@ async def test_an_exclusive_queue_is_there_as_long_as_its_connection(play: Play)
     async def scenario(rig: Rig) -> None:
         owner, other = await rig.channel(), await rig.connect()
         lock = rig.queue
-        await owner.call(methods.QueueDeclare(lock, exclusive=True).encode(), methods.QueueDeclareOk.KEY)
+        await owner.call(methods.QueueDeclare(lock, exclusive=True))
         assert await consumers_of(lock, other) == 1
         owner.upstream.abort("the end")
         async with asyncio.timeout(30):
@@ -261,10 +259,10 @@ async def test_a_lock_is_held_until_the_last_channel_has_ended(play: Play) -> No
         first, other = await rig.channel(), await rig.connect()
         second = await OwnChannel(first.upstream).open()
         lock = rig.queue.decode()
-        await first.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
+        await first.call(declare_lock(lock))
         assert await consumers_of(rig.queue, other) == 0
         for channel in (first, second):
-            await channel.send_raw(hold_lock(channel.number, lock), methods.BasicConsumeOk.KEY)
+            await channel.send_raw(hold_lock(channel.number, lock), methods.BasicConsumeOk)
         assert await consumers_of(rig.queue, other) == 2
         await first.close()
         assert await consumers_of(rig.queue, other) == 1
@@ -294,7 +292,7 @@ async def test_a_queue_that_refuses_part_of_a_unit_ends_the_channel_behind_the_r
         unit, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other, arguments=REFUSING)
         receipts = rig.queue + b".receipts"
-        await other.call(methods.QueueDeclare(receipts, durable=True).encode(), methods.QueueDeclareOk.KEY)
+        await other.call(methods.QueueDeclare(receipts, durable=True))
         await commit(unit, publish(unit, rig.queue, b"fits"))
         frames = publish(unit, rig.queue, b"too much") + publish(unit, receipts, b"receipt", TRANSIENT)
         error = await closed(commit(unit, frames))
@@ -325,8 +323,9 @@ async def test_what_cannot_be_routed_comes_back_before_the_unit_is_answered(play
         unit = await rig.channel(tx=True)
         await commit(unit, publish(unit, rig.queue, b"back", flags=MANDATORY))
         (back,) = unit.returned
-        assert bytes(back.body) == b"back"
-        assert methods.BasicReturn.decode(back.method).reply_code == 312
+        assert back.body == b"back"
+        assert isinstance(back.method, methods.BasicReturn)
+        assert back.method.reply_code == 312
 
     await play(scenario)
 
@@ -335,10 +334,8 @@ async def test_who_consumes_alone_keeps_others_out(play: Play) -> None:
     async def scenario(rig: Rig) -> None:
         first, second = await rig.channel(), await rig.channel()
         await rig.declare(first)
-        await first.call(methods.BasicConsume(rig.queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
-        error = await closed(
-            second.call(methods.BasicConsume(rig.queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
-        )
+        await first.call(methods.BasicConsume(rig.queue, b"", exclusive=True))
+        error = await closed(second.call(methods.BasicConsume(rig.queue, b"", exclusive=True)))
         assert error.close.reply_code == 403
 
     await play(scenario)
@@ -355,10 +352,10 @@ async def test_a_purge_leaves_what_is_held_and_that_returns_to_the_head(play: Pl
         got = await get(control, rig.queue)
         assert got is not None
         assert bytes(got[1].body) == b"marker"
-        await control.call(methods.QueuePurge(rig.queue).encode(), methods.QueuePurgeOk.KEY)
+        await control.call(methods.QueuePurge(rig.queue))
         await commit(unit, publish(unit, rig.queue, b"three", TRANSIENT))
         control.upstream.write(methods.BasicNack(got[0], requeue=True).frame(control.number))
-        await control.call(methods.QueueDeclare(rig.queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
+        await control.call(methods.QueueDeclare(rig.queue, passive=True))
         async with asyncio.timeout(30):
             while await count(control, rig.queue) < 2:
                 await asyncio.sleep(0.05)
@@ -375,8 +372,8 @@ async def test_a_restart_forgets_what_is_transient_and_keeps_what_was_answered(p
         await commit(unit, b"".join([publish(unit, rig.queue, body) for body in kept]))
         await commit(unit, publish(unit, rig.queue, b"receipt", TRANSIENT))
         lock = f"{rig.queue.decode()}.lock"
-        await unit.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
-        await unit.send_raw(hold_lock(unit.number, lock), methods.BasicConsumeOk.KEY)
+        await unit.call(declare_lock(lock))
+        await unit.send_raw(hold_lock(unit.number, lock), methods.BasicConsumeOk)
         await rig.restart()
         again = await rig.channel()
         assert not await consumers_of(lock.encode(), again.upstream)
@@ -390,10 +387,10 @@ async def test_a_probe_is_judged_and_leaves_nothing(play: Play) -> None:
         side, other = await rig.channel(tx=True), await rig.channel()
         await rig.declare(other)
         for _ in range(3):
-            await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), methods.TxRollbackOk.KEY)
+            await side.send_raw(messages.probe(side.number, b"", rig.queue, 0, PERSISTENT), methods.TxRollbackOk)
         await commit(side)
         assert await count(other, rig.queue) == 0
-        error = await closed(side.call(methods.BasicAck(7).encode(), 0))
+        error = await closed(side.send_raw(methods.BasicAck(7).frame(side.number)))
         assert error.close.reply_code == 406
 
     await play(scenario)

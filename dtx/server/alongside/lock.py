@@ -28,18 +28,17 @@ async def declare_lock(upstream: Upstream, store: RabbitStore, who: Who, what: s
     """
     receipts = store.lane(who.vhost).receipts
     lock = store.settings.identity.new_lock()
-    keeper, side = await OwnChannel(upstream).open(), await OwnChannel(upstream).open()
+    keeper, side = await OwnChannel(upstream).open(), await OwnChannel(upstream).open(methods.TxSelect())
     failpoint.at(Point.LOCK_BEFORE)
     try:
         # A lock goes with the last channel that holds it: this one does nothing else, so it ends with the connection.
-        await keeper.call(identity.declare_lock(lock), methods.QueueDeclareOk.KEY)
-        await keeper.send_raw(identity.hold_lock(keeper.number, lock), methods.BasicConsumeOk.KEY)
+        await keeper.declare(identity.declare_lock(lock))
+        await keeper.send_raw(identity.hold_lock(keeper.number, lock), methods.BasicConsumeOk)
         failpoint.at(Point.LOCK_AFTER)
-        await side.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
         # The user-id makes the broker say whether the login's name is really who it let in.
         raw = properties.build({properties.Property.USER_ID: who.user.encode()})
         probe = messages.probe(side.number, b"", receipts.queues[0], 0, raw)
-        await side.send_raw(probe, methods.TxRollbackOk.KEY)
+        await side.send_raw(probe, methods.TxRollbackOk)
     except ChannelClosed as closed:
         for channel in (keeper, side):
             await channel.close()

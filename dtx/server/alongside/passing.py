@@ -14,11 +14,12 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Final, cast
 
 from dtx.server.alongside.channel import ChannelOwner
-from dtx.store.rabbitmq.upstream import Upstream
+from dtx.store.rabbitmq.upstream import MOST_AT_ONCE, Upstream
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.codec import Sender
 from dtx.wire.amqp09.frames import HEARTBEAT, Frame, FrameSplitter
@@ -129,7 +130,14 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
         self._owner = owner
         self._unopened = unopened
         self._lost = lost
-        self._reading = Reading(self.splitter)
+        self._splitter = FrameSplitter(0, MOST_AT_ONCE)
+        self._reading = Reading(self._splitter)
+
+    def agreed(self, limits: methods.ConnectionTuneOk) -> None:
+        """Client and broker have come to terms."""
+        self.engine.adopt(limits)
+        self._splitter.max_frame = limits.frame_max
+        self.start_heartbeats()
 
     @property
     def kept_free(self) -> int:
@@ -143,11 +151,19 @@ class ProxyUpstream(Upstream, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Octets from the broker."""
         if self._slices.busy:  # TLS has some more
-            self._received(self.splitter.feed, self._reading.copy(nbytes))
+            self.run(self._handle(partial(self._splitter.feed, self._reading.copy(nbytes))))
         else:
-            self._received(self._reading.take, nbytes)
+            self.run(self._handle(partial(self._reading.take, nbytes)))
 
-    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
+    def _handle(self, split: Callable[[], tuple[bytes, list[Frame]]]) -> Iterator[None]:
+        self.engine.excuse()
+        buffer, frames = split()
+        while frames:
+            yield from self._frames(buffer, frames)
+            yield
+            buffer, frames = self._splitter.more()
+
+    def _frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
         """Hand frames on, and keep dtx's own answers out of the midst of a message."""
         owner, unsettled = self._owner, self._owner.unsettled
         passing = self._pass_on(buffer, frames)

@@ -79,7 +79,7 @@ class Selecting:
         """The lock, the side channel, and the proof that receipts will work."""
         session = self._session
         side = await declare_lock(session.upstream, session.store, session.who, "select")
-        return Validator(session.upstream, side.number)
+        return Validator(session.upstream, side.engine)
 
 
 def _check(channel: Channel, user: str | None) -> None:

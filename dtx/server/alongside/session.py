@@ -83,7 +83,8 @@ class Session(ChannelOwner):
         self._plain: set[int] = set()
         """Channels whose frames pass unseen."""
         self._late_opens: deque[tuple[int, bytes]] = deque()
-        self.upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
+        self.upstream = upstream = ProxyUpstream(self, self._unopened, self.upstream_lost)
+        self._agree_with_broker = upstream.agreed
         self.upstream.handlers[0] = ChannelZero(self._broker_said)
         self.stage = Stage.OPENING
         self._opening = Opening(store.broker, limits.max_channels, limits.frame_max)
@@ -146,10 +147,7 @@ class Session(ChannelOwner):
 
     def _tuned(self) -> None:
         agreed, client = self._opening.upstream, self._opening.client
-        self.upstream.channel_max = agreed.channel_max
-        self.upstream.frame_max = agreed.frame_max
-        self.upstream.splitter.max_frame = agreed.frame_max
-        self.upstream.start_heartbeats(agreed.heartbeat)
+        self._agree_with_broker(agreed)
         self.frame_max = self._splitter.max_frame = client.frame_max
         self._pulse.start(client.heartbeat)
 

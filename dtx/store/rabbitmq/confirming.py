@@ -9,15 +9,17 @@ interchangeable: whichever of them was returned, one is in the queue and one is 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Protocol
+from itertools import takewhile
+from typing import Protocol
 
-from dtx.store.rabbitmq.upstream import Content, Upstream
+from dtx.store.rabbitmq.upstream import EventHandler, Upstream
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods, properties
-from dtx.wire.amqp09.frames import BODY, HEADER, body_frames, header_frame
+from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.codec import ChannelMode
+from dtx.wire.amqp09.events import ChannelClosed, ChannelClosing, ChannelEvent, ContentReceived, MethodReceived
 from dtx.wire.amqp09.methods import MANDATORY, ChannelClose
 
-_BASIC: Final = methods.BasicPublish.KEY >> 16
 _Identity = tuple[bytes, bytes, int, int, tuple[tuple[bytes, bytes], ...]]
 
 
@@ -49,39 +51,34 @@ class _Underway:
     returned: bool = False
 
 
-class ConfirmChannel:
+class ConfirmChannel(EventHandler):
     """Publishes for one owner.
 
     Args:
         upstream: the connection to the broker.
-        number: of a channel that is open and in confirm mode.
+        engine: of a channel that is open and in confirm mode.
         kept: how the names of headers begin that are the sender's own sections.
         owner: see there.
     """
 
-    def __init__(self, upstream: Upstream, number: int, kept: bytes, owner: Owner) -> None:
-        self._upstream = upstream
-        self._number = number
+    def __init__(self, upstream: Upstream, engine: ChannelEngine, kept: bytes, owner: Owner) -> None:
+        super().__init__(upstream, engine)
+        engine.become(ChannelMode.CONFIRM)
         self._kept = kept
         self._owner = owner
-        self._sent = 0
         self._underway: dict[int, _Underway] = {}
-        self._content: Content | None = None
         self._closing: Callable[[], None] | None = None
         self._open = True
-        upstream.handlers[number] = self
 
     def publish(self, name: object, message: HeldPublish) -> None:
         """Publish a message; *name* is what the owner calls it."""
         if not self._open:
             return
-        self._sent += 1
         identity = self._identity(message.exchange, message.routing_key, message.properties, message.body)
-        self._underway[self._sent] = _Underway(name, identity)
-        number = self._number
-        method = methods.BasicPublish(message.exchange, message.routing_key, MANDATORY).frame(number)
-        header = header_frame(number, _BASIC, len(message.body), message.properties)
-        self._upstream.write(b"".join((method, header, *body_frames(number, message.body, self._upstream.frame_max))))
+        method = methods.BasicPublish(message.exchange, message.routing_key, MANDATORY).frame(self.number)
+        number = self.engine.send_content(method, message.properties, message.body)
+        self._underway[number] = _Underway(name, identity)
+        self.upstream.flush()
 
     def _identity(self, exchange: bytes, routing_key: bytes, raw: bytes, body: bytes | bytearray) -> _Identity:
         headers = properties.read(raw).headers
@@ -90,60 +87,47 @@ class ConfirmChannel:
 
     def close(self, then: Callable[[], None]) -> None:
         """Close the channel; *then* is called when the broker has done all that it was sent. Idempotent."""
-        if not self._open or self._upstream.is_lost:
+        if not self._open or self.upstream.is_lost:
             then()
             return
         self._open = False
         self._closing = then
-        self._upstream.write(methods.ChannelClose(200, b"done").frame(self._number))
+        self.engine.close(ChannelClose(200, b"done").frame(self.number))
+        self.upstream.flush()
 
     # -- from the broker
 
-    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the broker."""
-        payload = buffer[start + 7 : end - 1]
-        if key in (BODY, HEADER):
-            if self._content is not None and self._content.add(key, payload):
-                message, self._content = self._content, None
-                self._returned(message)
-        elif key == methods.BasicReturn.KEY:
-            self._content = Content(payload)
-        elif key in (methods.BasicAck.KEY, methods.BasicNack.KEY):
-            taken = key == methods.BasicAck.KEY
-            settle = methods.BasicAck.decode(payload) if taken else methods.BasicNack.decode(payload)
-            self._confirmed(settle.delivery_tag, multiple=settle.multiple, taken=taken)
-        elif key == methods.ChannelClose.KEY:
-            if self._open:
-                self._upstream.write(methods.ChannelCloseOk().frame(self._number))
+    def event(self, event: ChannelEvent) -> None:
+        """What the broker has said on the channel."""
+        match event:
+            case ContentReceived(method=methods.BasicReturn() as returned):
+                self._returned(returned, event)
+            case MethodReceived(method=(methods.BasicAck() | methods.BasicNack()) as confirm):
+                self._confirmed(confirm)
+            case ChannelClosing():
                 self._end()
-                self._owner.closed(methods.ChannelClose.decode(payload))
-            else:
-                self._upstream.crossed(self._number)
-        elif key == methods.ChannelCloseOk.KEY:
-            self._end()
+                self._owner.closed(event.close)
+            case ChannelClosed():
+                self._end()
+            case _:
+                pass
 
-    def _returned(self, message: Content) -> None:
-        returned = methods.BasicReturn.decode(message.method)
+    def _returned(self, returned: methods.BasicReturn, message: ContentReceived) -> None:
         identity = self._identity(returned.exchange, returned.routing_key, message.properties, message.body)
         for sent in self._underway.values():
             if not sent.returned and sent.identity == identity:
                 sent.returned = True
                 return
         # Nobody may be told that it was taken, so nobody is told anything.
-        self._upstream.abort("the broker returned a message that was not sent")
+        self.upstream.abort("the broker returned a message that was not sent")
 
-    def _confirmed(self, tag: int, *, multiple: bool, taken: bool) -> None:
-        underway = self._underway
-        if not multiple:
-            tags = [tag] if tag in underway else []
-        elif tag == 0:
-            tags = list(underway)
+    def _confirmed(self, confirm: methods.BasicAck | methods.BasicNack) -> None:
+        underway, tag = self._underway, confirm.delivery_tag
+        taken = isinstance(confirm, methods.BasicAck)
+        if confirm.multiple:
+            tags = list(takewhile(lambda number: number <= tag or not tag, underway))  # they are in their order
         else:
-            tags = []
-            for number in underway:  # in their order
-                if number > tag:
-                    break
-                tags.append(number)
+            tags = [tag] if tag in underway else []
         found: dict[Fate, list[object]] = {}
         for number in tags:
             sent = underway.pop(number)
@@ -155,15 +139,11 @@ class ConfirmChannel:
     def _end(self) -> None:
         self._open = False
         self._underway.clear()
-        self._upstream.free(self._number)
+        self.upstream.free(self.number)
         closing, self._closing = self._closing, None
         if closing is not None:
             closing()
 
     def lost(self, reason: str) -> None:  # noqa: ARG002 - the connection says so to its client
         """The connection is gone."""
-        self._open = False
-        self._underway.clear()
-        closing, self._closing = self._closing, None
-        if closing is not None:
-            closing()
+        self._end()

@@ -59,9 +59,9 @@ class Identity:
             durable=True,
             internal=True,
             arguments=tables.entry(b"alternate-exchange", b"S", owner_mark(self.log).encode()),
-        ).encode()
+        )
         try:
-            await channel.call(declare, methods.ExchangeDeclareOk.KEY)
+            await channel.call(declare)
         except ChannelClosed as closed:
             if closed.close.reply_code != 406:
                 raise
@@ -96,14 +96,14 @@ def receipt_queues(stem: str) -> tuple[bytes, ...]:
     return tuple(f"dtx.receipts.{stem}.{generation}".encode() for generation in range(GENERATIONS))
 
 
-def declare_lock(lock: str) -> bytes:
-    """queue.declare of a lock: it lives as long as a channel consumes from it.
+def declare_lock(lock: str) -> methods.QueueDeclare:
+    """Declares a lock: it lives as long as a channel consumes from it.
 
     A queue that is exclusive to the connection would not do: it goes with the connection, while a channel may still
     be in the midst of tx.commit, or have one before it in its mailbox.
     """
     arguments = CLASSIC + tables.entry(b"x-expires", b"I", _LOCK_UNUSED.to_bytes(4, "big"))
-    return methods.QueueDeclare(lock.encode(), durable=True, auto_delete=True, arguments=arguments).encode()
+    return methods.QueueDeclare(lock.encode(), durable=True, auto_delete=True, arguments=arguments)
 
 
 def hold_lock(channel: int, lock: str) -> bytes:
@@ -122,9 +122,7 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
     """
     channel = await OwnChannel(upstream).open()
     try:
-        _, answer, _ = await channel.call(
-            methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY
-        )
+        found = await channel.declare(methods.QueueDeclare(queue, passive=True))
     except ChannelClosed as closed:
         match closed.close.reply_code:
             case 404:
@@ -134,4 +132,4 @@ async def consumers_of(queue: bytes, upstream: Upstream) -> int | None:
             case _:
                 raise
     await channel.close()
-    return methods.QueueDeclareOk.decode(answer).consumer_count
+    return found.consumer_count

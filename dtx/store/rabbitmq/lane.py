@@ -58,7 +58,7 @@ default. Each octet is there up to three times, as it came from the log, in its 
 _GROWTH: Final = 8
 """How often a lane may multiply its channels while dead queues hold the others."""
 
-Build = Callable[[int, int, UUID, Sequence[Work]], Iterator[list[bytes]]]
+Build = Callable[[int, int, UUID, Sequence[Work]], Iterator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class Lane:
         await self.settings.identity.claim(self.vhost, control)
         lock = self.settings.identity.new_lock()
         failpoint.at(Point.LANE_LOCK_BEFORE)
-        await control.call(declare_lock(lock), methods.QueueDeclareOk.KEY)
+        await control.declare(declare_lock(lock))
         failpoint.at(Point.LANE_LOCK_AFTER)
         connection.lock = lock
         await self.receipts.declare(control)
@@ -238,7 +238,7 @@ class Lane:
         self.impersonates = await self._may_impersonate(connection)
         self._connection = connection
         self._control = control
-        self.frame_max = connection.frame_max
+        self.frame_max = connection.engine.agreed.frame_max
         for _ in range(self.settings.channels):
             await self._open_channel(connection)
         await self._trust.judge()
@@ -251,21 +251,19 @@ class Lane:
         stranger = properties.build({properties.Property.USER_ID: b"dtx somebody else"})
         probe = messages.probe(channel.number, b"", self.receipts.queues[0], 0, stranger)
         try:
-            await channel.send_raw(probe, methods.TxRollbackOk.KEY)
+            await channel.send_raw(probe, methods.TxRollbackOk)
         except ChannelClosed:
             return False
         await channel.close()
         return True
 
     async def _tx_channel(self, connection: ServiceConnection) -> OwnChannel:
-        channel = await OwnChannel(connection).open()
-        await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
-        return channel
+        return await OwnChannel(connection).open(methods.TxSelect())
 
     async def _open_channel(self, connection: ServiceConnection) -> None:
         channel = await OwnChannel(connection).open()
         frames = hold_lock(channel.number, connection.lock) + methods.TxSelect().frame(channel.number)
-        await channel.send_raw(frames, methods.TxSelectOk.KEY)
+        await channel.send_raw(frames, methods.TxSelectOk)
         if connection is self._connection:
             self._opened += 1
         self._give(channel)
@@ -299,7 +297,7 @@ class Lane:
         """
         if canary.closed is None and not canary.busy:
             canary.send_raw(
-                messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), methods.TxRollbackOk.KEY
+                messages.probe(canary.number, b"", self.receipts.queues[0], 0, _EMPTY), methods.TxRollbackOk
             )
 
     async def management(self) -> Management:
@@ -540,7 +538,7 @@ class Lane:
         frames: list[bytes] = []
         try:
             # All of them, before the first one is sent: each message can be written.
-            await finish(map(frames.extend, build(number, upstream.frame_max, branch_id, work)))
+            await finish(map(frames.append, build(number, upstream.engine.agreed.frame_max, branch_id, work)))
         except BaseException:
             self._give(channel)
             raise
@@ -555,7 +553,7 @@ class Lane:
         failpoint.at(Point.UNIT_BEFORE)
         overdue = asyncio.get_running_loop().call_later(self.settings.deadline, self._overdue, channel, share)
         try:
-            await channel.send_steps(steps, methods.TxCommitOk.KEY)
+            await channel.send_steps(steps, methods.TxCommitOk)
         except ChannelClosed:
             self._replace(channel)
             raise
@@ -625,8 +623,7 @@ def _returned(channel: OwnChannel, header: bytes) -> list[Returned]:
     messages_back, channel.returned = channel.returned, []
     found = []
     for message in messages_back:
-        position = messages.returned_position(message.properties, header)
-        if position is not None:
-            back = methods.BasicReturn.decode(message.method)
+        back, position = message.method, messages.returned_position(message.properties, header)
+        if isinstance(back, methods.BasicReturn) and position is not None:
             found.append(Returned(position=position, code=back.reply_code, text=back.reply_text))
     return found

@@ -8,10 +8,9 @@ from typing import Final
 from uuid import UUID
 
 from dtx.log.records import Unit, Work, WorkKind
-from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09 import content, methods, properties
 from dtx.wire.amqp09.codec import packer
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.frames import body_frames, header_frame
 from dtx.wire.amqp09.methods import MANDATORY
 
 _OURS: Final = b"x-dtx-"
@@ -22,7 +21,6 @@ _KEY: Final = b"x-dtx-original-routing-key"
 _STREAM_OFFSET: Final = b"x-stream-offset"
 _REDELIVERED: Final = b"x-dtx-redelivered"
 _COPIES: Final = {b"CC": b"x-dtx-cc", b"BCC": b"x-dtx-bcc"}
-_BASIC: Final = methods.BasicPublish.KEY >> 16
 _publish: Final = packer(methods.BasicPublish)
 _TRANSIENT: Final = properties.build({properties.Property.DELIVERY_MODE: b"\x01"})
 
@@ -60,13 +58,7 @@ def nonce_of(body: bytes) -> UUID | None:
 
 def receipt(channel: int, queue: bytes, body: bytes) -> bytes:
     """The frames that publish a receipt: transient, to dtx's own queue by the default exchange."""
-    return b"".join(
-        (
-            _publish(channel, b"", queue),
-            header_frame(channel, _BASIC, len(body), _TRANSIENT),
-            *body_frames(channel, body, 0),
-        )
-    )
+    return content.message(_publish(channel, b"", queue), channel, _TRANSIENT, body, 0)
 
 
 def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: bytes) -> bytes:
@@ -74,28 +66,18 @@ def probe(channel: int, exchange: bytes, routing_key: bytes, flags: int, raw: by
 
     A broker judges permissions, exchange and properties when it gets the message; it routes at tx.commit.
     """
-    return b"".join(
-        (
-            _publish(channel, exchange, routing_key, flags),
-            header_frame(channel, _BASIC, 0, raw),
-            methods.TxRollback().frame(channel),
-        )
-    )
+    publish = _publish(channel, exchange, routing_key, flags)
+    return content.message(publish, channel, raw, b"", 0) + methods.TxRollback().frame(channel)
 
 
-def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[list[bytes]]:
+def commit_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[bytes]:
     """The publishes of a branch, message by message."""
     for item in work:
         if item.kind is not WorkKind.PUBLISH:
             continue
         raw = properties.set_header(_unmarked(item.properties), ID, message_id(branch_id, item.position))
         publish = _publish(channel, item.exchange, item.routing_key, (item.flags or 0) & MANDATORY)
-        yield _message(channel, frame_max, publish, raw, item.body)
-
-
-def _message(channel: int, frame_max: int, publish: bytes, raw: bytes, body: bytes) -> list[bytes]:
-    header = header_frame(channel, _BASIC, len(body), raw)
-    return [publish, header, *body_frames(channel, body, frame_max)]
+        yield content.message(publish, channel, raw, item.body, frame_max)
 
 
 def _unmarked(raw: bytes) -> bytes:
@@ -107,13 +89,13 @@ def _unmarked(raw: bytes) -> bytes:
     )
 
 
-def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[list[bytes]]:
+def put_back_frames(channel: int, frame_max: int, branch_id: UUID, work: Iterable[Work]) -> Iterator[bytes]:
     """The consumed messages of a branch, each back to its queue and to no other."""
     for item in work:
         if item.kind is not WorkKind.CONSUME:
             continue
         publish = _publish(channel, b"", item.queue or b"", MANDATORY)
-        yield _message(channel, frame_max, publish, _marked(branch_id, item), item.body)
+        yield content.message(publish, channel, _marked(branch_id, item), item.body, frame_max)
 
 
 def _marked(branch_id: UUID, item: Work) -> bytes:

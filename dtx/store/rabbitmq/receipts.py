@@ -25,8 +25,9 @@ from dtx.failpoint import Point
 from dtx.log.records import Unit
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
-from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, Upstream
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, Upstream
 from dtx.wire.amqp09 import methods, tables
+from dtx.wire.amqp09.events import ContentReceived
 
 _KEEP_SCANS: Final = 64
 """Locks whose receipts are remembered; each is one dead connection."""
@@ -120,7 +121,7 @@ class Receipts:
         for stem in [stem for stem, units in self._inherited.items() if not units]:
             async with self._scanning:
                 for queue in receipt_queues(stem):
-                    await channel.call(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
+                    await channel.call(methods.QueueDelete(queue))
             del self._inherited[stem]
         if self._used[self._current]:  # one unit that hangs must not keep the receipts of all later ones
             free = (generation for generation, used in enumerate(self._used) if not used)
@@ -141,20 +142,20 @@ class Receipts:
         """
         assert self.incarnation is not None, "a lane that turns has recognised its broker"
         failpoint.at(Point.DRAIN_BEFORE)
-        first: list[Content] = []
+        first: list[ContentReceived] = []
         channel = await self._consume_alone(queue, upstream, first.append, prefetch=1)
         if channel is None:
             return False
         for _ in range(2):  # the channel of the broker may answer the first one before it passes on what it has got
-            await channel.call(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
+            await channel.declare(methods.QueueDeclare(queue, passive=True))
         number, marker = channel.number, _marker(self.incarnation)
         frames = methods.QueuePurge(queue).frame(number)
         if not first or first[0].body != marker:
             # It came behind what a predecessor had left, or is gone. One write: dtx cannot die between its parts.
-            if first:
-                frames += methods.BasicAck(methods.BasicDeliver.decode(first[0].method).delivery_tag).frame(number)
+            if first and isinstance(first[0].method, methods.BasicDeliver):
+                frames += methods.BasicAck(first[0].method.delivery_tag).frame(number)
             frames += messages.receipt(number, queue, marker)
-        await channel.send_raw(frames, methods.QueuePurgeOk.KEY)
+        await channel.send_raw(frames, methods.QueuePurgeOk)
         failpoint.at(Point.DRAIN_PURGED)
         await channel.close()
         failpoint.at(Point.DRAIN_AFTER)
@@ -171,9 +172,7 @@ class Receipts:
             ChannelClosed: dtx's user may not, or a queue of that name is something else.
         """
         for queue in self.queues:
-            await channel.call(
-                methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS).encode(), methods.QueueDeclareOk.KEY
-            )
+            await channel.declare(methods.QueueDeclare(queue, durable=True, arguments=_ARGUMENTS))
 
     async def renew_inherited(self, upstream: Upstream) -> None:
         """Ask for the queues of predecessors whose units are open: the broker counts that as use.
@@ -190,7 +189,7 @@ class Receipts:
         """Delete the queues of a dtx that ends, unless a receipt in them may still be needed."""
         if not self._generation:
             for queue in self.queues:
-                await channel.call(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
+                await channel.call(methods.QueueDelete(queue))
 
     async def recognise(self, upstream: Upstream) -> None:
         """Find the marker that lies in every queue, or set one: then receipts may have been lost before.
@@ -206,13 +205,10 @@ class Receipts:
             # The transaction of an earlier attempt may still be under way: two markers must not differ.
             incarnation = self._proposed = self._proposed or str(uuid4())
             failpoint.at(Point.MARKER_BEFORE)
-            channel = await OwnChannel(upstream).open()
-            await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+            channel = await OwnChannel(upstream).open(methods.TxSelect())
             frames = [messages.receipt(channel.number, queue, _marker(incarnation)) for queue in self.queues]
             commit = (methods.TxCommit().frame(channel.number),)
-            await channel.send_steps(
-                ((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), methods.TxCommitOk.KEY
-            )
+            await channel.send_steps(((frames, Point.MARKER_WRITTEN), (commit, Point.MARKER_SENT)), methods.TxCommitOk)
             failpoint.at(Point.MARKER_AFTER)
             await channel.close()
             self.incarnation, self._proposed = incarnation, None
@@ -250,8 +246,8 @@ class Receipts:
         nonces: set[UUID] = set()
         markers: list[set[str]] = []
 
-        def note(message: Content) -> None:
-            body = bytes(message.body)
+        def note(message: ContentReceived) -> None:
+            body = message.body
             nonce = messages.nonce_of(body)
             if nonce is not None:
                 nonces.add(nonce)
@@ -268,23 +264,20 @@ class Receipts:
             waiting = -1
             while waiting:
                 # What is counted after the consumer began has been delivered before the answer, or still waits.
-                _, answer, _ = await channel.call(
-                    methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY
-                )
-                waiting = methods.QueueDeclareOk.decode(answer).message_count
+                waiting = (await channel.declare(methods.QueueDeclare(queue, passive=True))).message_count
             await channel.close()  # they go back where they were
         return Scan(frozenset(nonces), frozenset(set.intersection(*markers)))
 
     async def _consume_alone(
-        self, queue: bytes, upstream: Upstream, note: Callable[[Content], None], prefetch: int = 0
+        self, queue: bytes, upstream: Upstream, note: Callable[[ContentReceived], None], prefetch: int = 0
     ) -> OwnChannel | None:
         """A channel that consumes *queue* exclusively; ``None`` while another one does."""
         channel = await OwnChannel(upstream).open()
         channel.on_delivery = note
         try:
             if prefetch:
-                await channel.call(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
-            await channel.call(methods.BasicConsume(queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
+                await channel.call(methods.BasicQos(0, prefetch))
+            await channel.call(methods.BasicConsume(queue, b"", exclusive=True))
         except ChannelClosed as closed:
             if closed.close.reply_code != _IN_USE:
                 raise

@@ -2,17 +2,17 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from urllib.parse import unquote, urlsplit
 
 import dtx
-from dtx.store.rabbitmq.upstream import Upstream, UpstreamLost, words
+from dtx.store.rabbitmq.upstream import EventHandler, Upstream, UpstreamLost, words
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import handshake, methods, tables
-from dtx.wire.amqp09.frames import Protocol
+from dtx.wire.amqp09 import events, handshake, methods, tables
+from dtx.wire.amqp09.events import EngineEvent
 
 _log = get_logger(part="service connection")
 _CAPABILITIES: Final = (
@@ -103,13 +103,12 @@ class ServiceConnection(Upstream):
         super().__init__()
         self._broker = broker
         self._name = name
-        self._step: asyncio.Future[bytes] | None = None
-        self._wanted = 0
+        self._step: asyncio.Future[Exception | None] | None = None
+        """Done when the handshake has come so far, or has failed."""
         self._agreed = methods.ConnectionTuneOk(channel_max=0, frame_max=0, heartbeat=0)
         self.server_properties = b""
         self.gone = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the connection is lost."""
-        self.handlers[0] = self
 
     async def login(self, vhost: str) -> None:
         """Connect, authenticate and open *vhost*.
@@ -129,7 +128,8 @@ class ServiceConnection(Upstream):
             LoginRefused: wrong credentials.
         """
         await self._broker.connect(self)
-        await self._within_time(self._authenticate())
+        self.engine.start()
+        await self._take_step()
 
     async def open(self, vhost: str) -> None:
         """Open *vhost*, after the login.
@@ -138,39 +138,24 @@ class ServiceConnection(Upstream):
             OSError, UpstreamLost: the broker went away.
             LoginRefused: no access to the vhost.
         """
-        agreed = self._agreed
-        self.start_heartbeats(agreed.heartbeat)
-        frames = agreed.frame(0)
-        frames += methods.ConnectionOpen(vhost.encode()).frame(0)
-        await self._within_time(self._say(frames, methods.ConnectionOpenOk.KEY))
+        self.engine.tune_ok(self._agreed, vhost.encode())
+        self.start_heartbeats()
+        await self._take_step()
 
-    async def _within_time(self, work: Awaitable[object]) -> None:
+    async def _take_step(self) -> None:
+        """Send what the engine has to say, and wait until the shell has something to say again."""
+        if self.is_lost:
+            raise UpstreamLost("the broker closed the connection")
+        self._step = asyncio.get_running_loop().create_future()
         try:
+            self.flush()
             async with asyncio.timeout(self._broker.connect_timeout):
-                await work
+                error = await self._step
+            if error is not None:
+                raise error
         except BaseException:
             self.abort("login failed")
             raise
-
-    async def _authenticate(self) -> None:
-        broker = self._broker
-        start = methods.ConnectionStart.decode(await self._say(Protocol.AMQP_0_9_1.value, methods.ConnectionStart.KEY))
-        self.server_properties = start.server_properties
-        start_ok = methods.ConnectionStartOk(
-            client_properties=self._properties(),
-            mechanism=handshake.PLAIN,
-            response=handshake.plain(broker.user.encode(), broker.password.encode()),
-            locale=b"en_US",
-        )
-        tune = methods.ConnectionTune.decode(await self._say(start_ok.frame(0), methods.ConnectionTune.KEY))
-        agreed = methods.ConnectionTuneOk(
-            channel_max=tune.channel_max or 0xFFFF,
-            frame_max=min(tune.frame_max or _FRAME_MAX, _FRAME_MAX),
-            heartbeat=broker.heartbeat,
-        )
-        self.channel_max, self.frame_max = agreed.channel_max, agreed.frame_max
-        self.splitter.max_frame = agreed.frame_max
-        self._agreed = agreed
 
     def _properties(self) -> bytes:
         capabilities = b"".join(tables.entry(name, b"t", b"\x01") for name in _CAPABILITIES)
@@ -178,40 +163,62 @@ class ServiceConnection(Upstream):
         entries = [tables.entry(key, b"S", value) for key, value in texts.items()]
         return b"".join((*entries, tables.entry(b"capabilities", b"F", capabilities)))
 
-    async def _say(self, data: bytes, wanted: int) -> bytes:
-        if self.is_lost:
-            raise UpstreamLost("the broker closed the connection")
-        self._wanted = wanted
-        self._step = asyncio.get_running_loop().create_future()
-        self.write(data)
-        return await self._step
+    # -- from the broker
 
-    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame on channel 0."""
-        payload = buffer[start + 7 : end - 1]
-        if self._step is not None and not self._step.done() and key == self._wanted:
-            self._step.set_result(payload)
-        elif key == methods.ConnectionClose.KEY:
-            close = methods.ConnectionClose.decode(payload)
-            self.write(methods.ConnectionCloseOk().frame(0))
-            self._refuse(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
-            self.abort(f"the broker closed the connection: {words(close)}")
-        elif key == methods.ConnectionBlocked.KEY:
-            self.blocked = True
-            _log.warning("the broker takes no publishes, it has an alarm (memory or disk)", connection=self._name)
-        elif key == methods.ConnectionUnblocked.KEY:
-            self.blocked = False
-            _log.info("the broker takes publishes again", connection=self._name)
+    def data_received(self, data: bytes) -> None:
+        """Octets from the broker."""
+        self.run(self._handle(data))
 
-    def _refuse(self, error: Exception) -> None:
-        if self._step is not None and not self._step.done():
-            self._step.set_exception(error)
+    def _handle(self, data: bytes) -> Iterator[None]:
+        for event in self.engine.receive(data):
+            self.handle(event)
+            yield
+        self.flush()
+        if self.engine.behind:
+            yield from self._handle(b"")
 
-    def lost(self, reason: str) -> None:
-        """As a handler of channel 0: the login cannot go on."""
-        self._refuse(UpstreamLost(reason))
+    def handle(self, event: EngineEvent) -> None:
+        """Something has happened on the connection."""
+        match event:
+            case _ if isinstance(event, events.ChannelEvent):
+                cast("EventHandler", self.handlers[event.channel]).event(event)
+            case events.FramePassed():
+                self.handlers[event.channel].frame(event.key, event.buffer, event.start, event.end)
+            case events.ServerStarted():
+                user, password = self._broker.user.encode(), self._broker.password.encode()
+                self.server_properties, response = event.start.server_properties, handshake.plain(user, password)
+                self.engine.log_in(
+                    methods.ConnectionStartOk(self._properties(), handshake.PLAIN, response, locale=b"en_US")
+                )
+            case events.TuneReceived(tune):
+                frame_max = min(tune.frame_max or _FRAME_MAX, _FRAME_MAX)
+                self._agreed = methods.ConnectionTuneOk(tune.channel_max or 0xFFFF, frame_max, self._broker.heartbeat)
+                self._go_on()
+            case events.ConnectionOpened():
+                self._go_on()
+            case events.ConnectionMethodReceived(methods.ConnectionBlocked()):
+                self.blocked = True
+                _log.warning("the broker takes no publishes, it has an alarm (memory or disk)", connection=self._name)
+            case events.ConnectionMethodReceived():
+                self.blocked = False
+                _log.info("the broker takes publishes again", connection=self._name)
+            case events.ConnectionClosing(close):
+                self._go_on(LoginRefused(f"the broker refused {self._broker}: {words(close)}", close.reply_code))
+                self.flush()
+                self.abort(f"the broker closed the connection: {words(close)}")
+            case events.ConnectionFailed(error):
+                self.flush()
+                self.abort(f"the broker sent something that is not AMQP 0-9-1: {error}")
+            case _:
+                self.abort(f"the broker said something that dtx does not expect: {type(event).__name__}")
+
+    def _go_on(self, error: Exception | None = None) -> None:
+        step, self._step = self._step, None
+        if step is not None and not step.done():
+            step.set_result(error)
 
     def on_lost(self, reason: str) -> None:
-        """Tell whoever waits for the end."""
+        """Tell whoever waits for the end, and that the login cannot go on."""
+        self._go_on(UpstreamLost(reason))
         if not self.gone.done():
             self.gone.set_result(reason)

@@ -20,13 +20,13 @@ from dtx.log.records import Unit
 from dtx.store.api import UnitOutcome
 from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import hold_lock
-from dtx.store.rabbitmq.upstream import Content, Declares, Upstream, UpstreamLost
+from dtx.store.rabbitmq.upstream import Declares, Upstream, UpstreamLost
 from dtx.store.work import Budget, Delivery
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import content, methods
-from dtx.wire.amqp09.codec import packer
+from dtx.wire.amqp09.codec import Method, packer
 from dtx.wire.amqp09.frames import BODY, HEADER, method_frame
-from dtx.wire.amqp09.methods import ChannelClose, Settle
+from dtx.wire.amqp09.methods import METHODS, ChannelClose, Settle
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="taking")
@@ -45,6 +45,10 @@ _AT_ONCE: Final = 4_096
 _Settle = Callable[[int, int, bool], bytes]
 _ack: Final = packer(methods.BasicAck)
 _nack: Final = packer(methods.BasicNack)
+_HEARD: Final = frozenset(
+    row.KEY >> 16 for row in (methods.BasicDeliver, methods.QueueDeclare, ChannelClose, methods.TxSelect)
+)
+"""Classes that the broker's answers are of which count here."""
 _DROP: Final = partial(_nack, requeue=False)
 _REQUEUE: Final = partial(_nack, requeue=True)
 
@@ -148,8 +152,8 @@ class TakingChannel:
         self.owner: Owner | None = None
         self.gone: str | None = None
         """Why the channel is no more; ``None`` while it is."""
-        self.on_message: Callable[[Delivery, Content], None] | None = None
-        """Takes deliveries as whole messages; those that are too large to be kept, too."""
+        self.on_message: Callable[[Delivery, bytes], None] | None = None
+        """Takes deliveries as whole messages, with their bodies; those that are too large to be kept, too."""
         self._max_kept = max_kept
         self._keeper = keeper
         self._kept = 0
@@ -177,7 +181,10 @@ class TakingChannel:
         """The same of each queue.declare that is not answered."""
         self._declares = Declares(upstream.exclusive)
         self._delivery: Delivery | None = None
-        self._content: Content | None = None
+        self._left: int | None = None
+        """Bytes of the message that comes in that are still to come; ``None`` where nothing of it counts."""
+        self._properties = b""
+        self._body = bytearray()
         self._whole: asyncio.Future[bytes] | None = None
         self._skip = False
         self._lock_asked = False
@@ -573,63 +580,55 @@ class TakingChannel:
         """A frame from the broker."""
         if key in (BODY, HEADER):
             self._add_content(key, buffer[start + 7 : end - 1])
-            if self._stray:
-                return
-        elif key in (methods.BasicDeliver.KEY, methods.BasicGetOk.KEY):
-            self._deliver(key, buffer[start + 7 : end - 1])
-            if self._stray:
-                return
-        elif key == methods.TxCommitOk.KEY:
-            self._committed()
-            return
-        elif (
-            key == methods.BasicConsumeOk.KEY
-            and methods.BasicConsumeOk.decode(buffer[start + 7 : end - 1]).consumer_tag == self.lock.encode()
-        ):
-            self._locked = True
-            self._flush()
-            return
-        elif key == methods.TxSelectOk.KEY and self._selecting is not None:
-            self._selecting.set_result(None)
-            self._selecting = None
-            return
-        elif key == methods.ChannelClose.KEY:
-            self._closed(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
-            return
-        elif key == methods.ChannelCloseOk.KEY:
-            self.upstream.free(self.number)
-            owner, self.owner = self.owner, None
-            self._end("closed", None)
-            if owner is not None:
-                owner.upstream_close_ok()
-            return
+            passes = not self._stray
         else:
             self._stray = False
-            self._note(key, buffer[start + 7 : end - 1])
-        if self.owner is not None:
+            passes = key >> 16 not in _HEARD or self._hear(METHODS[key].decode(buffer[start + 7 : end - 1]))
+        if passes and self.owner is not None:
             self.owner.forward(buffer, start, end)
 
-    def _note(self, key: int, payload: bytes) -> None:
-        match key:
-            case methods.BasicConsumeOk.KEY:
-                if self._consuming:
-                    self._consumers[methods.BasicConsumeOk.decode(payload).consumer_tag] = self._consuming.popleft()
-            case methods.BasicCancelOk.KEY:
-                self._end_consumer(methods.BasicCancelOk.decode(payload).consumer_tag)
-            case methods.BasicCancel.KEY:
-                tag = methods.BasicCancel.decode(payload).consumer_tag
+    def _hear(self, method: Method) -> bool:
+        """A method from the broker; whether the client hears it, too."""
+        match method:
+            case methods.BasicDeliver() | methods.BasicGetOk():
+                return self._deliver(method)
+            case methods.TxCommitOk():
+                self._committed()
+                return False
+            case methods.TxSelectOk() if self._selecting is not None:
+                self._selecting.set_result(None)
+                self._selecting = None
+                return False
+            case methods.BasicConsumeOk(consumer_tag=tag) if tag == self.lock.encode():
+                self._locked = True
+                self._flush()
+                return False
+            case methods.BasicConsumeOk(consumer_tag=tag) if self._consuming:
+                self._consumers[tag] = self._consuming.popleft()
+            case methods.BasicCancelOk(consumer_tag=tag):
+                self._end_consumer(tag)
+            case methods.BasicCancel(consumer_tag=tag):
                 if tag == self.lock.encode():
                     self.upstream.abort("its lock was deleted")  # a successor would take it for dead
                 self._end_consumer(tag)
-            case methods.BasicGetEmpty.KEY:
-                if self._getting:
-                    self._getting.popleft()
-            case methods.QueueDeclareOk.KEY:
-                name = methods.QueueDeclareOk.decode(payload).queue
+            case methods.BasicGetEmpty() if self._getting:
+                self._getting.popleft()
+            case methods.QueueDeclareOk(queue=name):
                 self._declared(name)
                 self._declares.answered(name)
+            case ChannelClose():
+                self._closed(method)
+                return False
+            case methods.ChannelCloseOk():
+                self.upstream.free(self.number)
+                owner, self.owner = self.owner, None
+                self._end("closed", None)
+                if owner is not None:
+                    owner.upstream_close_ok()
+                return False
             case _:
                 pass
+        return True
 
     def _end_consumer(self, tag: bytes) -> None:
         consumer = self._consumers.pop(tag, None)
@@ -638,36 +637,32 @@ class TakingChannel:
             if len(self._former) > _MAX_FORMER:
                 del self._former[next(iter(self._former))]
 
-    def _deliver(self, key: int, payload: bytes) -> None:
-        if key == methods.BasicDeliver.KEY:
-            deliver = methods.BasicDeliver.decode(payload)
-            tag, redelivered = deliver.delivery_tag, deliver.redelivered
-            exchange, routing_key = deliver.exchange, deliver.routing_key
-            self._stray = deliver.consumer_tag == self.lock.encode()
-            if self._stray:
-                self._content = self._delivery = None
-                return
-            consumer = self._consumers.get(deliver.consumer_tag) or self._early(deliver.consumer_tag)
-        else:
-            self._stray = False
-            got = methods.BasicGetOk.decode(payload)
-            tag, redelivered, exchange, routing_key = got.delivery_tag, got.redelivered, got.exchange, got.routing_key
+    def _deliver(self, message: methods.BasicDeliver | methods.BasicGetOk) -> bool:
+        """A message begins; whether it is the client's."""
+        if isinstance(message, methods.BasicGetOk):
             consumer = self._getting.popleft() if self._getting else _Consumer(b"", no_ack=False)
-        self._content = Content(payload)
+        else:
+            self._stray = message.consumer_tag == self.lock.encode()
+            if self._stray:
+                self._left = self._delivery = None
+                return False
+            consumer = self._consumers.get(message.consumer_tag) or self._early(message.consumer_tag)
+        self._left, self._properties, self._body = 0, b"", bytearray()
         self._delivery = None
         if not consumer.no_ack:
             self._delivery = Delivery(
                 holder=self,
-                tag=tag,
+                tag=message.delivery_tag,
                 queue=consumer.queue,
-                exchange=exchange,
-                routing_key=routing_key,
-                redelivered=redelivered,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                redelivered=message.redelivered,
                 properties=b"",
                 body=None,
                 size=0,
                 exclusive=consumer.queue in self.upstream.exclusive,
             )
+        return True
 
     def _early(self, tag: bytes) -> _Consumer:
         """A consumer that has ended; or one whose consume-ok has not been seen, which brokers send first."""
@@ -678,43 +673,40 @@ class TakingChannel:
         return _Consumer(b"", no_ack=False)
 
     def _add_content(self, key: int, payload: bytes) -> None:
-        message, delivery = self._content, self._delivery
-        if message is None:
+        delivery = self._delivery
+        if self._left is None:
             return
         if key == HEADER:
-            header = content.header(payload)
-            message.size = header.body_size
-            message.properties = header.properties
-            size = header.body_size + len(header.properties)
+            _, self._left, self._properties = content.header(payload)
+            size = self._left + len(self._properties)
             fits = self._kept + size <= self._max_kept and self._budget.has_room(size)
             self._skip = delivery is None or not fits
             if delivery is not None and fits:
                 delivery.size = size  # from now on, however long it takes to come in
                 self._kept += size
                 self._budget.charge(size)
-            left = header.body_size
         else:
-            left = message.size - len(payload)
-            message.size = left
+            self._left -= len(payload)
             if not self._skip or self.on_message is not None:
-                message.body += payload
-        if left <= 0:
-            self._content = self._delivery = None
+                self._body += payload
+        if self._left <= 0:
+            self._left = self._delivery = None
+            body, self._body = bytes(self._body), bytearray()
             if delivery is not None:
-                self._arrived(delivery, message)
+                self._arrived(delivery, body)
             self._is_whole()
 
-    def _arrived(self, delivery: Delivery, message: Content) -> None:
-        delivery.stream = messages.from_stream(message.properties)
+    def _arrived(self, delivery: Delivery, body: bytes) -> None:
+        delivery.stream = messages.from_stream(self._properties)
         if not self._skip or self.on_message is not None:
-            delivery.properties = message.properties
+            delivery.properties = self._properties
         if not self._skip:
-            delivery.body = bytes(message.body)
+            delivery.body = body
         self._open[delivery.tag] = delivery
         if self.owner is None:
             self._give_back([delivery])
         elif self.on_message is not None:
-            self.on_message(delivery, message)
+            self.on_message(delivery, body)
 
     # -- the end
 

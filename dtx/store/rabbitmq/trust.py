@@ -140,7 +140,7 @@ class Trust:
         if await management.has_queue(self._vhost, lock):
             return False
         try:
-            await control.call(methods.QueueDeclare(lock.encode(), passive=True).encode(), methods.QueueDeclareOk.KEY)
+            await control.declare(methods.QueueDeclare(lock.encode(), passive=True))
         except ChannelClosed as closed:
             # Without it a successor would believe that nothing of this connection can happen any more.
             control.upstream.abort(f"its lock is gone: {closed}")

@@ -1,30 +1,35 @@
 """A connection to the broker, and channels on it that dtx itself uses.
 
 The connection does not care who authenticated: a client's upstream connection and dtx's own one share all of this.
-Channels have handlers; frames of channels without one are the proxy's to pass on.
+Channels have handlers; frames of channels without one are the proxy's to pass on. The protocol is the engine's: here
+are the socket, its timer, and who waits for what.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, cast
 
 from dtx import failpoint
 from dtx.failpoint import Point
-from dtx.store.rabbitmq.pulse import Pulse
 from dtx.store.slices import Slices
 from dtx.telemetry import get_logger
-from dtx.wire.amqp09 import content, methods
+from dtx.wire.amqp09 import events, methods
+from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.errors import WireError
-from dtx.wire.amqp09.frames import BODY, HEADER, HEARTBEAT, HEARTBEAT_FRAME, Frame, FrameSplitter, method_frame
+from dtx.wire.amqp09.events import ChannelEvent, ContentReceived, MethodReceived
 from dtx.wire.amqp09.methods import ChannelClose
+from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.xa.codes import ReplyCode, XaError
 
 _log = get_logger(part="upstream")
-_Octets = TypeVar("_Octets", bytes, int)
 Step = tuple[Sequence[bytes], Point]
 """Whole frames, and the failpoint at which they are sent."""
+Answer = MethodReceived | ContentReceived
 
 _MOST_EXCLUSIVE: Final = 10_000
 """Exclusive queues that one connection remembers."""
@@ -126,11 +131,9 @@ class Upstream(asyncio.BaseProtocol):
     """One connection to the broker."""
 
     def __init__(self) -> None:
+        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
         self.handlers: dict[int, Handler] = {}
         self.used: set[int] = {0}
-        self.splitter = FrameSplitter(0, MOST_AT_ONCE)
-        self.frame_max = 0
-        self.channel_max = 0xFFFF
         self.blocked = False
         self.lock = ""
         """Name of the exclusive queue that shows, as long as it is there, that this connection may still act."""
@@ -143,7 +146,7 @@ class Upstream(asyncio.BaseProtocol):
         """Channels that both sides have closed at once: the broker's close is confirmed behind its own close-ok."""
         self._unread_for: set[object] = set()
         """Why nothing is read."""
-        self._pulse = Pulse(lambda: self.write(HEARTBEAT_FRAME), lambda: self.abort("the broker missed its heartbeats"))
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- asyncio.Protocol, but no subclass of it: to those uvloop hands copies, whatever buffer they offer
 
@@ -152,28 +155,16 @@ class Upstream(asyncio.BaseProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not registered as that
         self._transport.set_write_buffer_limits(high=MOST_UNSENT, low=MOST_UNSENT // 4)
 
-    def data_received(self, data: bytes) -> None:
-        """Octets from the broker."""
-        self._received(self.splitter.feed, data)
-
     def eof_received(self) -> bool:
         """The broker has closed its side: so does dtx."""
         return False
 
-    def _received(self, split: Callable[[_Octets], tuple[bytes, list[Frame]]], octets: _Octets) -> None:
-        """Octets from the broker, which *split* makes frames of; more are read when these are handled."""
-        self._pulse.read = True
-        self._slices.run(self._handle(split, octets))
+    def run(self, work: Iterator[None]) -> None:
+        """Handle what was read, in slices; more is read when that is done."""
+        self._slices.run(work)
         if self._slices.busy:
             self.pause_reading(self._slices)
             self._slices.then(lambda: self.resume_reading(self._slices))
-
-    def _handle(self, split: Callable[[_Octets], tuple[bytes, list[Frame]]], octets: _Octets) -> Iterator[None]:
-        buffer, frames = split(octets)
-        while frames:
-            yield from self.frames(buffer, frames)
-            yield
-            buffer, frames = self.splitter.more()
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, WireError):
@@ -181,15 +172,6 @@ class Upstream(asyncio.BaseProtocol):
         else:
             _log.error("upstream connection failed", exc_info=error)
             self.abort("internal error")
-
-    def frames(self, buffer: bytes, frames: Sequence[Frame]) -> Iterator[None]:
-        """Hand frames to their handlers, and yield often."""
-        handlers = self.handlers
-        for key, channel, start, end in frames:
-            handler = handlers.get(channel)
-            if handler is not None and key != HEARTBEAT:
-                handler.frame(key, buffer, start, end)
-                yield
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: what it has brought comes first."""
@@ -200,7 +182,9 @@ class Upstream(asyncio.BaseProtocol):
         if self.is_lost:
             return
         self.is_lost = True
-        self._pulse.stop()
+        self.engine.end()
+        if self._timer is not None:
+            self._timer.cancel()
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:
@@ -214,9 +198,8 @@ class Upstream(asyncio.BaseProtocol):
 
     def write(self, data: bytes | memoryview) -> None:
         """Send whole frames; what is written to a lost connection is gone with it."""
-        self._pulse.wrote = True
-        if self._transport is not None and not self.is_lost:
-            self._transport.write(data)
+        self.engine.send_raw(data)
+        self.flush()
 
     def write_steps(self, *steps: Step) -> None:
         """Send whole frames as one, though a failpoint may stand behind each step: a socket may take a part of them."""
@@ -226,6 +209,12 @@ class Upstream(asyncio.BaseProtocol):
                 failpoint.at(point)
         else:
             self.write(b"".join([frame for frames, _ in steps for frame in frames]))
+
+    def flush(self) -> None:
+        """Send what the engine has to send."""
+        for piece in self.engine.data_to_send():
+            if self._transport is not None and not self.is_lost:
+                self._transport.write(piece)
 
     def abort(self, reason: str) -> None:
         """End the connection at once, because of something that should not be."""
@@ -242,27 +231,36 @@ class Upstream(asyncio.BaseProtocol):
     def close(self) -> None:
         """End the connection: connection.close, without waiting for the answer."""
         if self._transport is not None and not self.is_lost:
-            self.write(methods.ConnectionClose(200, b"bye").frame(0))
+            self.engine.close(methods.ConnectionClose(200, b"bye").frame(0))
+            self.flush()
             self._transport.close()
 
     def pause_reading(self, reason: object) -> None:
         """Read no more from the broker until *reason* is resumed: whoever takes its frames is slow."""
         self._unread_for.add(reason)
-        if not self._pulse.paused and self._transport is not None:
-            self._pulse.paused = True
+        if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self, reason: object) -> None:
         """*reason* does not hold any more."""
+        if reason not in self._unread_for:
+            return
         self._unread_for.discard(reason)
-        if self._pulse.paused and not self._unread_for and self._transport is not None and not self.is_lost:
-            self._pulse.paused = False
-            self._pulse.read = True
+        if not self._unread_for and self._transport is not None and not self.is_lost:
+            self.engine.excuse()
             self._transport.resume_reading()
 
-    def start_heartbeats(self, interval: int) -> None:
-        """Send and demand a sign of life every *interval* seconds."""
-        self._pulse.start(interval)
+    def start_heartbeats(self) -> None:
+        """Send and demand signs of life, as was agreed."""
+        loop = asyncio.get_running_loop()
+        if self._unread_for:
+            self.engine.excuse()
+        at, silent = self.engine.tick(loop.time())
+        self.flush()
+        if silent:
+            self.abort("the broker missed its heartbeats")
+        elif at is not None:
+            self._timer = loop.call_at(at, self.start_heartbeats)
 
     @property
     def kept_free(self) -> int:
@@ -278,18 +276,19 @@ class Upstream(asyncio.BaseProtocol):
         Raises:
             XaError: 506, all numbers are in use, or kept free.
         """
-        if preferred is not None and preferred not in self.used and preferred <= self.channel_max:
+        most = self.engine.agreed.channel_max
+        if preferred is not None and preferred not in self.used and preferred <= most:
             self.used.add(preferred)
             return preferred
-        left = self.channel_max + 1 - len(self.used)  # 0 is always in use
+        left = most + 1 - len(self.used)  # 0 is always in use
         enough = preferred is not None or left > self.kept_free
-        for number in range(self.channel_max, 0, -1):
+        for number in range(most, 0, -1):
             if enough and number not in self.used:
                 self.used.add(number)
                 return number
         raise XaError(
             ReplyCode.RESOURCE_ERROR,
-            f"all {self.channel_max} channels of the connection to the broker are in use or promised to its client "
+            f"all {most} channels of the connection to the broker are in use or promised to its client "
             "(a selected channel needs two, and a connection that selects two more)",
         )
 
@@ -297,7 +296,7 @@ class Upstream(asyncio.BaseProtocol):
         """The broker has closed a channel before it has read dtx's own close, which it still confirms.
 
         Its close is confirmed when that has come, by :meth:`free`: RabbitMQ ends a channel at close-ok, and with it
-        what it has not written yet.
+        what it has not written yet. On channels of the engine, that sees to it.
         """
         self._crossed.add(number)
 
@@ -308,30 +307,41 @@ class Upstream(asyncio.BaseProtocol):
             self.write(methods.ChannelCloseOk().frame(number))
         self.handlers.pop(number, None)
         self.used.discard(number)
+        with suppress(KeyError):  # it has ended there by itself, or was passed by
+            self.engine.channel(number).end()
 
 
-class Content:
-    """A message that comes in: method, header and body frames put together."""
+class EventHandler(ABC):
+    """Owner of a channel on which the engine makes events of frames.
 
-    __slots__ = ("body", "method", "properties", "size")
+    Args:
+        upstream: the connection.
+        engine: the channel's.
+    """
 
-    def __init__(self, method: bytes) -> None:
-        self.method = method
-        self.properties = b""
-        self.size = -1
-        self.body = bytearray()
+    def __init__(self, upstream: Upstream, engine: ChannelEngine) -> None:
+        self.upstream = upstream
+        self.engine = engine
+        self.number = engine.number
+        upstream.handlers[engine.number] = self
 
-    def add(self, key: int, payload: bytes) -> bool:
-        """Add a frame; returns whether the message is complete."""
-        if key == HEADER:
-            header = content.header(payload)
-            self.size, self.properties = header.body_size, header.properties
-        elif key == BODY:
-            self.body += payload
-        return self.size >= 0 and len(self.body) >= self.size
+    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
+        """A frame on a connection that a proxy cuts into frames."""
+        event = self.engine.receive(key, buffer, start, end)
+        if isinstance(event, ChannelEvent):
+            self.event(event)
+        self.upstream.flush()
+
+    @abstractmethod
+    def event(self, event: ChannelEvent) -> None:
+        """What the broker has said on the channel."""
+
+    @abstractmethod
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
 
 
-class OwnChannel:
+class OwnChannel(EventHandler):
     """A channel that dtx itself uses: requests are answered in order, so answers are matched by it.
 
     Args:
@@ -339,108 +349,95 @@ class OwnChannel:
     """
 
     def __init__(self, upstream: Upstream) -> None:
-        self.upstream = upstream
-        self.number = upstream.allocate()
+        super().__init__(upstream, upstream.engine.open_channel(upstream.allocate()))
         self.closed: BaseException | None = None
-        self.returned: list[Content] = []
+        self.returned: list[ContentReceived] = []
         """Messages that the broker sent back since this was last emptied."""
-        self.on_delivery: Callable[[Content], None] | None = None
+        self.on_delivery: Callable[[ContentReceived], None] | None = None
         """Takes the messages of consumers on this channel."""
-        self._waiting: deque[tuple[tuple[int, ...], asyncio.Future[tuple[int, bytes, Content | None]]]] = deque()
-        self._content: Content | None = None
-        self._closing = False
-        upstream.handlers[self.number] = self
+        self._waiting: deque[tuple[tuple[type[Method | ChannelEvent], ...], asyncio.Future[Any]]] = deque()
 
     @property
     def busy(self) -> bool:
         """Whether an answer is still to come."""
         return bool(self._waiting)
 
-    async def open(self) -> "OwnChannel":
-        """channel.open; returns the channel itself."""
-        await self.call(methods.ChannelOpen().encode(), methods.ChannelOpenOk.KEY)
+    async def open(self, mode: Method | None = None) -> "OwnChannel":
+        """channel.open, and *mode*, which is tx.select or confirm.select; returns the channel itself."""
+        opened = self._expect(events.ChannelOpened)
+        self.upstream.flush()
+        await opened
+        if mode is not None:
+            await self.call(mode)
         return self
 
-    def send(self, payload: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
-        """Send a method; the future gets the answer, which is one of *answers*."""
-        return self.send_raw(method_frame(self.number, payload), *answers)
-
-    def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
-        """Send whole frames for this channel; the future gets the answer to the last one.
+    def send_raw(self, frames: bytes, *answers: type[Method]) -> "asyncio.Future[Answer]":
+        """Send whole frames for this channel; the future gets the answer to the last one, which is one of *answers*.
 
         The future raises ChannelClosed or UpstreamLost.
         """
-        future = self._expect(answers)
+        future = self._expect(*answers)
         if not future.done():
             self.upstream.write(frames)
         return future
 
-    def send_steps(self, steps: Sequence[Step], *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
+    def send_steps(self, steps: Sequence[Step], *answers: type[Method]) -> "asyncio.Future[Answer]":
         """As :meth:`send_raw`, with a failpoint behind each step."""
-        future = self._expect(answers)
+        future = self._expect(*answers)
         if not future.done():
             self.upstream.write_steps(*steps)
         return future
 
-    def _expect(self, answers: tuple[int, ...]) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
-        future: asyncio.Future[tuple[int, bytes, Content | None]] = asyncio.get_running_loop().create_future()
+    def _expect(self, *answers: type[Method | ChannelEvent]) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.closed is not None or self.upstream.is_lost:
             future.set_exception(self.closed or UpstreamLost("the connection to the broker is gone"))
         else:
             self._waiting.append((answers, future))
         return future
 
-    async def call(self, payload: bytes, *answers: int) -> tuple[int, bytes, Content | None]:
+    async def call(self, request: Method) -> Answer:
         """Send a method and wait for its answer.
-
-        Returns:
-            Key and payload of the answer, and the message that came with it.
 
         Raises:
             ChannelClosed, UpstreamLost.
         """
-        return await self.send(payload, *answers)
+        assert request.ANSWER is not None, request.NAME
+        return await self.send_raw(request.frame(self.number), request.ANSWER)
 
-    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the broker."""
-        payload = buffer[start + 7 : end - 1]
-        if key in (HEADER, BODY):
-            if self._content is not None and self._content.add(key, payload):
-                self._complete(self._content)
-        elif key in methods.CONTENT:
-            self._content = Content(payload)
-        elif key == methods.ChannelClose.KEY:
-            if self._closing:
-                self.upstream.crossed(self.number)
-            else:
-                self.upstream.write(methods.ChannelCloseOk().frame(self.number))
+    async def declare(self, declare: methods.QueueDeclare) -> methods.QueueDeclareOk:
+        """Declare a queue, or ask for one, and wait for the answer; raises as :meth:`call`."""
+        answer = (await self.call(declare)).method
+        assert isinstance(answer, methods.QueueDeclareOk)
+        return answer
+
+    def event(self, event: ChannelEvent) -> None:
+        """What the broker has said on the channel."""
+        match event:
+            case ContentReceived(method=methods.BasicReturn()):
+                self.returned.append(event)
+            case ContentReceived(method=methods.BasicDeliver()):
+                if self.on_delivery is not None:
+                    self.on_delivery(event)
+            case MethodReceived(method=methods.BasicCancel()):
+                self.upstream.abort("a queue of dtx's own was deleted")
+            case ContentReceived() | MethodReceived():
+                self._answer(event.method, event)
+            case events.ChannelClosing():
                 self.upstream.free(self.number)
-            self._fail(ChannelClosed(methods.ChannelClose.decode(payload)))
-        elif key == methods.BasicCancel.KEY:
-            self.upstream.abort("a queue of dtx's own was deleted")
-        elif key == methods.ChannelCloseOk.KEY:
-            self.upstream.free(self.number)
-            self._answer(key, payload, None)
-            self._fail(UpstreamLost("the channel was closed"))
-        else:
-            self._answer(key, payload, None)
+                self._fail(ChannelClosed(event.close))
+            case events.ChannelClosed():
+                self.upstream.free(self.number)
+                self._answer(event, event)
+                self._fail(UpstreamLost("the channel was closed"))
+            case _:
+                self._answer(event, event)
 
-    def _complete(self, message: Content) -> None:
-        self._content = None
-        key = int.from_bytes(message.method[:4], "big")
-        if key == methods.BasicReturn.KEY:
-            self.returned.append(message)
-        elif key == methods.BasicDeliver.KEY:
-            if self.on_delivery is not None:
-                self.on_delivery(message)
-        else:
-            self._answer(key, message.method, message)
-
-    def _answer(self, key: int, payload: bytes, message: Content | None) -> None:
-        if self._waiting and key in self._waiting[0][0]:
+    def _answer(self, what: Method | ChannelEvent, event: ChannelEvent) -> None:
+        if self._waiting and isinstance(what, self._waiting[0][0]):
             _, future = self._waiting.popleft()
             if not future.done():
-                future.set_result((key, payload, message))
+                future.set_result(event)
 
     def _fail(self, error: BaseException) -> None:
         if self.closed is None:
@@ -458,5 +455,7 @@ class OwnChannel:
     async def close(self) -> None:
         """channel.close; unacknowledged messages go back to their queues."""
         if self.closed is None:
-            self._closing = True
-            await self.call(methods.ChannelClose(200, b"done").encode(), methods.ChannelCloseOk.KEY)
+            closed = self._expect(events.ChannelClosed)
+            self.engine.close(ChannelClose(200, b"done").frame(self.number))
+            self.upstream.flush()
+            await closed

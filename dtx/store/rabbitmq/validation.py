@@ -10,8 +10,10 @@ from collections import OrderedDict, deque
 from typing import Final
 
 from dtx.store.rabbitmq import messages
-from dtx.store.rabbitmq.upstream import Upstream
+from dtx.store.rabbitmq.upstream import EventHandler, Upstream
 from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09.channel import ChannelEngine
+from dtx.wire.amqp09.events import ChannelClosing, ChannelEvent, MethodReceived
 from dtx.wire.amqp09.methods import IMMEDIATE, BasicPublish, ChannelClose
 
 _FRESH: Final = 10.0
@@ -29,21 +31,19 @@ class Judgement(asyncio.Future[ChannelClose | None]):
     """``None`` when the broker would take the publish, else its words; cancelled when the connection is lost."""
 
 
-class Validator:
+class Validator(EventHandler):
     """The side channel of one client connection.
 
     Args:
         upstream: the client's connection to the broker.
-        number: of a channel that is open and in tx mode.
+        engine: of a channel that is open and in tx mode.
     """
 
-    def __init__(self, upstream: Upstream, number: int) -> None:
-        self._upstream = upstream
-        self._number = number
+    def __init__(self, upstream: Upstream, engine: ChannelEngine) -> None:
+        super().__init__(upstream, engine)
         self._waiting: deque[tuple[_Key, bytes, Judgement]] = deque()
         self._good: OrderedDict[_Key, float] = OrderedDict()
         self._opening = False
-        upstream.handlers[number] = self
 
     def judge(self, publish: BasicPublish, raw: bytes) -> Judgement | None:
         """Ask what the broker thinks of a publish.
@@ -64,49 +64,43 @@ class Validator:
         if until is not None and until > loop.time():
             return None
         judgement = Judgement(loop=loop)
-        self._ask(
-            key, messages.probe(self._number, publish.exchange, publish.routing_key, publish.flags, raw), judgement
-        )
-        return judgement
-
-    def _ask(self, key: _Key, frames: bytes, judgement: Judgement) -> None:
+        frames = messages.probe(self.number, publish.exchange, publish.routing_key, publish.flags, raw)
         self._waiting.append((key, frames, judgement))
         if not self._opening:
-            self._upstream.write(frames)
+            self.upstream.write(frames)
+        return judgement
 
-    def frame(self, key: int, buffer: bytes, start: int, end: int) -> None:
-        """A frame from the broker."""
-        if key == methods.TxRollbackOk.KEY:
-            if self._waiting:
+    def event(self, event: ChannelEvent) -> None:
+        """What the broker has said on the channel."""
+        match event:
+            case MethodReceived(method=methods.TxRollbackOk()) if self._waiting:
                 good, _, judgement = self._waiting.popleft()
                 self._good[good] = asyncio.get_running_loop().time() + _FRESH
                 self._good.move_to_end(good)
                 while len(self._good) > _CACHE:
                     self._good.popitem(last=False)
-                _settle(judgement, None)
-        elif key == methods.ChannelClose.KEY:
-            self._refused(methods.ChannelClose.decode(buffer[start + 7 : end - 1]))
-        elif key == methods.TxSelectOk.KEY:
-            self._opening = False
-            self._upstream.write(b"".join(frames for _, frames, _ in self._waiting))
+                if not judgement.done():
+                    judgement.set_result(None)
+            case MethodReceived(method=methods.TxSelectOk()):
+                self._opening = False
+                self.upstream.write(b"".join(frames for _, frames, _ in self._waiting))
+            case ChannelClosing():
+                self._refused(event.close)
+            case _:
+                pass
 
     def _refused(self, close: ChannelClose) -> None:
         """The channel is closed by the first publish that waits; the others are asked again on a new one."""
-        number = self._number
-        opening = (methods.ChannelCloseOk(), methods.ChannelOpen(), methods.TxSelect())
         self._opening = True
-        self._upstream.write(b"".join(method.frame(number) for method in opening))
+        self.engine = self.upstream.engine.open_channel(self.number)
+        self.upstream.write(methods.TxSelect().frame(self.number))
         if self._waiting:
             _, _, judgement = self._waiting.popleft()
-            _settle(judgement, close)
+            if not judgement.done():
+                judgement.set_result(close)
 
     def lost(self, reason: str) -> None:  # noqa: ARG002
         """The connection is gone."""
         for _, _, judgement in self._waiting:
             judgement.cancel()
         self._waiting.clear()
-
-
-def _settle(judgement: Judgement, verdict: ChannelClose | None) -> None:
-    if not judgement.done():
-        judgement.set_result(verdict)

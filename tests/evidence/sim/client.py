@@ -2,27 +2,27 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import ChannelClosed, Content, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import methods, properties, tables
-from dtx.wire.amqp09.frames import OVERHEAD, body_frames, header_frame
+from dtx.wire.amqp09.codec import Method
+from dtx.wire.amqp09.events import ContentReceived
+from dtx.wire.amqp09.frames import body_frames, header_frame
 from dtx.wire.amqp09.methods import (
     DtxCommit,
     DtxEnd,
     DtxForget,
-    DtxForgetOk,
     DtxGetTimeout,
     DtxGetTimeoutOk,
     DtxPrepare,
+    DtxPrepareOk,
     DtxRecover,
     DtxRecoverOk,
     DtxRollback,
     DtxSelect,
-    DtxSelectOk,
     DtxSetTimeout,
-    DtxSetTimeoutOk,
     DtxStart,
 )
 from dtx.wire.amqp09.recovery import split_xids
@@ -48,7 +48,6 @@ class _Connection(ServiceConnection):
         """Agree on the size of a frame, and open *vhost*."""
         if self._most:
             self._agreed = replace(self._agreed, frame_max=self._most)
-            self.frame_max = self._most
         await super().open(vhost)
 
 
@@ -103,7 +102,7 @@ class Client:
         async with asyncio.timeout(PATIENCE):
             self._channel = await OwnChannel(self._connection).open()
         if select:
-            await self.ask(int(DtxSelect.KEY).to_bytes(4, "big"), DtxSelectOk.KEY)
+            await self.ask(DtxSelect())
 
     @property
     def is_open(self) -> bool:
@@ -126,91 +125,88 @@ class Client:
         if connection is not None:
             connection.end("the client closes it")
 
-    async def ask(self, payload: bytes, *answers: int) -> tuple[int, bytes, Content | None]:
+    async def ask(self, request: Method) -> Method:
         """A request and its answer.
 
         Raises:
             GONE: there is none.
         """
         async with asyncio.timeout(PATIENCE):
-            return await self.channel.call(payload, *answers)
+            return (await self.channel.call(request)).method
 
     # -- dtx
 
     async def start(self, xid: Xid, *, join: bool = False, resume: bool = False) -> XaFlag:
         """dtx-demarcation.start."""
-        return await self._flag(DtxStart.KEY, xid, bytes((join | resume << 1,)))
+        return await self._flag(DtxStart(xid=xid, join=join, resume=resume))
 
     async def end(self, xid: Xid, *, fail: bool = False, suspend: bool = False) -> XaFlag:
         """dtx-demarcation.end."""
-        return await self._flag(DtxEnd.KEY, xid, bytes((fail | suspend << 1,)))
+        return await self._flag(DtxEnd(xid=xid, fail=fail, suspend=suspend))
 
     async def prepare(self, xid: Xid) -> XaFlag:
         """dtx-coordination.prepare."""
-        return await self._flag(DtxPrepare.KEY, xid)
+        return await self._flag(DtxPrepare(xid=xid))
 
     async def commit(self, xid: Xid, *, one_phase: bool = False) -> XaFlag:
         """dtx-coordination.commit."""
-        return await self._flag(DtxCommit.KEY, xid, bytes((one_phase,)))
+        return await self._flag(DtxCommit(xid=xid, one_phase=one_phase))
 
     async def rollback(self, xid: Xid) -> XaFlag:
         """dtx-coordination.rollback."""
-        return await self._flag(DtxRollback.KEY, xid)
+        return await self._flag(DtxRollback(xid=xid))
 
     async def forget(self, xid: Xid) -> None:
         """dtx-coordination.forget."""
-        payload = DtxForget.HEAD + b"\0\0" + tables.put_long(xid.to_wire())
-        await self.ask(payload, DtxForgetOk.KEY)
+        await self.ask(DtxForget(xid=xid))
 
     async def set_timeout(self, xid: Xid, seconds: int) -> None:
         """dtx-coordination.set-timeout."""
-        await self.ask(DtxSetTimeout(xid=xid, timeout=seconds).encode(), DtxSetTimeoutOk.KEY)
+        await self.ask(DtxSetTimeout(xid=xid, timeout=seconds))
 
     async def get_timeout(self, xid: Xid) -> int:
         """dtx-coordination.get-timeout, seconds."""
-        _, answer, _ = await self.ask(DtxGetTimeout(xid=xid).encode(), DtxGetTimeoutOk.KEY)
-        return int.from_bytes(answer[4:8], "big")
+        return cast("DtxGetTimeoutOk", await self.ask(DtxGetTimeout(xid=xid))).timeout
 
-    async def _flag(self, key: int, xid: Xid, rest: bytes = b"") -> XaFlag:
-        payload = key.to_bytes(4, "big") + b"\0\0" + tables.put_long(xid.to_wire()) + rest
-        _, answer, _ = await self.ask(payload, key + 1)
-        return XaFlag(int.from_bytes(answer[4:6], "big"))
+    async def _flag(self, request: Method) -> XaFlag:
+        return XaFlag(cast("DtxPrepareOk", await self.ask(request)).flags)
 
     async def recover(self, *, start: bool = True, end: bool = True) -> list[Xid]:
         """dtx-coordination.recover: a batch of a scan, by default of one that this call starts and ends."""
-        call = DtxRecover(startscan=start, endscan=end).encode()
-        _, answer, _ = await self.ask(call, DtxRecoverOk.KEY)
-        assert not self._frame_max or len(answer) + OVERHEAD <= self._frame_max, f"a frame of {len(answer)} octets"
-        table, _ = tables.long_string(answer, 4)
-        (xids,) = (entry.value for entry in tables.entries(table))
+        answer = await self.ask(DtxRecover(startscan=start, endscan=end))
+        size = len(answer.frame(1))
+        assert not self._frame_max or size <= self._frame_max, f"a frame of {size} octets"
+        (xids,) = (entry.value for entry in tables.entries(cast("DtxRecoverOk", answer).xids))
         return [Xid.from_wire(wire) for wire in split_xids(xids)]
 
     # -- messages
 
     async def declare(self, queue: bytes) -> None:
         """A durable queue."""
-        await self.ask(methods.QueueDeclare(queue, durable=True).encode(), methods.QueueDeclareOk.KEY)
+        await self.ask(methods.QueueDeclare(queue, durable=True))
 
     async def get(self, queue: bytes) -> tuple[int, bytes] | None:
         """Tag and body of the next message, if there is one."""
-        key, payload, message = await self.ask(
-            methods.BasicGet(queue).encode(), methods.BasicGetOk.KEY, methods.BasicGetEmpty.KEY
-        )
-        if key == methods.BasicGetEmpty.KEY or message is None:
-            return None
-        return methods.BasicGetOk.decode(payload).delivery_tag, bytes(message.body)
+        get = methods.BasicGet(queue).frame(self.channel.number)
+        async with asyncio.timeout(PATIENCE):
+            answer = await self.channel.send_raw(get, methods.BasicGetOk, methods.BasicGetEmpty)
+        match answer:
+            case ContentReceived(method=methods.BasicGetOk(delivery_tag=tag), body=body):
+                return tag, body
+            case _:
+                return None
 
     async def consume(self, queue: bytes, prefetch: int) -> None:
         """Have messages delivered."""
-        await self.ask(methods.BasicQos(0, prefetch).encode(), methods.BasicQosOk.KEY)
+        await self.ask(methods.BasicQos(0, prefetch))
 
-        def arrived(message: Content) -> None:
-            tag = methods.BasicDeliver.decode(message.method).delivery_tag
-            self.deliveries.append((tag, bytes(message.body), queue))
+        def arrived(message: ContentReceived) -> None:
+            tag = cast("methods.BasicDeliver", message.method).delivery_tag
+            self.deliveries.append((tag, message.body, queue))
             self._arrived.set()
 
         self.channel.on_delivery = arrived
-        await self.ask(methods.BasicConsume(queue, b"").encode(), methods.BasicConsumeOk.KEY)
+        await self.ask(methods.BasicConsume(queue, b""))
 
     async def delivered(self, seconds: float) -> None:
         """Wait for a delivery, so long at most."""

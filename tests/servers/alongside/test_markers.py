@@ -13,8 +13,9 @@ from dtx.store.rabbitmq import messages
 from dtx.store.rabbitmq.identity import CLASSIC, GENERATIONS, Identity, consumers_of, receipt_queues, stem_of
 from dtx.store.rabbitmq.receipts import Receipts
 from dtx.store.rabbitmq.service import Broker, ServiceConnection
-from dtx.store.rabbitmq.upstream import Content, OwnChannel, UpstreamLost
+from dtx.store.rabbitmq.upstream import Answer, OwnChannel, UpstreamLost
 from dtx.wire.amqp09 import methods, tables
+from dtx.wire.amqp09.codec import Method
 from tests.support.branches import new_identity
 from tests.support.rabbitmq import RabbitNode
 
@@ -24,13 +25,11 @@ class Purging(OwnChannel):
 
     purged: asyncio.Event
 
-    def send_raw(self, frames: bytes, *answers: int) -> "asyncio.Future[tuple[int, bytes, Content | None]]":
+    def send_raw(self, frames: bytes, *answers: type[Method]) -> "asyncio.Future[Answer]":
         future = super().send_raw(frames, *answers)
-        return asyncio.ensure_future(self._stop(future)) if methods.QueuePurgeOk.KEY in answers else future
+        return asyncio.ensure_future(self._stop(future)) if methods.QueuePurgeOk in answers else future
 
-    async def _stop(
-        self, future: "asyncio.Future[tuple[int, bytes, Content | None]]"
-    ) -> tuple[int, bytes, Content | None]:
+    async def _stop(self, future: "asyncio.Future[Answer]") -> Answer:
         answer = await future
         self.purged.set()
         await asyncio.shield(cast("ServiceConnection", self.upstream).gone)
@@ -58,14 +57,14 @@ async def leave(receipts: Receipts, channel: OwnChannel) -> Unit:
     """A unit that happened, and left its receipt; the log has it."""
     unit = Unit(number=0, lock="", nonce=uuid4(), incarnation=receipts.incarnation)
     frames = messages.receipt(channel.number, receipts.use(unit), messages.receipt_body(uuid4(), unit))
-    await channel.send_raw(frames + commit(channel), methods.TxCommitOk.KEY)
+    await channel.send_raw(frames + commit(channel), methods.TxCommitOk)
     receipts.logged(unit)
     return unit
 
 
 async def tx(connection: ServiceConnection) -> OwnChannel:
     channel = await OwnChannel(connection).open()
-    await channel.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+    await channel.call(methods.TxSelect())
     return channel
 
 
@@ -114,7 +113,7 @@ async def test_what_another_connection_looks_at_is_purged_later(rabbitmq: Rabbit
     other = await connected(rabbitmq)
     for queue in receipts.queues:
         channel = await OwnChannel(other).open()
-        await channel.call(methods.BasicConsume(queue, b"", exclusive=True).encode(), methods.BasicConsumeOk.KEY)
+        await channel.call(methods.BasicConsume(queue, b"", exclusive=True))
     await turn_on(receipts, control)
     other.end("it has seen all")
     async with asyncio.timeout(30):
@@ -172,13 +171,11 @@ async def test_receipts_of_a_predecessor_are_read_and_deleted_when_the_log_has_t
     control, units = await OwnChannel(connection).open(), await tx(connection)
     unit = Unit(number=0, lock=lock, nonce=uuid4(), incarnation="theirs")
     for queue in receipt_queues(stem_of(lock)):
-        await control.call(
-            methods.QueueDeclare(queue, durable=True, arguments=CLASSIC).encode(), methods.QueueDeclareOk.KEY
-        )
+        await control.call(methods.QueueDeclare(queue, durable=True, arguments=CLASSIC))
         left = messages.receipt(units.number, queue, b"marker:theirs")
-        await units.send_raw(left + commit(units), methods.TxCommitOk.KEY)
+        await units.send_raw(left + commit(units), methods.TxCommitOk)
     left = messages.receipt(units.number, queue, messages.receipt_body(uuid4(), unit))
-    await units.send_raw(left + commit(units), methods.TxCommitOk.KEY)
+    await units.send_raw(left + commit(units), methods.TxCommitOk)
 
     receipts = await made(connection, identity)
     receipts.expect(unit)

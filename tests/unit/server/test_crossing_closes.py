@@ -25,12 +25,18 @@ class Rig:
     def __init__(self) -> None:
         self.written = b""
         self.upstream = Upstream()
+        self.upstream.engine.adopt(methods.ConnectionTuneOk(100, 4096, 0))
         transport: Any = SimpleNamespace(set_write_buffer_limits=lambda **_: None, write=self._write)
         self.upstream.connection_made(transport)
         self.number = self.upstream.allocate()
 
     def _write(self, data: bytes) -> None:
         self.written += data
+
+    def forget(self) -> None:
+        """What was written so far does not matter."""
+        self.upstream.flush()
+        self.written = b""
 
     @property
     def keys(self) -> list[int]:
@@ -64,12 +70,15 @@ def passed_through(rig: Rig) -> None:
 
 
 def confirming(rig: Rig) -> None:
-    ConfirmChannel(rig.upstream, rig.number, b"", cast("Any", None)).close(nothing)
+    channel = rig.upstream.engine.open_channel(rig.number)
+    rig.forget()
+    ConfirmChannel(rig.upstream, channel, b"", cast("Any", None)).close(nothing)
 
 
 def of_dtx_itself(rig: Rig) -> None:
     rig.upstream.free(rig.number)  # it takes one itself, the same
     channel = OwnChannel(rig.upstream)
+    rig.forget()
     closing = asyncio.ensure_future(channel.close())
     closing.add_done_callback(lambda _: closing.exception())
 

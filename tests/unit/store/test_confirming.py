@@ -8,9 +8,11 @@ import pytest
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import body_frames, header_frame, method_frame
 from dtx.wire.amqp09.methods import ChannelClose
 from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.wire.amqp09.tables import entry
 
 CHANNEL = 3
@@ -19,15 +21,20 @@ CHANNEL = 3
 class Broker:
     """The upstream connection, and what the broker says on it."""
 
-    frame_max, is_lost = 0, False
+    is_lost = False
 
     def __init__(self) -> None:
+        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self.engine.adopt(methods.ConnectionTuneOk(100, 4096, 0))
+        self.channel = self.engine.open_channel(CHANNEL)
+        list(self.engine.receive(methods.ChannelOpenOk().frame(CHANNEL)))
+        self.engine.data_to_send()
         self.handlers: dict[int, Any] = {}
         self.sent: list[bytes] = []
         self.freed = self.aborted = False
 
-    def write(self, data: bytes) -> None:
-        self.sent.append(data)
+    def flush(self) -> None:
+        self.sent += map(bytes, self.engine.data_to_send())
 
     def free(self, number: int) -> None:
         del self.handlers[number]
@@ -88,7 +95,7 @@ def owner() -> Owner:
 @pytest.fixture
 def channel(broker: Broker, owner: Owner) -> ConfirmChannel:
     upstream: Any = broker
-    return ConfirmChannel(upstream, CHANNEL, b"x-kept-", owner)
+    return ConfirmChannel(upstream, broker.channel, b"x-kept-", owner)
 
 
 def test_numbers_are_those_of_the_messages_in_their_order(

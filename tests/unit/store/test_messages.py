@@ -11,9 +11,9 @@ from dtx.wire.amqp09.frames import FrameSplitter
 from tests.support.branches import a_consume, a_publish
 
 
-def headers(frames: list[bytes]) -> dict[str, object]:
-    """Of the first message."""
-    buffer, ((_, _, start, end), *_) = FrameSplitter(0).feed(frames[1])
+def headers(message: bytes) -> dict[str, object]:
+    """Of a message."""
+    buffer, (_, (_, _, start, end), *_) = FrameSplitter(0).feed(message)
     view = properties.read(buffer[start + 7 + 12 : end - 1])
     table = b"".join(entry.raw for entry in view.headers)
     return pika.data.decode_table(len(table).to_bytes(4, "big") + table, 0)[0] or {}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from functools import reduce
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -333,3 +333,20 @@ async def test_a_unit_is_in_doubt_where_the_broker_closes_its_channel_at_the_com
     assert await outcome is expected
     assert (upstream.aborted is not None) == (expected is None)
     assert lost == ["a branch"]
+
+
+def test_a_message_that_comes_back_behind_one_for_the_lock_is_the_clients() -> None:
+    """Nobody but dtx consumes from the lock; what somebody has published to it is not passed on."""
+    upstream, taking = consuming(max_kept=1000)
+    upstream.lock = "dtx.lock"
+    passed: list[bytes] = []
+    taking.owner = cast("Any", SimpleNamespace(forward=lambda buffer, start, end: passed.append(buffer[start:end])))
+    header = header_frame(1, 60, 0, EMPTY)
+    returned = methods.BasicReturn(312, b"NO_ROUTE", b"", b"gone").frame(1)
+    for key, frame in (
+        *delivery(b"dtx.lock", 1),
+        (methods.BasicReturn.KEY, returned),
+        (HEADER, header),
+    ):
+        taking.frame(key, frame, 0, len(frame))
+    assert passed == [returned, header]

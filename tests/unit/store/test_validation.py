@@ -8,9 +8,11 @@ import pytest
 from dtx.store.rabbitmq import validation
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.wire.amqp09 import methods, properties
+from dtx.wire.amqp09.connection import ConnectionEngine
 from dtx.wire.amqp09.frames import method_frame
 from dtx.wire.amqp09.methods import IMMEDIATE, MANDATORY, BasicPublish, ChannelClose
 from dtx.wire.amqp09.properties import Property
+from dtx.wire.amqp09.settings import End, EngineSettings
 from dtx.wire.amqp09.tables import entry
 
 CHANNEL = 7
@@ -27,11 +29,21 @@ class Broker:
     """The upstream connection, and what the broker says on it."""
 
     def __init__(self) -> None:
+        self.engine = ConnectionEngine(EngineSettings(), End.CLIENT)
+        self.engine.adopt(methods.ConnectionTuneOk(100, 4096, 0))
+        self.channel = self.engine.open_channel(CHANNEL)
         self.handlers: dict[int, Any] = {}
         self.asked = 0
 
+    def begin(self) -> None:
+        """The channel is open."""
+        list(self.engine.receive(methods.ChannelOpenOk().frame(CHANNEL)))
+
     def write(self, data: bytes) -> None:
         self.asked += data.count(methods.TxRollback().frame(CHANNEL))
+
+    def flush(self) -> None:
+        """What the engine sends by itself does not matter."""
 
     def _say(self, payload: bytes) -> None:
         frame = method_frame(CHANNEL, payload)
@@ -44,6 +56,7 @@ class Broker:
         self._say(methods.ChannelClose(code, b"no").encode())
 
     def reopen(self) -> None:
+        self._say(methods.ChannelOpenOk().encode())
         self._say(methods.TxSelectOk().encode())
 
 
@@ -54,7 +67,8 @@ def broker() -> Broker:
 
 @pytest.fixture
 async def validator(broker: Broker) -> Validator:
-    return Validator(cast("Any", broker), CHANNEL)
+    broker.begin()
+    return Validator(cast("Any", broker), broker.channel)
 
 
 class Clock:

@@ -16,6 +16,7 @@ from dtx.server.amqp10.mapping import KEPT, Content
 from dtx.server.amqp10.nodes import Sender, amqp_error
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.confirming import ConfirmChannel, Fate
+from dtx.store.rabbitmq.upstream import OwnChannel
 from dtx.store.rabbitmq.validation import Judgement
 from dtx.store.work import HeldPublish
 from dtx.wire.amqp09.methods import ChannelClose
@@ -48,14 +49,14 @@ class BrokerDestination:
 
     Args:
         broker: of the connection.
-        number: of a channel that is open and in confirm mode.
+        channel: is open and in confirm mode.
         shown: see :class:`~dtx.server.amqp10.nodes.Destination`.
         made: the queue that goes with the link.
         gone: called when nothing of the link is under way any more.
     """
 
     def __init__(
-        self, broker: BrokerAccess, number: int, shown: str | None, made: bytes | None, gone: Callable[[], None]
+        self, broker: BrokerAccess, channel: OwnChannel, shown: str | None, made: bytes | None, gone: Callable[[], None]
     ) -> None:
         self.shown = shown
         self._broker = broker
@@ -65,7 +66,7 @@ class BrokerDestination:
         self._line: deque[_Waiting] = deque()
         self._octets = 0
         self._closing = False
-        self._channel = ConfirmChannel(broker.upstream, number, KEPT, self)
+        self._channel = ConfirmChannel(broker.upstream, channel.engine, KEPT, self)
 
     def begin(self, sender: Sender) -> None:
         """See :class:`~dtx.server.amqp10.nodes.Destination`."""
@@ -73,7 +74,7 @@ class BrokerDestination:
 
     def address(self, address: Address, subject: str | None, content: Content) -> HeldPublish:
         """See :class:`~dtx.server.amqp10.nodes.Destination`; the broker judges it later."""
-        if len(content.properties) + _FRAME > self._broker.upstream.frame_max:
+        if len(content.properties) + _FRAME > self._broker.upstream.engine.agreed.frame_max:
             raise AmqpError(
                 Condition.MESSAGE_SIZE_EXCEEDED, f"{len(content.properties)} octets beside the body of a message"
             )

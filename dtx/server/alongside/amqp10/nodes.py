@@ -107,14 +107,13 @@ class BrokerNodes:
             raise AmqpError(Condition.NOT_FOUND, f"vhost {vhost} not found")
         try:
             await self.upstream.open(vhost)
-            side = await OwnChannel(self.upstream).open()
-            await side.call(methods.TxSelect().encode(), methods.TxSelectOk.KEY)
+            side = await OwnChannel(self.upstream).open(methods.TxSelect())
         except LoginRefused as error:
             missing = "not found" in str(error)
             raise AmqpError(Condition.NOT_FOUND if missing else Condition.UNAUTHORIZED_ACCESS, str(error)) from error
         except (OSError, UpstreamLost, ChannelClosed) as error:
             raise broker_gone(error) from error
-        validator = Validator(self.upstream, side.number)
+        validator = Validator(self.upstream, side.engine)
         self._broker = BrokerAccess(self.store, self._metrics, self.home, self.upstream, validator)
         self._running = True
         return Who(user, vhost)
@@ -165,14 +164,13 @@ class BrokerNodes:
                 address = QueueAddress(made)
             if address is not None:
                 await self._broker.check_target(address)
-            channel = await OwnChannel(self.upstream).open()
-            await channel.call(methods.ConfirmSelect().encode(), methods.ConfirmSelectOk.KEY)
+            channel = await OwnChannel(self.upstream).open(methods.ConfirmSelect())
         except ChannelClosed as closed:
             raise broker_error(closed.close) from closed
         except UpstreamLost as error:
             raise broker_gone(error) from error
         shown = None if made is None else of_queue(made)
-        return BrokerDestination(self._broker, channel.number, shown, made, self._go_if_done)
+        return BrokerDestination(self._broker, channel, shown, made, self._go_if_done)
 
     def origin(
         self, address: Address | None, *, dynamic: bool, filters: dict[str, Any] | None
@@ -202,6 +200,7 @@ class BrokerNodes:
                 else:
                     shown = of_queue(queue)
             channel = await OwnChannel(self.upstream).open()
+            channel.engine.passes = True
             taking = TakingChannel(self.upstream, channel.number, self._max_kept, self.home.budget, queue, self)
             await taking.start_tx()
             if is_stream:

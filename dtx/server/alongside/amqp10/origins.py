@@ -35,7 +35,6 @@ from dtx.server.amqp10.values import to_field
 from dtx.store.rabbitmq import capture
 from dtx.store.rabbitmq.taking import TakingChannel
 from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
-from dtx.store.rabbitmq.upstream import Content as Incoming
 from dtx.store.work import Decided, Delivery, HeldWork
 from dtx.telemetry import get_logger
 from dtx.wire.amqp09 import methods, properties, tables
@@ -89,7 +88,7 @@ class Reader(ABC):
         """What the client and the broker have said in one read, all together."""
 
     @abstractmethod
-    def _arrived(self, delivery: Delivery, message: Incoming) -> None:
+    def _arrived(self, delivery: Delivery, body: bytes) -> None:
         """A message has come."""
 
     # -- the consumer
@@ -325,7 +324,7 @@ class BrokerOrigin(Reader):
 
     # -- messages
 
-    def _arrived(self, delivery: Delivery, message: Incoming) -> None:
+    def _arrived(self, delivery: Delivery, body: bytes) -> None:
         if self._phase is _QueuePhase.CLOSED:  # its consumer is about to go
             self._taking.nack((delivery,), requeue=True)
             return
@@ -335,7 +334,6 @@ class BrokerOrigin(Reader):
         else:
             self._room -= 1
             self._from[delivery.tag] = self._consumer
-        body = delivery.body if delivery.body is not None else bytes(message.body)
         handed = Handed(
             Content(delivery.properties, body), delivery.exchange, delivery.routing_key, delivery.redelivered
         )
@@ -588,7 +586,7 @@ class StreamOrigin(Reader):
 
     # -- messages
 
-    def _arrived(self, delivery: Delivery, _message: Incoming) -> None:
+    def _arrived(self, delivery: Delivery, _body: bytes) -> None:
         if self._lost or self._phase is _StreamPhase.CLOSED:
             self._taking.ack((delivery,))
             return

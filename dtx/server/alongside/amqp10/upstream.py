@@ -14,6 +14,7 @@ from dtx.store.rabbitmq.upstream import ChannelClosed, OwnChannel, UpstreamLost,
 from dtx.store.rabbitmq.validation import Judgement, Validator
 from dtx.telemetry import Metrics, get_logger
 from dtx.wire.amqp09 import methods, properties, tables
+from dtx.wire.amqp09.codec import Method
 from dtx.wire.amqp09.methods import BasicPublish, ChannelClose
 from dtx.wire.amqp10.errors import AmqpError, Condition
 from dtx.xa.codes import ReplyCode, XaError
@@ -157,7 +158,7 @@ class BrokerAccess:
         return self._known.get(queue, 0.0) > asyncio.get_running_loop().time()
 
     async def _find_exchange(self, exchange: bytes) -> None:
-        await self._ask(methods.ExchangeDeclare(exchange, b"", passive=True).encode(), methods.ExchangeDeclareOk.KEY)
+        await self._ask(methods.ExchangeDeclare(exchange, b"", passive=True))
 
     async def find_queue(self, queue: bytes) -> None:
         """Ask for a queue.
@@ -165,7 +166,7 @@ class BrokerAccess:
         Raises:
             ChannelClosed: it is not there, or another connection's own.
         """
-        await self._ask(methods.QueueDeclare(queue, passive=True).encode(), methods.QueueDeclareOk.KEY)
+        await self._ask(methods.QueueDeclare(queue, passive=True))
 
     async def find_target(self, queue: bytes) -> None:
         """Refuse a queue that is not there; anybody may publish to another connection's own.
@@ -232,9 +233,9 @@ class BrokerAccess:
         self._streams.pop(queue, None)
 
     async def _refuses_for_want_of_prefetch(self, queue: bytes) -> bool:
-        impossible = methods.BasicConsume(queue, b"type", arguments=tables.entry(STREAM_OFFSET, b"S", b"next")).encode()
+        impossible = methods.BasicConsume(queue, b"type", arguments=tables.entry(STREAM_OFFSET, b"S", b"next"))
         try:
-            await self._ask(impossible, methods.BasicConsumeOk.KEY)
+            await self._ask(impossible)
         except ChannelClosed as closed:
             if closed.close.reply_code == ReplyCode.ACCESS_REFUSED:
                 raise  # then it does not matter
@@ -248,10 +249,7 @@ class BrokerAccess:
         It does not delete itself: a link without credit has no consumer, and its messages are to wait.
         """
         found = subscription(address, filters, await self._kind(address))
-        await self._ask(
-            methods.QueueBind(queue, address.name, found.key, arguments=found.arguments).encode(),
-            methods.QueueBindOk.KEY,
-        )
+        await self._ask(methods.QueueBind(queue, address.name, found.key, arguments=found.arguments))
         return found.filters
 
     async def _kind(self, address: ExchangeAddress) -> str | None:
@@ -278,11 +276,8 @@ class BrokerAccess:
     async def new_queue(self) -> bytes:
         """The queue of a dynamic node: it is the connection's own, and goes with it at the latest."""
         channel = await OwnChannel(self.upstream).open()
-        _, payload, _ = await channel.call(
-            methods.QueueDeclare(b"", exclusive=True).encode(), methods.QueueDeclareOk.KEY
-        )
+        queue = (await channel.declare(methods.QueueDeclare(b"", exclusive=True))).queue
         await channel.close()
-        queue = methods.QueueDeclareOk.decode(payload).queue
         self.upstream.exclusive.add(queue)
         return queue
 
@@ -293,11 +288,11 @@ class BrokerAccess:
 
     async def _drop_queue(self, queue: bytes) -> None:
         try:
-            await self._ask(methods.QueueDelete(queue).encode(), methods.QueueDeleteOk.KEY)
+            await self._ask(methods.QueueDelete(queue))
         except (ChannelClosed, UpstreamLost, XaError) as error:
             _log.debug("queue not deleted", connection=self.home.id, queue=queue, reason=str(error))
 
-    async def _ask(self, payload: bytes, answer: int) -> None:
+    async def _ask(self, request: Method) -> None:
         channel = await OwnChannel(self.upstream).open()
-        await channel.call(payload, answer)
+        await channel.call(request)
         await channel.close()

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dtx.server.alongside.amqp10.origins import BrokerOrigin
 from dtx.server.amqp10.nodes import Handed
-from dtx.store.rabbitmq.upstream import Content
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import methods
 from dtx.wire.amqp09.frames import method_frame
@@ -101,7 +100,7 @@ class Broker:
         self._tag += 1
         self._of[self._tag] = consumer
         delivery = Delivery(self.owner, self._tag, b"q", b"", b"q", False, EMPTY, b"x", 1)
-        self.on_message(delivery, Content(b""))
+        self.on_message(delivery, b"")
 
     def _say(self, payload: bytes) -> None:
         frame = method_frame(1, payload)

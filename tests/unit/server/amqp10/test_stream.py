@@ -9,7 +9,7 @@ import pytest
 from dtx.server.alongside.amqp10.origins import StreamOrigin
 from dtx.server.alongside.amqp10.upstream import STREAM_OFFSET
 from dtx.server.amqp10.nodes import Handed
-from dtx.store.rabbitmq.upstream import ChannelClosed, Content, UpstreamLost
+from dtx.store.rabbitmq.upstream import ChannelClosed, UpstreamLost
 from dtx.store.work import Delivery
 from dtx.wire.amqp09 import methods, properties, tables
 from dtx.wire.amqp09.frames import method_frame
@@ -47,7 +47,7 @@ class Channel:
 
     def send(self, tag: int, body: bytes | None, raw: bytes = properties.EMPTY) -> None:
         """A message; ``None`` where there is no memory for it."""
-        self.on_message(Delivery(self.owner, tag, b"s", b"", b"s", False, raw, body, 1), Content(b""))
+        self.on_message(Delivery(self.owner, tag, b"s", b"", b"s", False, raw, body, 1), b"")
 
 
 class World:
