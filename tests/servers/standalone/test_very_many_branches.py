@@ -65,9 +65,11 @@ def states(operator: Operator) -> dict[str, int]:
 def test_very_many_branches_time_out_lose_their_client_and_are_forgotten(database: str, xids: list[Xid]) -> None:
     """All at about the same time; the log of dtx has a line for each of the first two."""
     options = (*ADMIN, "--default-timeout", str(SECONDS), "--tombstone-ttl", "5")
-    with WatchedService(database=database, options=options) as service:
+    with (
+        WatchedService(database=database, options=options) as service,
+        Peer(service.url(), patience=PATIENCE) as peer,
+    ):
         operator = Operator(service.admin_url)
-        peer = Peer(service.url(), patience=PATIENCE)
         peer.log_in()
         peer.open(1)
         ask(peer, methods.DtxSelect().encode(), methods.DtxSelectOk.KEY)
